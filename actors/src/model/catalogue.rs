@@ -1,0 +1,101 @@
+//! What a server offers, kept as it was sent: every field, `_meta` and unknown ones too.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// A server's tools, in the order in which it lists them.
+#[derive(Debug, Clone, Default)]
+pub struct Catalogue {
+    /// The tools.
+    pub tools: Vec<Tool>,
+}
+
+/// One tool.
+#[derive(Debug, Clone)]
+pub struct Tool {
+    /// The name by which its server knows it.
+    pub name: Box<str>,
+    /// The whole definition, as sent.
+    pub raw: Box<RawValue>,
+    /// Estimated tokens in a model's context: characters of name, description and input schema, divided by 4.
+    pub tokens: usize,
+    /// Annotated read-only or idempotent: a call that may have been carried out may be repeated.
+    pub repeatable: bool,
+}
+
+#[derive(Deserialize)]
+struct Known {
+    name: String,
+    #[serde(default)]
+    description: Option<String>,
+    #[serde(default, rename = "inputSchema")]
+    input_schema: Option<Box<RawValue>>,
+    #[serde(default)]
+    annotations: Option<Annotations>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Annotations {
+    read_only_hint: Option<bool>,
+    idempotent_hint: Option<bool>,
+}
+
+impl Tool {
+    /// Reads what the satellite needs of a definition and keeps the whole; an error for one without a name.
+    pub fn parse(raw: Box<RawValue>) -> Result<Self, serde_json::Error> {
+        let known: Known = serde_json::from_str(raw.get())?;
+        let annotations = known.annotations.unwrap_or_default();
+        let characters = known.name.chars().count()
+            + known.description.map_or(0, |text| text.chars().count())
+            + known.input_schema.map_or(0, |schema| schema.get().chars().count());
+        Ok(Self {
+            name: known.name.into(),
+            raw,
+            tokens: characters / 4,
+            repeatable: annotations.read_only_hint == Some(true) || annotations.idempotent_hint == Some(true),
+        })
+    }
+}
+
+/// How one catalogue differs from the one before it. A tool whose definition changed is in both lists.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// Names that are new or newly defined.
+    pub added: Vec<String>,
+    /// Names that are gone or whose old definition is gone.
+    pub removed: Vec<String>,
+}
+
+impl Difference {
+    /// Whether nothing differs.
+    pub fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty()
+    }
+}
+
+impl Catalogue {
+    /// Estimated tokens of all tools.
+    pub fn total_tokens(&self) -> usize {
+        self.tools.iter().map(|tool| tool.tokens).sum()
+    }
+
+    /// A tool by the name its server gives it.
+    pub fn tool(&self, name: &str) -> Option<&Tool> {
+        self.tools.iter().find(|tool| &*tool.name == name)
+    }
+
+    /// What this catalogue has and `before` had not, and the reverse.
+    pub fn difference(&self, before: &Self) -> Difference {
+        let index = |catalogue: &Self| -> BTreeMap<String, String> {
+            catalogue.tools.iter().map(|tool| (tool.name.to_string(), tool.raw.get().to_owned())).collect()
+        };
+        let (old, new) = (index(before), index(self));
+        let missing_in = |from: &BTreeMap<String, String>, other: &BTreeMap<String, String>| {
+            from.iter().filter(|(name, raw)| other.get(*name) != Some(*raw)).map(|(name, _)| name.clone()).collect()
+        };
+        Difference { added: missing_in(&new, &old), removed: missing_in(&old, &new) }
+    }
+}

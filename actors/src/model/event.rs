@@ -1,0 +1,425 @@
+//! What is told to the outside: one enum, past tense. A snapshot test pins the JSON of each and reads it back.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::ids::{InstallationId, Slug, TeamId, UserId};
+use super::spec::InstanceSpec;
+use super::status::Status;
+
+/// An event as it is stored and sent: `{seq, timestamp, type, data}`. `seq` counts up by one, also across restarts of
+/// the satellite, so that a reader can see a gap.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Envelope {
+    /// Given by the batcher on receipt.
+    pub seq: u64,
+    /// When it happened: RFC 3339, milliseconds, UTC.
+    #[serde(with = "rfc3339")]
+    pub timestamp: Timestamp,
+    /// `type` and `data`.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// RFC 3339 with exactly three digits of a second, as every timestamp of ours is written.
+pub mod rfc3339 {
+    use jiff::Timestamp;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// `2026-11-21T06:33:00.000Z`
+    pub fn serialize<S: Serializer>(timestamp: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{timestamp:.3}"))
+    }
+
+    /// Any RFC 3339 timestamp.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Which instance an event is about. On every instance event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    /// What is installed.
+    pub installation_id: InstallationId,
+    /// The team.
+    pub team_id: TeamId,
+    /// The user.
+    pub user_id: UserId,
+    /// The instance's name.
+    pub process_id: Arc<str>,
+    /// The server's name for people.
+    pub server_slug: Slug,
+}
+
+impl From<&InstanceSpec> for Subject {
+    fn from(spec: &InstanceSpec) -> Self {
+        Self {
+            installation_id: spec.id.installation.clone(),
+            team_id: spec.id.team.clone(),
+            user_id: spec.id.user.clone(),
+            process_id: spec.name.clone(),
+            server_slug: spec.server.clone(),
+        }
+    }
+}
+
+/// Why a process was stopped on request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopKind {
+    /// A person asked, for a stop or a restart.
+    Manual,
+    /// The installation is gone.
+    Uninstall,
+    /// Its configuration changed.
+    Config,
+    /// The satellite is ending.
+    Shutdown,
+}
+
+/// Why a process was started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RestartReason {
+    /// It crashed.
+    Crash,
+    /// It exited with code 0, unasked.
+    Exit,
+    /// It was alive and answered nothing.
+    Unresponsive,
+    /// A person asked.
+    Manual,
+    /// Its configuration changed.
+    Config,
+}
+
+/// One line of a server's log.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// `debug`, `info`, `warn` or `error`.
+    pub level: LogLevel,
+    /// The line, with the instance's secrets masked.
+    pub message: String,
+    /// What else is known: `{"source": "stderr"}`.
+    pub metadata: Value,
+    /// When it was read.
+    #[serde(with = "rfc3339")]
+    pub timestamp: Timestamp,
+}
+
+/// See [`LogLine::level`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogLevel {
+    /// As told by the server.
+    Debug,
+    /// The default for stderr.
+    Info,
+    /// A line with "warn".
+    Warn,
+    /// A line with "error".
+    Error,
+}
+
+impl LogLevel {
+    /// The level inferred from a stderr line: "error" → error, "warn" → warn, else info.
+    pub fn infer(line: &str) -> Self {
+        let has = |word: &str| line.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word.as_bytes()));
+        if has("error") {
+            Self::Error
+        } else if has("warn") {
+            Self::Warn
+        } else {
+            Self::Info
+        }
+    }
+}
+
+/// One request as logged.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RequestLine {
+    /// The tool.
+    pub tool_name: String,
+    /// Its arguments.
+    pub tool_params: Value,
+    /// Its result.
+    pub tool_response: Value,
+    /// Milliseconds from the request to the answer.
+    pub response_time_ms: u64,
+    /// Whether it was answered without an error.
+    pub success: bool,
+    /// What went wrong.
+    pub error_message: Option<String>,
+    /// When it was asked.
+    #[serde(with = "rfc3339")]
+    pub timestamp: Timestamp,
+}
+
+/// Everything that is told. Those of remote instances, clients and configuration reloads have their wire form here
+/// already; durations are in the unit that the field's name ends with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", content = "data")]
+#[expect(missing_docs, reason = "fields and types are those of the specification's table of events, by name")]
+pub enum Event {
+    #[serde(rename = "mcp.server.status_changed")]
+    StatusChanged {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        status: Status,
+        status_message: Option<String>,
+    },
+    #[serde(rename = "mcp.server.started")]
+    Started {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        pid: Option<u32>,
+        transport: String,
+        tool_count: usize,
+        spawn_duration_ms: u64,
+    },
+    #[serde(rename = "mcp.server.stopped")]
+    Stopped {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        kind: StopKind,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        forced: bool,
+    },
+    #[serde(rename = "mcp.server.exited")]
+    Exited {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        forced: bool,
+        uptime_seconds: u64,
+        will_restart: bool,
+    },
+    #[serde(rename = "mcp.server.crashed")]
+    Crashed {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        reason: String,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        uptime_seconds: u64,
+        crash_count: usize,
+        will_restart: bool,
+    },
+    #[serde(rename = "mcp.server.restarted")]
+    Restarted {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        old_pid: Option<u32>,
+        new_pid: Option<u32>,
+        restart_reason: RestartReason,
+        attempt_number: usize,
+    },
+    #[serde(rename = "mcp.server.permanently_failed")]
+    PermanentlyFailed {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        total_crashes: usize,
+        last_error: String,
+        message: String,
+        #[serde(with = "rfc3339")]
+        failed_at: Timestamp,
+    },
+    #[serde(rename = "mcp.server.dormant")]
+    Dormant {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        pid: Option<u32>,
+        idle_duration_seconds: u64,
+        #[serde(with = "rfc3339")]
+        last_activity_at: Timestamp,
+    },
+    #[serde(rename = "mcp.server.respawned")]
+    Respawned {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        pid: Option<u32>,
+        dormant_duration_seconds: u64,
+        respawn_duration_ms: u64,
+    },
+    #[serde(rename = "mcp.server.disconnected")]
+    Disconnected {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        was_intentional: bool,
+    },
+    #[serde(rename = "mcp.server.reconnecting")]
+    Reconnecting {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        attempt: u32,
+        next_retry_ms: u64,
+    },
+    #[serde(rename = "mcp.server.reconnected")]
+    Reconnected {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        capabilities: Value,
+        attempts_taken: u32,
+    },
+    #[serde(rename = "mcp.server.health_degraded")]
+    HealthDegraded {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        consecutive_failures: u32,
+        last_error: String,
+    },
+    #[serde(rename = "mcp.server.health_restored")]
+    HealthRestored {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        consecutive_failures: u32,
+        last_error: Option<String>,
+    },
+    #[serde(rename = "mcp.server.logs")]
+    ServerLogs {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        logs: Vec<LogLine>,
+    },
+    #[serde(rename = "mcp.request.logs")]
+    RequestLogs {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        requests: Vec<RequestLine>,
+    },
+    #[serde(rename = "mcp.tool.executed")]
+    ToolExecuted {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        tool_name: String,
+        duration_ms: u64,
+        success: bool,
+        error_message: Option<String>,
+    },
+    #[serde(rename = "mcp.tools.discovered")]
+    ToolsDiscovered {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        tool_count: usize,
+        total_tokens: usize,
+        tools: Vec<String>,
+    },
+    #[serde(rename = "mcp.tools.updated")]
+    ToolsUpdated {
+        #[serde(flatten)]
+        of: Arc<Subject>,
+        added_tools: Vec<String>,
+        removed_tools: Vec<String>,
+        total_tools: usize,
+    },
+    #[serde(rename = "mcp.client.connected")]
+    ClientConnected {
+        team_id: TeamId,
+        user_id: UserId,
+        session_id: String,
+        client_type: String,
+        user_agent: Option<String>,
+        transport: String,
+    },
+    #[serde(rename = "mcp.client.disconnected")]
+    ClientDisconnected {
+        team_id: TeamId,
+        user_id: UserId,
+        session_id: String,
+        duration: u64,
+        tool_execution_count: u64,
+        reason: String,
+    },
+    /// Over the team's budget of unwanted exits its spawns go one at a time, until its window holds less again.
+    #[serde(rename = "mcp.team.throttled")]
+    TeamThrottled { team_id: TeamId, exits_in_window: usize, window_seconds: u64 },
+    /// The team's spawns go as usual again.
+    #[serde(rename = "mcp.team.unthrottled")]
+    TeamUnthrottled { team_id: TeamId, exits_in_window: usize, window_seconds: u64 },
+    #[serde(rename = "config.refreshed")]
+    ConfigRefreshed {
+        config_hash: String,
+        server_count: usize,
+        teams_count: usize,
+        change_detected: bool,
+        fetch_duration_ms: u64,
+    },
+    #[serde(rename = "config.error")]
+    ConfigError { error_type: String, error_message: String, status_code: Option<u16>, retry_in: Option<u64> },
+    /// The queue was over its limit: the events from `from_seq` to `to_seq`, both included, are gone.
+    #[serde(rename = "events.dropped")]
+    EventsDropped { from_seq: u64, to_seq: u64 },
+}
+
+impl Event {
+    /// The instance that the event is about.
+    pub fn subject(&self) -> Option<&Subject> {
+        match self {
+            Self::StatusChanged { of, .. }
+            | Self::Started { of, .. }
+            | Self::Stopped { of, .. }
+            | Self::Exited { of, .. }
+            | Self::Crashed { of, .. }
+            | Self::Restarted { of, .. }
+            | Self::PermanentlyFailed { of, .. }
+            | Self::Dormant { of, .. }
+            | Self::Respawned { of, .. }
+            | Self::Disconnected { of, .. }
+            | Self::Reconnecting { of, .. }
+            | Self::Reconnected { of, .. }
+            | Self::HealthDegraded { of, .. }
+            | Self::HealthRestored { of, .. }
+            | Self::ServerLogs { of, .. }
+            | Self::RequestLogs { of, .. }
+            | Self::ToolExecuted { of, .. }
+            | Self::ToolsDiscovered { of, .. }
+            | Self::ToolsUpdated { of, .. } => Some(of),
+            Self::ClientConnected { .. }
+            | Self::ClientDisconnected { .. }
+            | Self::TeamThrottled { .. }
+            | Self::TeamUnthrottled { .. }
+            | Self::ConfigRefreshed { .. }
+            | Self::ConfigError { .. }
+            | Self::EventsDropped { .. } => None,
+        }
+    }
+
+    /// The name on the wire.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::StatusChanged { .. } => "mcp.server.status_changed",
+            Self::Started { .. } => "mcp.server.started",
+            Self::Stopped { .. } => "mcp.server.stopped",
+            Self::Exited { .. } => "mcp.server.exited",
+            Self::Crashed { .. } => "mcp.server.crashed",
+            Self::Restarted { .. } => "mcp.server.restarted",
+            Self::PermanentlyFailed { .. } => "mcp.server.permanently_failed",
+            Self::Dormant { .. } => "mcp.server.dormant",
+            Self::Respawned { .. } => "mcp.server.respawned",
+            Self::Disconnected { .. } => "mcp.server.disconnected",
+            Self::Reconnecting { .. } => "mcp.server.reconnecting",
+            Self::Reconnected { .. } => "mcp.server.reconnected",
+            Self::HealthDegraded { .. } => "mcp.server.health_degraded",
+            Self::HealthRestored { .. } => "mcp.server.health_restored",
+            Self::ServerLogs { .. } => "mcp.server.logs",
+            Self::RequestLogs { .. } => "mcp.request.logs",
+            Self::ToolExecuted { .. } => "mcp.tool.executed",
+            Self::ToolsDiscovered { .. } => "mcp.tools.discovered",
+            Self::ToolsUpdated { .. } => "mcp.tools.updated",
+            Self::ClientConnected { .. } => "mcp.client.connected",
+            Self::ClientDisconnected { .. } => "mcp.client.disconnected",
+            Self::TeamThrottled { .. } => "mcp.team.throttled",
+            Self::TeamUnthrottled { .. } => "mcp.team.unthrottled",
+            Self::ConfigRefreshed { .. } => "config.refreshed",
+            Self::ConfigError { .. } => "config.error",
+            Self::EventsDropped { .. } => "events.dropped",
+        }
+    }
+}

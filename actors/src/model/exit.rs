@@ -1,0 +1,193 @@
+//! How a run ended, and what became of a call.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::status::Status;
+
+/// Why a run ended, as its worker tells its team's supervisor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerExit {
+    /// The decisive cause.
+    pub cause: ExitCause,
+    /// The process's exit code, where it ended by one.
+    pub code: Option<i32>,
+    /// The signal that ended the process.
+    pub signal: Option<i32>,
+    /// Whether it had to be killed after its grace.
+    pub forced: bool,
+    /// From `initialized` to the end; `None` if the handshake was never done (such a run counts as 0 s).
+    pub ran: Option<Duration>,
+    /// Its process id.
+    pub pid: Option<u32>,
+}
+
+/// See [`WorkerExit::cause`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExitCause {
+    /// It was asked to stop.
+    Asked,
+    /// The process ended by itself; code and signal say how.
+    Exited,
+    /// It could not be started: the OS reason and the command's name.
+    Spawn(String),
+    /// The handshake failed, and why.
+    Handshake(String),
+    /// The wire broke: a line over the limit, stdout closed, a read error.
+    Wire(String),
+    /// Alive, and answering nothing.
+    Unresponsive,
+    /// The worker's own code panicked, and how.
+    Panicked(String),
+}
+
+impl WorkerExit {
+    /// An exit for a cause that is not the process's own.
+    pub fn because(cause: ExitCause) -> Self {
+        Self { cause, code: None, signal: None, forced: false, ran: None, pid: None }
+    }
+
+    /// Whether this is a crash. An unasked exit with code 0 is an exit, not a crash.
+    pub fn is_crash(&self) -> bool {
+        match self.cause {
+            ExitCause::Asked => false,
+            ExitCause::Exited => self.code != Some(0),
+            ExitCause::Spawn(_)
+            | ExitCause::Handshake(_)
+            | ExitCause::Wire(_)
+            | ExitCause::Unresponsive
+            | ExitCause::Panicked(_) => true,
+        }
+    }
+
+    /// What happened, in a few words for a status message: `exited with code 1`, `killed by SIGKILL`.
+    pub fn reason(&self) -> String {
+        match &self.cause {
+            ExitCause::Asked => "stopped".to_owned(),
+            ExitCause::Exited => self.how_it_ended(),
+            ExitCause::Spawn(why) => why.clone(),
+            ExitCause::Handshake(why) => format!("handshake failed: {why}"),
+            ExitCause::Wire(why) => format!("connection broken: {why}"),
+            ExitCause::Unresponsive => "unresponsive".to_owned(),
+            ExitCause::Panicked(how) => format!("worker panicked: {how}"),
+        }
+    }
+
+    /// `exited with code 1`, `killed by SIGKILL`, or `ended` where neither is known.
+    pub fn how_it_ended(&self) -> String {
+        match (self.code, self.signal) {
+            (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
+            (Some(code), None) => format!("exited with code {code}"),
+            (None, None) => "ended".to_owned(),
+        }
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    match signal {
+        1 => "SIGHUP".into(),
+        2 => "SIGINT".into(),
+        3 => "SIGQUIT".into(),
+        4 => "SIGILL".into(),
+        6 => "SIGABRT".into(),
+        8 => "SIGFPE".into(),
+        9 => "SIGKILL".into(),
+        11 => "SIGSEGV".into(),
+        13 => "SIGPIPE".into(),
+        14 => "SIGALRM".into(),
+        15 => "SIGTERM".into(),
+        other => format!("signal {other}"),
+    }
+}
+
+/// What became of a call that got no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// No byte of it reached the server: safe to repeat.
+    NotSent,
+    /// It may have been carried out.
+    MaybeExecuted,
+    /// Its deadline passed; the server was told to cancel.
+    TimedOut,
+}
+
+/// Why a call has no result.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum CallError {
+    /// No such instance or tool, for this caller.
+    #[error("{what} not found")]
+    NotFound {
+        /// What was looked up.
+        what: String,
+    },
+    /// The instance takes no calls now, and what the caller can do.
+    #[error("{message}")]
+    Refused {
+        /// Its status.
+        status: Status,
+        /// The status and what to do about it.
+        message: String,
+    },
+    /// The run ended, or could not take the call, before an answer came.
+    #[error("terminated: {reason}")]
+    Terminated {
+        /// What became of the call.
+        fate: Fate,
+        /// Why the run ended.
+        reason: String,
+    },
+    /// The call's deadline passed.
+    #[error("no answer within {} s", after.as_secs_f64())]
+    TimedOut {
+        /// The deadline that passed.
+        after: Duration,
+    },
+    /// A limit at the door.
+    #[error("{what}: at most {limit} at once; try again when one has been answered")]
+    Busy {
+        /// What there is too much of.
+        what: &'static str,
+        /// The limit.
+        limit: usize,
+    },
+    /// The server answered with a JSON-RPC error.
+    #[error("server error {code}: {message}")]
+    Server {
+        /// JSON-RPC error code.
+        code: i64,
+        /// The server's message, with this instance's secrets masked.
+        message: String,
+        /// The server's data as JSON text, with this instance's secrets masked.
+        data: Option<String>,
+    },
+    /// The arguments are not what the method takes.
+    #[error("{0}")]
+    BadInput(String),
+}
+
+impl CallError {
+    /// What became of the call, where it is not known to have been answered.
+    pub fn fate(&self) -> Option<Fate> {
+        match self {
+            Self::Terminated { fate, .. } => Some(*fate),
+            Self::TimedOut { .. } => Some(Fate::TimedOut),
+            Self::NotFound { .. } | Self::Refused { .. } | Self::Busy { .. } | Self::BadInput(_) => Some(Fate::NotSent),
+            Self::Server { .. } => None,
+        }
+    }
+
+    /// A stable word for scripts.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::NotFound { .. } => "not_found",
+            Self::Refused { .. } => "refused",
+            Self::Terminated { .. } => "terminated",
+            Self::TimedOut { .. } => "timed_out",
+            Self::Busy { .. } => "busy",
+            Self::Server { .. } => "server_error",
+            Self::BadInput(_) => "bad_input",
+        }
+    }
+}

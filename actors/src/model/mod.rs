@@ -1,0 +1,10 @@
+//! The nouns: plain data with no behaviour that touches the world.
+
+pub mod catalogue;
+pub mod event;
+pub mod exit;
+pub mod ids;
+pub mod policy;
+pub mod secret;
+pub mod spec;
+pub mod status;

@@ -1,0 +1,183 @@
+//! Every number of the supervision, with its default. A policy is data: it travels in an instance's spec.
+
+use std::time::Duration;
+
+/// When and how often a server that ended by itself is started again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestartPolicy {
+    /// The sliding window in which unwanted exits are counted.
+    pub window: Duration,
+    /// The unwanted exit that is one too many: 3 means two restarts, then `permanently_failed`.
+    pub max_crashes: usize,
+    /// The delay before a restart, by consecutive quick exit; the last one repeats.
+    pub delays: Vec<Duration>,
+    /// A run longer than this, counted from `initialized`, is restarted at once.
+    pub quick: Duration,
+}
+
+impl Default for RestartPolicy {
+    fn default() -> Self {
+        Self {
+            window: Duration::from_secs(5 * 60),
+            max_crashes: 3,
+            delays: [1, 5, 15].map(Duration::from_secs).to_vec(),
+            quick: Duration::from_secs(60),
+        }
+    }
+}
+
+/// How many unwanted exits a team may have before its spawns go one at a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TeamBudgetPolicy {
+    /// The sliding window in which the team's unwanted exits are counted.
+    pub window: Duration,
+    /// More than this many in the window throttles the team.
+    pub max_exits: usize,
+}
+
+impl Default for TeamBudgetPolicy {
+    fn default() -> Self {
+        Self { window: Duration::from_secs(60), max_exits: 60 }
+    }
+}
+
+/// How a failed attempt on something that will come back is spaced. Used for the discovery of a live link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReconnectPolicy {
+    /// The delay before the first retry; each further one is twice the one before.
+    pub backoff_min: Duration,
+    /// The longest delay.
+    pub backoff_max: Duration,
+}
+
+impl Default for ReconnectPolicy {
+    fn default() -> Self {
+        Self { backoff_min: Duration::from_secs(1), backoff_max: Duration::from_secs(180) }
+    }
+}
+
+/// When a worker that is alive and answers nothing is as dead as one that exited.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchdogPolicy {
+    /// No byte received for this long, and a call timed out since, makes it suspect.
+    pub silence: Duration,
+    /// A suspect is pinged, and is unresponsive if it does not answer within this.
+    pub ping_timeout: Duration,
+}
+
+impl Default for WatchdogPolicy {
+    fn default() -> Self {
+        Self { silence: Duration::from_secs(60), ping_timeout: Duration::from_secs(10) }
+    }
+}
+
+/// Limits of one session with one server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionPolicy {
+    /// From the process's start to `notifications/initialized`, all in.
+    pub handshake_timeout: Duration,
+    /// A call's deadline where the caller gives none.
+    pub request_timeout: Duration,
+    /// Progress extends a call's deadline, but never beyond this from its start.
+    pub request_timeout_max: Duration,
+    /// Between SIGTERM and SIGKILL.
+    pub terminate_grace: Duration,
+    /// A longer line from the server ends the worker, in bytes.
+    pub line_max: usize,
+    /// Calls in flight for one instance; one more is refused.
+    pub calls_in_flight_max: usize,
+    /// Callers that wait for one instance to come up; one more is refused.
+    pub callers_waiting_max: usize,
+    /// `list_changed` notifications within this time are one.
+    pub list_changed_debounce: Duration,
+    /// Pages of one list that are followed.
+    pub list_pages_max: usize,
+    /// After the leader's exit its output is read for this long at most: a grandchild may hold the pipe for ever.
+    pub exit_drain: Duration,
+    /// A start permit is held from fork to the first byte on stdout, and at most this long.
+    pub permit_hold_max: Duration,
+}
+
+impl Default for SessionPolicy {
+    fn default() -> Self {
+        Self {
+            handshake_timeout: Duration::from_secs(30),
+            request_timeout: Duration::from_secs(30),
+            request_timeout_max: Duration::from_secs(5 * 60),
+            terminate_grace: Duration::from_secs(10),
+            line_max: 16 * 1024 * 1024,
+            calls_in_flight_max: 1024,
+            callers_waiting_max: 1024,
+            list_changed_debounce: Duration::from_millis(250),
+            list_pages_max: 1000,
+            exit_drain: Duration::from_millis(250),
+            permit_hold_max: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What of a server's stderr is kept, and how it is batched into `mcp.server.logs` events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogPolicy {
+    /// Lines kept in a second; what is over is dropped, with one summary a minute. Draining never stops.
+    pub lines_per_second_max: u32,
+    /// Bytes kept of a line.
+    pub line_max: usize,
+    /// A batch is sent this long after its first line.
+    pub batch_delay: Duration,
+    /// A batch of this many lines is sent at once.
+    pub batch_lines_max: usize,
+}
+
+impl Default for LogPolicy {
+    fn default() -> Self {
+        Self {
+            lines_per_second_max: 20,
+            line_max: 1024,
+            batch_delay: Duration::from_secs(3),
+            batch_lines_max: 20,
+        }
+    }
+}
+
+/// How events are batched towards their sink.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchPolicy {
+    /// A cycle: what is queued is sent once in this time.
+    pub interval: Duration,
+    /// Events in one batch at most.
+    pub batch_max: usize,
+    /// Events queued at most; over it the oldest are dropped and counted.
+    pub queue_max: usize,
+    /// The longest wait after a 429.
+    pub backoff_max: Duration,
+    /// How long a shutdown waits for the last flush.
+    pub flush_timeout: Duration,
+}
+
+impl Default for BatchPolicy {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(3),
+            batch_max: 100,
+            queue_max: 10_000,
+            backoff_max: Duration::from_secs(48),
+            flush_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Everything that one instance is held to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Restarts after an unwanted exit.
+    pub restart: RestartPolicy,
+    /// Retries of a failed discovery.
+    pub reconnect: ReconnectPolicy,
+    /// Liveness.
+    pub watchdog: WatchdogPolicy,
+    /// Handshake, calls, stopping.
+    pub session: SessionPolicy,
+    /// stderr.
+    pub logs: LogPolicy,
+}

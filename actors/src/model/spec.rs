@@ -1,0 +1,200 @@
+//! What an instance is to be, in two shapes: as configured in three tiers, and as meant, with nothing left open.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::ids::{InstallationId, InstanceId, Slug, TeamId, UserId};
+use super::policy::Policy;
+use super::secret::{Mask, Secret};
+
+/// One value as configured, and whether it must be hidden wherever it appears.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value {
+    /// The value itself.
+    pub text: Secret,
+    /// Whether it is known to be a secret, and therefore masked where a server echoes it.
+    pub secret: bool,
+}
+
+impl Value {
+    /// A value that need not be masked where a server prints it.
+    pub fn plain(text: impl Into<Secret>) -> Self {
+        Self { text: text.into(), secret: false }
+    }
+
+    /// A value that is masked everywhere.
+    pub fn secret(text: impl Into<Secret>) -> Self {
+        Self { text: text.into(), secret: true }
+    }
+}
+
+/// One tier of configuration: of the server, the team or the user.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Layer {
+    /// Appended to the arguments of the tiers before.
+    pub args: Vec<Secret>,
+    /// Overrides the tiers before, key by key.
+    pub env: BTreeMap<String, Value>,
+    /// Overrides the tiers before, key by key.
+    pub headers: BTreeMap<String, Value>,
+    /// Overrides the tiers before, key by key.
+    pub query: BTreeMap<String, Value>,
+}
+
+/// What is started or connected to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// A child process that speaks MCP over stdin and stdout.
+    Stdio {
+        /// A name to be found in `PATH`, or a path.
+        command: String,
+        /// The working directory; the satellite's own if none.
+        cwd: Option<String>,
+    },
+    /// A remote endpoint. No worker serves it yet: it is installed as `error` and says so.
+    Remote {
+        /// `http` or `sse`.
+        transport: RemoteTransport,
+        /// Where it listens.
+        url: String,
+    },
+}
+
+/// The wire of a remote server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemoteTransport {
+    /// Streamable HTTP.
+    Http,
+    /// The older HTTP+SSE.
+    Sse,
+}
+
+/// When an instance's process is there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Keep {
+    /// Started when installed; after a clean exit it sleeps and the next call wakes it.
+    #[default]
+    Listed,
+    /// A clean exit is restarted like a crash.
+    AlwaysOn,
+}
+
+/// An instance as configured: the server's template and the three tiers, not yet merged.
+#[derive(Debug, Clone)]
+pub struct InstanceConfig {
+    /// The team.
+    pub team: TeamId,
+    /// The team's name for people.
+    pub team_slug: Slug,
+    /// The user.
+    pub user: UserId,
+    /// The user's name for people.
+    pub user_slug: Slug,
+    /// The installation.
+    pub installation: InstallationId,
+    /// The server's name for people.
+    pub server: Slug,
+    /// What is started or connected to.
+    pub target: Target,
+    /// The tiers, in the order server, team, user.
+    pub server_layer: Layer,
+    /// See `server_layer`.
+    pub team_layer: Layer,
+    /// See `server_layer`.
+    pub user_layer: Layer,
+    /// Keys of env, headers or query that the user must give.
+    pub user_required: Vec<String>,
+    /// When the process is there.
+    pub keep: Keep,
+    /// Whether requests may be logged.
+    pub request_logging: bool,
+    /// What it is held to.
+    pub policy: Arc<Policy>,
+}
+
+/// An instance as meant: merged, complete, ready to be started unless something is `missing`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstanceSpec {
+    /// Identity.
+    pub id: InstanceId,
+    /// `{server_slug}-{team_slug}-{user_slug}-{installation_id}`: for people and logs.
+    pub name: Arc<str>,
+    /// The server's name for people.
+    pub server: Slug,
+    /// The team's name for people.
+    pub team_slug: Slug,
+    /// The user's name for people.
+    pub user_slug: Slug,
+    /// What is started or connected to.
+    pub target: Target,
+    /// Arguments of the three tiers, in order.
+    pub args: Vec<Secret>,
+    /// Environment, merged.
+    pub env: BTreeMap<String, Secret>,
+    /// Headers, merged.
+    pub headers: BTreeMap<String, Secret>,
+    /// Query parameters, merged.
+    pub query: BTreeMap<String, Secret>,
+    /// Required of the user and not given: nothing is started until this is empty.
+    pub missing: Vec<String>,
+    /// When the process is there.
+    pub keep: Keep,
+    /// Whether requests may be logged.
+    pub request_logging: bool,
+    /// Hides this instance's secrets where its server echoes them.
+    pub mask: Mask,
+    /// What it is held to.
+    pub policy: Arc<Policy>,
+}
+
+impl InstanceConfig {
+    /// Merges server → team → user: args appended in that order, the rest overridden key by key.
+    pub fn merge(self) -> InstanceSpec {
+        let given = |key: &String| {
+            [&self.user_layer.env, &self.user_layer.headers, &self.user_layer.query]
+                .iter()
+                .any(|tier| tier.contains_key(key))
+        };
+        let missing = self.user_required.iter().filter(|key| !given(key)).cloned().collect();
+        let name = format!("{}-{}-{}-{}", self.server, self.team_slug, self.user_slug, self.installation);
+
+        let mut merged = Layer::default();
+        for tier in [self.server_layer, self.team_layer, self.user_layer] {
+            merged.args.extend(tier.args);
+            merged.env.extend(tier.env);
+            merged.headers.extend(tier.headers);
+            merged.query.extend(tier.query);
+        }
+        let values = || merged.env.values().chain(merged.headers.values()).chain(merged.query.values());
+        let mask = Mask::new(values().filter(|value| value.secret).map(|value| value.text.expose()));
+        let texts = |tier: BTreeMap<String, Value>| tier.into_iter().map(|(key, value)| (key, value.text)).collect();
+        InstanceSpec {
+            id: InstanceId::new(self.team, self.user, self.installation),
+            name: name.into(),
+            server: self.server,
+            team_slug: self.team_slug,
+            user_slug: self.user_slug,
+            target: self.target,
+            args: merged.args,
+            env: texts(merged.env),
+            headers: texts(merged.headers),
+            query: texts(merged.query),
+            missing,
+            keep: self.keep,
+            request_logging: self.request_logging,
+            mask,
+            policy: self.policy,
+        }
+    }
+}
+
+impl InstanceSpec {
+    /// `stdio`, `http` or `sse`.
+    pub fn transport(&self) -> &'static str {
+        match self.target {
+            Target::Stdio { .. } => "stdio",
+            Target::Remote { transport: RemoteTransport::Http, .. } => "http",
+            Target::Remote { transport: RemoteTransport::Sse, .. } => "sse",
+        }
+    }
+}
