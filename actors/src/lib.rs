@@ -1,7 +1,33 @@
 //! The supervision runtime of mcp-satellite: actors and rules, with no process, socket, file or wall clock of their
-//! own. What touches the world comes in through the two traits of [`seam`].
+//! own. What touches the world comes in through the two traits of [`seam`]; what a host calls is [`runtime`].
+//!
+//! ```text
+//! Root                   desired specs, start permits, the way out
+//! ├── StatusRegistry     every instance's status and catalogue, published as a snapshot
+//! ├── EventBatcher       queue → batches → sink
+//! └── TeamSupervisor     one per team: a slot for each instance
+//!     └── StdioWorker    one incarnation of one server
+//! ```
 
 #![forbid(unsafe_code)]
 
+mod batcher;
+mod calls;
+mod logs;
 pub mod model;
+mod registry;
+mod root;
+pub mod rules;
+pub mod runtime;
 pub mod seam;
+mod session;
+mod stdio_worker;
+mod tasks;
+mod team;
+mod wire;
+
+pub use batcher::{Emitter, WallClock};
+pub use calls::{CallPort, Counters, Request};
+pub use root::{Farewell, Installed, Part};
+pub use runtime::{Options, RuntimeHandle, start, start_linked};
+pub use team::{ControlError, Uninstalled, Verb};

@@ -129,7 +129,8 @@ pub enum LogLevel {
 impl LogLevel {
     /// The level inferred from a stderr line: "error" → error, "warn" → warn, else info.
     pub fn infer(line: &str) -> Self {
-        let has = |word: &str| line.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word.as_bytes()));
+        let has =
+            |word: &str| line.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word.as_bytes()));
         if has("error") {
             Self::Error
         } else if has("warn") {

@@ -6,5 +6,6 @@ pub mod exit;
 pub mod ids;
 pub mod policy;
 pub mod secret;
+pub mod snapshot;
 pub mod spec;
 pub mod status;

@@ -131,12 +131,7 @@ pub struct LogPolicy {
 
 impl Default for LogPolicy {
     fn default() -> Self {
-        Self {
-            lines_per_second_max: 20,
-            line_max: 1024,
-            batch_delay: Duration::from_secs(3),
-            batch_lines_max: 20,
-        }
+        Self { lines_per_second_max: 20, line_max: 1024, batch_delay: Duration::from_secs(3), batch_lines_max: 20 }
     }
 }
 

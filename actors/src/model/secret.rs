@@ -67,6 +67,11 @@ impl Mask {
         Self { needles: needles.into() }
     }
 
+    /// The length of the longest secret, in bytes.
+    pub fn longest(&self) -> usize {
+        self.needles.first().map_or(0, |needle| needle.len())
+    }
+
     /// `text` with every secret replaced by [`MASKED`].
     pub fn apply(&self, text: &str) -> String {
         let mut masked = text.to_owned();

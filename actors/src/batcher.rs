@@ -1,0 +1,280 @@
+//! The actor that takes events from everywhere and hands them to the sink in batches. Decisions are made in
+//! `rules::outbox`; this file carries them out.
+//!
+//! Emitting never blocks and never fails the emitter: events go into a bounded ring that is this actor's door, where
+//! the limit is counted atomically, and a wake-up follows. A panic in a handler hands the queue back with the death
+//! notice, so that Root can give it to the next batcher; the batch in flight is sent again under its id.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crossbeam_queue::ArrayQueue;
+use futures::FutureExt;
+use jiff::Timestamp;
+use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
+use tokio::sync::{Notify, broadcast, oneshot, watch};
+use tokio::time::{Duration, Instant};
+
+use crate::model::event::{Envelope, Event};
+use crate::model::policy::BatchPolicy;
+use crate::rules::outbox::{Outbox, Statistics};
+use crate::seam::{Answer, EventSink};
+use crate::tasks::Tasks;
+
+/// A reader that falls this many events behind misses some, and sees so by their `seq`.
+const SUBSCRIBER_BACKLOG: usize = 16 * 1024;
+
+/// What the batcher is told.
+pub(crate) enum Msg {
+    /// Events are at the door.
+    Wake,
+    /// A cycle begins.
+    Cycle,
+    /// What became of the batch in flight.
+    Answered(Answer),
+    /// Take no more, send what is there, tell how many events could not be sent, and end.
+    Flush(oneshot::Sender<usize>),
+    /// For the load harness and the tests: panic, as a fault of ours would.
+    Panic,
+}
+
+#[cfg(feature = "cluster")]
+impl ractor::Message for Msg {}
+
+/// Where the wall clock comes from: the host's, so that this crate needs none.
+pub type WallClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// The way in: cloned into everything that has something to tell.
+#[derive(Clone)]
+pub struct Emitter(Arc<Door>);
+
+struct Door {
+    ring: ArrayQueue<(Timestamp, Event)>,
+    lost: AtomicU64,
+    closed: AtomicBool,
+    wake: Notify,
+    wall: WallClock,
+    subscribers: broadcast::Sender<Arc<Envelope>>,
+    statistics: watch::Sender<Statistics>,
+}
+
+impl Emitter {
+    pub(crate) fn new(policy: &BatchPolicy, wall: WallClock) -> Self {
+        Self(Arc::new(Door {
+            ring: ArrayQueue::new(policy.queue_max.max(1)),
+            lost: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            wake: Notify::new(),
+            wall,
+            subscribers: broadcast::Sender::new(SUBSCRIBER_BACKLOG),
+            statistics: watch::Sender::default(),
+        }))
+    }
+
+    /// Tells an event. Never blocks, never fails: over the limit the oldest event goes and is counted.
+    pub fn emit(&self, event: Event) {
+        let door = &self.0;
+        if door.closed.load(Ordering::Acquire) {
+            return;
+        }
+        if door.ring.force_push((self.wall(), event)).is_some() {
+            door.lost.fetch_add(1, Ordering::AcqRel);
+        }
+        door.wake.notify_one();
+    }
+
+    /// The wall clock's time.
+    pub fn wall(&self) -> Timestamp {
+        (self.0.wall)()
+    }
+
+    /// Every event from now on, in order of `seq`. A reader that lags sees a gap in `seq`.
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<Envelope>> {
+        self.0.subscribers.subscribe()
+    }
+
+    /// The batcher's numbers; what waits at its door is counted in.
+    pub fn statistics(&self) -> Statistics {
+        let mut now = self.0.statistics.borrow().clone();
+        now.queue_size += self.0.ring.len();
+        now.dropped += self.0.lost.load(Ordering::Acquire);
+        now
+    }
+
+    fn publish(&self, outbox: &Outbox) {
+        self.0.statistics.send_replace(outbox.statistics());
+    }
+
+    /// The satellite is ending: what comes now is not taken.
+    pub(crate) fn close(&self) {
+        self.0.closed.store(true, Ordering::Release);
+    }
+}
+
+/// What a batcher needs to begin, or to go on where another died.
+pub(crate) struct Args {
+    pub(crate) events: Emitter,
+    pub(crate) sink: Arc<dyn EventSink>,
+    pub(crate) interval: Duration,
+    pub(crate) outbox: Outbox,
+}
+
+/// The death notice of a batcher that panicked: the queue, and what happened.
+pub(crate) struct Died {
+    pub(crate) outbox: Option<Box<Outbox>>,
+    panic: String,
+}
+
+impl std::fmt::Debug for Died {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Died({})", self.panic)
+    }
+}
+
+impl std::fmt::Display for Died {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the event batcher panicked: {}", self.panic)
+    }
+}
+
+impl std::error::Error for Died {}
+
+pub(crate) struct EventBatcher;
+
+pub(crate) struct State {
+    events: Emitter,
+    sink: Arc<dyn EventSink>,
+    /// Taken out when the batcher dies.
+    outbox: Option<Box<Outbox>>,
+    flushing: Option<oneshot::Sender<usize>>,
+    tasks: Tasks,
+}
+
+#[cfg_attr(feature = "async-trait", ractor::async_trait)]
+impl Actor for EventBatcher {
+    type Msg = Msg;
+    type State = State;
+    type Arguments = Args;
+
+    async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
+        let mut tasks = Tasks::default();
+        let (door, me) = (args.events.0.clone(), myself.clone());
+        tasks.spawn(async move {
+            loop {
+                door.wake.notified().await;
+                if cast!(me, Msg::Wake).is_err() {
+                    return;
+                }
+            }
+        });
+        let interval = args.interval;
+        tasks.spawn(async move {
+            loop {
+                tokio::time::sleep(interval).await;
+                if cast!(myself, Msg::Cycle).is_err() {
+                    return;
+                }
+            }
+        });
+        // What came while there was no batcher has left its wake-up with the one that died.
+        args.events.0.wake.notify_one();
+        let mut outbox = args.outbox;
+        outbox.resume();
+        Ok(State { events: args.events, sink: args.sink, outbox: Some(Box::new(outbox)), flushing: None, tasks })
+    }
+
+    async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| state.handle(&myself, msg))) else {
+            return Ok(());
+        };
+        Err(Box::new(Died { outbox: state.outbox.take(), panic: crate::tasks::panic_text(panic.as_ref()) }))
+    }
+}
+
+impl State {
+    fn handle(&mut self, myself: &ActorRef<Msg>, msg: Msg) {
+        let now = Instant::now().into_std();
+        let wall = self.events.wall();
+        self.take_from_the_door();
+        let Some(outbox) = &mut self.outbox else { return };
+        match msg {
+            Msg::Wake => {}
+            Msg::Cycle => {
+                outbox.begin_cycle(now);
+                self.send_next(myself);
+            }
+            Msg::Answered(answer) => {
+                let kept = matches!(answer, Answer::Unauthorized | Answer::Throttled(_) | Answer::Unavailable(_));
+                for (event, reason) in outbox.answered(now, wall, answer) {
+                    tracing::warn!(seq = event.seq, kind = event.event.kind(), reason, "the sink refused an event");
+                }
+                if kept {
+                    let reason = outbox.statistics().last_error.unwrap_or_default();
+                    tracing::warn!(reason, "events are kept: the sink does not take them now");
+                }
+                // On the way out a sink that does not answer is asked again after one interval, as always.
+                if !kept {
+                    self.send_next(myself);
+                }
+            }
+            Msg::Flush(reply) => {
+                outbox.hurry();
+                self.flushing = Some(reply);
+                self.send_next(myself);
+            }
+            Msg::Panic => std::panic::panic_any("asked to panic"),
+        }
+        self.finish(myself);
+    }
+
+    fn take_from_the_door(&mut self) {
+        let door = self.events.0.clone();
+        let Some(outbox) = &mut self.outbox else { return };
+        loop {
+            outbox.lost_at_the_door(door.lost.swap(0, Ordering::AcqRel));
+            let Some((timestamp, event)) = door.ring.pop() else { break };
+            if let Some(envelope) = outbox.push(timestamp, event)
+                && door.subscribers.receiver_count() > 0
+            {
+                // An error says that nobody listens any more.
+                let _ = door.subscribers.send(Arc::new(envelope.clone()));
+            }
+        }
+        self.events.publish(outbox);
+    }
+
+    fn send_next(&mut self, myself: &ActorRef<Msg>) {
+        let Some(outbox) = &mut self.outbox else { return };
+        let Some(batch) = outbox.next_batch(Instant::now().into_std(), self.events.wall()) else { return };
+        let (sending, me) = (self.sink.send(batch), myself.clone());
+        self.tasks.spawn(async move {
+            let answer = AssertUnwindSafe(sending).catch_unwind().await;
+            let answer = answer.unwrap_or_else(|panic| {
+                Answer::Unavailable(format!("the sink panicked: {}", crate::tasks::panic_text(panic.as_ref())))
+            });
+            // An error says that the batcher is gone; the next one sends the batch again.
+            let _ = cast!(me, Msg::Answered(answer));
+        });
+    }
+
+    fn finish(&mut self, myself: &ActorRef<Msg>) {
+        let Some(outbox) = &self.outbox else { return };
+        self.events.publish(outbox);
+        if outbox.is_empty()
+            && let Some(reply) = self.flushing.take()
+        {
+            let _ = reply.send(0);
+            myself.stop(None);
+        }
+    }
+}
+
+impl Drop for State {
+    /// The flush was cut short: what is left is told.
+    fn drop(&mut self) {
+        if let (Some(reply), Some(outbox)) = (self.flushing.take(), &self.outbox) {
+            let _ = reply.send(outbox.unsent());
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The door of one run: who wants something of its server, how many may at once, and what becomes of each.
+//!
+//! Every caller is answered exactly once, by construction: its [`Ticket`] answers when it is dropped, whoever drops
+//! it, and the fate it then tells is the one that the session last knew.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use jiff::Timestamp;
+use serde_json::value::RawValue;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::Duration;
+
+use crate::model::exit::{CallError, Fate};
+use crate::model::ids::Run;
+
+/// What a caller wants of a server.
+#[derive(Debug)]
+pub enum Request {
+    /// `tools/call`. Carries a progress token of ours, so that progress can extend its deadline.
+    Tool {
+        /// The name by which the server knows the tool.
+        name: String,
+        /// A JSON object, or nothing.
+        arguments: Option<Box<RawValue>>,
+    },
+    /// Any other method, its params untouched.
+    Method {
+        /// The method.
+        method: String,
+        /// A JSON object, or nothing.
+        params: Option<Box<RawValue>>,
+    },
+}
+
+/// A caller's place in the session, from the door to the answer.
+pub(crate) struct Ticket {
+    reply: Option<oneshot::Sender<Result<Box<RawValue>, CallError>>>,
+    /// What is told if this is dropped unanswered.
+    pub(crate) fate: Fate,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Ticket {
+    pub(crate) fn answer(mut self, answer: Result<Box<RawValue>, CallError>) {
+        if let Some(reply) = self.reply.take() {
+            // An error says that the caller has gone; its cancellation is on its way.
+            let _ = reply.send(answer);
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some(reply) = self.reply.take() {
+            let _ = reply.send(Err(CallError::Terminated { fate: self.fate, reason: "the run ended".to_owned() }));
+        }
+    }
+}
+
+/// What the session is told by the door.
+pub(crate) enum Command {
+    Request {
+        id: u64,
+        request: Request,
+        timeout: Duration,
+        ticket: Ticket,
+    },
+    /// The caller has gone.
+    Cancel {
+        id: u64,
+    },
+}
+
+/// Live counters of one instance, over all its runs. Written by its sessions, read by whoever shows them.
+#[derive(Debug, Default)]
+pub struct Counters {
+    messages: AtomicU64,
+    calls: AtomicU64,
+    errors: AtomicU64,
+    malformed: AtomicU64,
+    last_activity: AtomicI64,
+}
+
+impl Counters {
+    pub(crate) fn message(&self, at: Timestamp) {
+        self.messages.fetch_add(1, Ordering::Relaxed);
+        self.last_activity.store(at.as_millisecond(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn call(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn error(&self) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many there were before this one.
+    pub(crate) fn malformed_line(&self) -> u64 {
+        self.malformed.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Messages received from the server.
+    pub fn messages(&self) -> u64 {
+        self.messages.load(Ordering::Relaxed)
+    }
+
+    /// Calls made.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Calls that were not answered with a result.
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
+    /// Lines from the server that were not JSON-RPC.
+    pub fn malformed(&self) -> u64 {
+        self.malformed.load(Ordering::Relaxed)
+    }
+
+    /// When the server last said something.
+    pub fn last_activity(&self) -> Option<Timestamp> {
+        let at = self.last_activity.load(Ordering::Relaxed);
+        (at != 0).then(|| Timestamp::from_millisecond(at).ok()).flatten()
+    }
+}
+
+/// The door of one run. Cloning it is cheap; it stays valid, and says so, after the run's end.
+#[derive(Clone)]
+pub struct CallPort(Arc<Port>);
+
+struct Port {
+    run: Run,
+    commands: mpsc::UnboundedSender<Command>,
+    permits: Arc<Semaphore>,
+    limit: usize,
+    next_id: Arc<AtomicU64>,
+    counters: Arc<Counters>,
+}
+
+impl fmt::Debug for CallPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CallPort({:?})", self.0.run)
+    }
+}
+
+/// The session's side of the door.
+pub(crate) struct PortEnd {
+    pub(crate) commands: mpsc::UnboundedReceiver<Command>,
+    pub(crate) next_id: Arc<AtomicU64>,
+}
+
+/// Tells the session when the caller goes away before the answer.
+struct Attendance<'a> {
+    port: &'a Port,
+    id: u64,
+    answered: bool,
+}
+
+impl Drop for Attendance<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            // An error says that the run is over, and the call with it.
+            let _ = self.port.commands.send(Command::Cancel { id: self.id });
+        }
+    }
+}
+
+impl CallPort {
+    /// A door with `limit` places. The channel behind it is unbounded, but every request in it holds a place.
+    pub(crate) fn new(run: Run, limit: usize, counters: Arc<Counters>) -> (Self, PortEnd) {
+        let (commands, end) = mpsc::unbounded_channel();
+        let next_id = Arc::new(AtomicU64::new(1));
+        let permits = Arc::new(Semaphore::new(limit));
+        let port = Port { run, commands, permits, limit, next_id: next_id.clone(), counters };
+        (Self(Arc::new(port)), PortEnd { commands: end, next_id })
+    }
+
+    /// The run that this is the door of.
+    pub fn run(&self) -> Run {
+        self.0.run
+    }
+
+    /// Calls that are not answered yet.
+    pub fn calls_in_flight(&self) -> usize {
+        self.0.limit.saturating_sub(self.0.permits.available_permits())
+    }
+
+    /// Whether the run still takes requests.
+    pub fn is_open(&self) -> bool {
+        !self.0.commands.is_closed()
+    }
+
+    /// Asks the server, and waits for its answer at most `timeout` (longer while it reports progress). Dropping the
+    /// future cancels the call on the server.
+    pub async fn request(&self, request: Request, timeout: Duration) -> Result<Box<RawValue>, CallError> {
+        let port = &*self.0;
+        let Ok(permit) = port.permits.clone().try_acquire_owned() else {
+            return Err(CallError::Busy { what: "calls in flight for this server", limit: port.limit });
+        };
+        let id = port.next_id.fetch_add(1, Ordering::Relaxed);
+        let (reply, answer) = oneshot::channel();
+        let ticket = Ticket { reply: Some(reply), fate: Fate::NotSent, _permit: permit };
+        port.counters.call();
+        let mut attendance = Attendance { port, id, answered: false };
+        // If the run is over the command comes back, is dropped, and its ticket answers `not_sent`.
+        let _ = port.commands.send(Command::Request { id, request, timeout, ticket });
+        let answer = answer.await.unwrap_or_else(|_| {
+            Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason: "the run ended".to_owned() })
+        });
+        attendance.answered = true;
+        if answer.is_err() {
+            port.counters.error();
+        }
+        answer
+    }
+}

@@ -1,0 +1,106 @@
+//! What readers see: an immutable picture of every instance, published by the registry. Cloning it costs one
+//! reference count, and reading never waits for writing. A published snapshot is a message, too: nobody writes to it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::catalogue::Catalogue;
+use super::ids::{InstallationId, InstanceId, TeamId, UserId};
+use super::spec::InstanceSpec;
+use super::status::Status;
+use crate::calls::{CallPort, Counters};
+use crate::rules::restart::History;
+use crate::rules::slot::Want;
+
+/// Every instance, ordered by team, user and installation.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    pub(crate) instances: imbl::OrdMap<InstanceId, Arc<InstanceView>>,
+}
+
+/// One instance, as its team's supervisor last told.
+#[derive(Debug)]
+pub struct InstanceView {
+    /// What it is to be.
+    pub spec: Arc<InstanceSpec>,
+    /// What its user sees.
+    pub status: Status,
+    /// And why.
+    pub message: Option<String>,
+    /// What a person wants of it.
+    pub want: Want,
+    /// Whether it sleeps or is being woken; shown beside `online`.
+    pub dormant: bool,
+    /// The process of the current run.
+    pub pid: Option<u32>,
+    /// Started again after an unwanted exit or on request, over all.
+    pub restarts: u64,
+    /// Unwanted exits; see [`InstanceView::exits_in_window`].
+    pub(crate) history: History,
+    /// When it is tried again, while a delay runs.
+    pub next_retry_at: Option<Instant>,
+    /// Which attempt that is.
+    pub attempt: Option<usize>,
+    /// When the current run was initialized.
+    pub initialized_at: Option<Instant>,
+    /// Its tools as last read, whatever the status.
+    pub catalogue: Option<Arc<Catalogue>>,
+    /// Where calls go, while a run takes them.
+    pub port: Option<CallPort>,
+    /// Live counters.
+    pub counters: Arc<Counters>,
+    /// What went wrong last.
+    pub last_error: Option<String>,
+    /// How the last run ended.
+    pub last_exit: Option<String>,
+}
+
+impl InstanceView {
+    /// Unwanted exits that count against the restart budget at `now`.
+    pub fn exits_in_window(&self, now: Instant) -> usize {
+        self.history.in_window(&self.spec.policy.restart, now)
+    }
+
+    /// The tools that its user is offered: none unless `online`.
+    pub fn offered(&self) -> Option<&Catalogue> {
+        (self.status == Status::Online).then_some(self.catalogue.as_deref()).flatten()
+    }
+}
+
+impl Snapshot {
+    /// One instance.
+    pub fn get(&self, id: &InstanceId) -> Option<&Arc<InstanceView>> {
+        self.instances.get(id)
+    }
+
+    /// All instances, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<InstanceView>> {
+        self.instances.values()
+    }
+
+    /// How many instances there are.
+    pub fn len(&self) -> usize {
+        self.instances.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.instances.is_empty()
+    }
+
+    /// The instances of one team.
+    pub fn team(&self, team: &TeamId) -> impl Iterator<Item = &Arc<InstanceView>> {
+        // The empty text orders before every other: the range begins at the team's first instance.
+        let first = InstanceId::new(team.clone(), UserId::from(""), InstallationId::from(""));
+        let team = team.clone();
+        self.instances.range(first..).map(|(_, view)| view).take_while(move |view| view.spec.id.team == team)
+    }
+
+    /// The instances of one user.
+    pub fn user(&self, team: &TeamId, user: &UserId) -> impl Iterator<Item = &Arc<InstanceView>> {
+        let first = InstanceId::new(team.clone(), user.clone(), InstallationId::from(""));
+        let (team, user) = (team.clone(), user.clone());
+        let is_theirs = move |view: &&Arc<InstanceView>| view.spec.id.team == team && view.spec.id.user == user;
+        self.instances.range(first..).map(|(_, view)| view).take_while(is_theirs)
+    }
+}

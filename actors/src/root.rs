@@ -1,0 +1,488 @@
+//! The root supervisor: it holds what is desired, the start permits and the way out, and restarts the registry, the
+//! batcher and each team's supervisor, so that the death of one touches no other. When Root itself ends, the satellite
+//! ends.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent, cast};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Duration, Instant};
+
+use crate::batcher::{self, Emitter, EventBatcher};
+use crate::calls::CallPort;
+use crate::model::exit::CallError;
+use crate::model::ids::{InstanceId, Run, TeamId};
+use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use crate::model::snapshot::Snapshot;
+use crate::model::spec::InstanceSpec;
+use crate::registry::{self, StatusRegistry};
+use crate::rules::outbox::Outbox;
+use crate::rules::permits::{Permits, Urgency};
+use crate::rules::restart::{History, Verdict};
+use crate::rules::slot::Memo;
+use crate::seam::{Connector, EventSink};
+use crate::tasks::Tasks;
+use crate::team::{self, ControlError, Reply, TeamSupervisor, Uninstalled, Verb};
+
+/// Beyond the longest grace a shutdown waits this long for workers to be gone, then kills what is left.
+const SHUTDOWN_MARGIN: Duration = Duration::from_secs(2);
+
+/// What Root is told.
+pub(crate) enum Msg {
+    /// Install an instance, or change the configuration of one that is there; nothing if it is the same.
+    Install(Arc<InstanceSpec>, Reply<Installed>),
+    /// Remove an instance.
+    Uninstall(InstanceId, Reply<Uninstalled>),
+    /// A person asks.
+    Control(InstanceId, Verb, Reply<()>),
+    /// A caller wants a run that takes calls.
+    Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
+    /// An instance wants to start.
+    RequestPermit(InstanceId, Urgency),
+    /// It does not any more.
+    WithdrawPermit(InstanceId),
+    /// A start is through its expensive part.
+    ReleasePermit(Run),
+    /// Whether a team's starts go one at a time.
+    Throttle(TeamId, bool),
+    /// What an instance has come to, for the case that its supervisor dies.
+    Remember(InstanceId, Memo),
+    /// An instance is gone.
+    Forget(InstanceId),
+    /// A supervisor that keeps dying has waited long enough.
+    Revive(TeamId),
+    /// End everything with grace, and tell what was lost.
+    Shutdown(oneshot::Sender<Farewell>),
+    /// The grace of a shutdown is over.
+    ShutdownOverdue,
+    /// The last flush is over, or was cut short with this many events unsent.
+    Flushed(usize),
+    /// For the load harness and the tests: let one of the parts panic, as a fault of ours would.
+    Panic(Part),
+}
+
+#[cfg(feature = "cluster")]
+impl ractor::Message for Msg {}
+
+/// A part of the tree, for faults on purpose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// The worker of this instance.
+    Worker(InstanceId),
+    /// The supervisor of this team.
+    Team(TeamId),
+    /// The status registry.
+    Registry,
+    /// The event batcher.
+    Batcher,
+}
+
+/// What an install did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Installed {
+    /// The instance is new.
+    New,
+    /// It was there with another configuration.
+    Updated,
+    /// It was there, the same.
+    Unchanged,
+}
+
+/// How a shutdown went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Farewell {
+    /// Events that could not be handed to the sink.
+    pub events_lost: usize,
+    /// Whether every worker was gone within its grace.
+    pub in_time: bool,
+}
+
+/// What a runtime is made of.
+pub(crate) struct Args {
+    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) sink: Arc<dyn EventSink>,
+    pub(crate) events: Emitter,
+    pub(crate) next_seq: u64,
+    pub(crate) batch: BatchPolicy,
+    pub(crate) team_budget: TeamBudgetPolicy,
+    pub(crate) start_permits: usize,
+    pub(crate) published: watch::Sender<Arc<Snapshot>>,
+}
+
+impl Args {
+    /// Microseconds since 1970: no earlier process can have counted up to here, one batch at a time.
+    fn first_batch(&self) -> u64 {
+        u64::try_from(self.events.wall().as_microsecond()).unwrap_or(1)
+    }
+}
+
+pub(crate) struct Root;
+
+pub(crate) struct State {
+    args: Args,
+    instances: HashMap<InstanceId, (Arc<InstanceSpec>, Option<Memo>)>,
+    teams: HashMap<TeamId, Team>,
+    supervisors: HashMap<ActorId, TeamId>,
+    registry: ActorRef<registry::Msg>,
+    batcher: Option<ActorRef<batcher::Msg>>,
+    permits: Permits,
+    last_run: u64,
+    closing: Option<Closing>,
+    tasks: Tasks,
+}
+
+/// A team's supervisor, and how often it has died.
+struct Team {
+    supervisor: Option<ActorRef<team::Msg>>,
+    deaths: History,
+}
+
+struct Closing {
+    reply: oneshot::Sender<Farewell>,
+    in_time: bool,
+    flushing: bool,
+}
+
+#[cfg_attr(feature = "async-trait", ractor::async_trait)]
+impl Actor for Root {
+    type Msg = Msg;
+    type State = State;
+    type Arguments = Args;
+
+    async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
+        let registry = spawn_registry(Snapshot::default(), &args, &myself.get_cell()).await?;
+        let outbox = Outbox::new(args.batch.clone(), args.next_seq, args.first_batch());
+        let batcher = Some(spawn_batcher(outbox, &args, &myself.get_cell()).await?);
+        let permits = Permits::new(args.start_permits);
+        Ok(State {
+            args,
+            instances: HashMap::new(),
+            teams: HashMap::new(),
+            supervisors: HashMap::new(),
+            registry,
+            batcher,
+            permits,
+            last_run: 0,
+            closing: None,
+            tasks: Tasks::default(),
+        })
+    }
+
+    async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        match msg {
+            Msg::Install(spec, reply) => state.install(spec, reply, &myself).await,
+            Msg::Uninstall(id, reply) => {
+                if state.instances.contains_key(&id) {
+                    let team = id.team.clone();
+                    state.tell_team(&team, team::Msg::Uninstall(id, reply));
+                } else {
+                    let _ = reply.send(Err(ControlError::NotFound));
+                }
+            }
+            Msg::Control(id, verb, reply) => {
+                let team = id.team.clone();
+                if state.instances.contains_key(&id) {
+                    state.tell_team(&team, team::Msg::Control(id, verb, reply));
+                } else {
+                    let _ = reply.send(Err(ControlError::NotFound));
+                }
+            }
+            Msg::Ensure(id, reply) => {
+                let team = id.team.clone();
+                if state.instances.contains_key(&id) {
+                    state.tell_team(&team, team::Msg::Ensure(id, reply));
+                } else {
+                    let _ = reply.send(Err(CallError::NotFound { what: "server".to_owned() }));
+                }
+            }
+            Msg::RequestPermit(id, urgency) => {
+                state.permits.request(id, urgency);
+                state.grant();
+            }
+            Msg::WithdrawPermit(id) => state.permits.withdraw(&id),
+            Msg::ReleasePermit(run) => {
+                state.permits.release(run);
+                state.grant();
+            }
+            Msg::Throttle(team, one_at_a_time) => {
+                state.permits.throttle(team, one_at_a_time);
+                state.grant();
+            }
+            Msg::Remember(id, memo) => {
+                if let Some((_, known)) = state.instances.get_mut(&id) {
+                    *known = Some(memo);
+                }
+            }
+            Msg::Forget(id) => state.forget(&id),
+            Msg::Revive(team) => state.spawn_team(&team, &myself).await,
+            Msg::Shutdown(reply) => state.shut_down(reply, &myself),
+            Msg::ShutdownOverdue => state.kill_what_is_left(&myself),
+            Msg::Flushed(events_lost) => {
+                if let Some(closing) = state.closing.take() {
+                    let _ = closing.reply.send(Farewell { events_lost, in_time: closing.in_time });
+                }
+                myself.stop(None);
+            }
+            Msg::Panic(part) => state.panic(part),
+        }
+        Ok(())
+    }
+
+    /// Every variant by name: the default would stop the satellite when any of its parts ends.
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<Msg>,
+        event: SupervisionEvent,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorTerminated(who, _, _) => {
+                state.on_death(who.get_id(), "ended".to_owned(), None, &myself).await
+            }
+            SupervisionEvent::ActorFailed(who, error) => {
+                let (why, died) = (error.to_string(), error.downcast::<batcher::Died>().ok());
+                state.on_death(who.get_id(), why, died.and_then(|died| died.outbox), &myself).await
+            }
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => Ok(()),
+            #[cfg(feature = "cluster")]
+            SupervisionEvent::PidLifecycleEvent(_) => Ok(()),
+        }
+    }
+}
+
+impl State {
+    async fn install(&mut self, spec: Arc<InstanceSpec>, reply: Reply<Installed>, myself: &ActorRef<Msg>) {
+        if self.closing.is_some() {
+            let _ = reply.send(Err(ControlError::Closing));
+            return;
+        }
+        let (id, team) = (spec.id.clone(), spec.id.team.clone());
+        let installed = match self.instances.get_mut(&id) {
+            Some((known, _)) if *known == spec => Installed::Unchanged,
+            Some((known, _)) => {
+                known.clone_from(&spec);
+                self.tell_team(&team, team::Msg::Update(spec));
+                Installed::Updated
+            }
+            None => {
+                self.instances.insert(id, (spec.clone(), None));
+                if self.teams.contains_key(&team) {
+                    self.tell_team(&team, team::Msg::Install(spec, None));
+                } else {
+                    self.spawn_team(&team, myself).await;
+                }
+                Installed::New
+            }
+        };
+        let _ = reply.send(Ok(installed));
+    }
+
+    fn forget(&mut self, id: &InstanceId) {
+        self.instances.remove(id);
+        self.permits.withdraw(id);
+        if !self.instances.keys().any(|other| other.team == id.team)
+            && let Some(supervisor) = self.teams.remove(&id.team).and_then(|team| team.supervisor)
+        {
+            self.supervisors.remove(&supervisor.get_id());
+            supervisor.stop(None);
+        }
+    }
+
+    /// Starts a team's supervisor with all instances of the team, and what each had come to.
+    async fn spawn_team(&mut self, team: &TeamId, myself: &ActorRef<Msg>) {
+        let args = team::Args {
+            team: team.clone(),
+            budget: self.args.team_budget.clone(),
+            connector: self.args.connector.clone(),
+            events: self.args.events.clone(),
+            root: myself.clone(),
+            registry: self.registry.clone(),
+        };
+        let supervisor = match TeamSupervisor::spawn_linked(None, TeamSupervisor, args, myself.get_cell()).await {
+            Ok((supervisor, _)) => supervisor,
+            Err(error) => {
+                tracing::error!(team_id = %team, %error, "cannot start a team's supervisor; trying again");
+                self.revive_later(team.clone(), SHUTDOWN_MARGIN, myself);
+                return;
+            }
+        };
+        self.supervisors.insert(supervisor.get_id(), team.clone());
+        let of_team = self.instances.iter().filter(|(id, _)| id.team == *team);
+        for (spec, memo) in of_team.map(|(_, known)| known) {
+            let _ = cast!(supervisor, team::Msg::Install(spec.clone(), memo.clone()));
+        }
+        let entry = self.teams.entry(team.clone());
+        entry.or_insert_with(|| Team { supervisor: None, deaths: History::default() }).supervisor = Some(supervisor);
+    }
+
+    async fn on_death(
+        &mut self,
+        who: ActorId,
+        why: String,
+        outbox: Option<Box<Outbox>>,
+        myself: &ActorRef<Msg>,
+    ) -> Result<(), ActorProcessingErr> {
+        if who == self.registry.get_id() {
+            tracing::error!(why, "the status registry died; starting another");
+            let mut snapshot = (**self.args.published.borrow()).clone();
+            snapshot.instances =
+                snapshot.instances.into_iter().filter(|(id, _)| self.instances.contains_key(id)).collect();
+            self.registry = spawn_registry(snapshot, &self.args, &myself.get_cell()).await?;
+            for team in self.teams.values().filter_map(|team| team.supervisor.as_ref()) {
+                let _ = cast!(team, team::Msg::Registry(self.registry.clone()));
+            }
+        } else if self.batcher.as_ref().is_some_and(|batcher| batcher.get_id() == who) {
+            self.batcher = None;
+            if self.closing.as_ref().is_some_and(|closing| closing.flushing) {
+                // Its last word was the answer to the flush.
+                return Ok(());
+            }
+            tracing::error!(why, "the event batcher died; starting another with its queue");
+            // Killed from outside its queue is lost: the next one goes on behind what was last numbered.
+            let outbox = outbox.map_or_else(
+                || {
+                    let next_seq = self.args.next_seq + self.args.events.statistics().emitted;
+                    Outbox::new(self.args.batch.clone(), next_seq, self.args.first_batch())
+                },
+                |outbox| *outbox,
+            );
+            self.batcher = Some(spawn_batcher(outbox, &self.args, &myself.get_cell()).await?);
+        } else if let Some(team) = self.supervisors.remove(&who) {
+            self.on_team_death(&team, &why, myself).await;
+        }
+        Ok(())
+    }
+
+    async fn on_team_death(&mut self, team: &TeamId, why: &str, myself: &ActorRef<Msg>) {
+        self.permits.forget_team(team);
+        self.grant();
+        if self.closing.is_some() {
+            self.teams.remove(team);
+            self.flush_when_empty(myself);
+            return;
+        }
+        let Some(entry) = self.teams.get_mut(team) else { return };
+        entry.supervisor = None;
+        tracing::error!(team_id = %team, why, "a team's supervisor died; starting another with its instances");
+        // The same backoff as for a server, but it never gives up: a team is not ours to abandon.
+        let policy = crate::model::policy::RestartPolicy { max_crashes: usize::MAX, ..Default::default() };
+        let delay = match entry.deaths.charge(&policy, Instant::now().into_std(), true, Duration::ZERO) {
+            Verdict::Restart { attempt: 1, .. } | Verdict::GiveUp { .. } => Duration::ZERO,
+            Verdict::Restart { delay, .. } => delay,
+        };
+        if delay.is_zero() {
+            self.spawn_team(team, myself).await;
+        } else {
+            self.revive_later(team.clone(), delay, myself);
+        }
+    }
+
+    fn revive_later(&mut self, team: TeamId, delay: Duration, myself: &ActorRef<Msg>) {
+        let me = myself.clone();
+        self.tasks.spawn(async move {
+            tokio::time::sleep(delay).await;
+            let _ = cast!(me, Msg::Revive(team));
+        });
+    }
+
+    fn grant(&mut self) {
+        loop {
+            let next = Run(self.last_run + 1);
+            let Some((id, run)) = self.permits.grant(|| next) else { return };
+            self.last_run = run.0;
+            let team = id.team.clone();
+            self.tell_team(&team, team::Msg::Granted(id, run));
+        }
+    }
+
+    /// A team without a supervisor is between two: what is told to it is dropped, and whoever asked asks again.
+    fn tell_team(&self, team: &TeamId, msg: team::Msg) {
+        if let Some(supervisor) = self.teams.get(team).and_then(|team| team.supervisor.as_ref()) {
+            let _ = cast!(supervisor, msg);
+        }
+    }
+
+    fn shut_down(&mut self, reply: oneshot::Sender<Farewell>, myself: &ActorRef<Msg>) {
+        if self.closing.is_some() {
+            return;
+        }
+        self.closing = Some(Closing { reply, in_time: true, flushing: false });
+        let grace = self.instances.values().map(|(spec, _)| spec.policy.session.terminate_grace).max();
+        let me = myself.clone();
+        self.tasks.spawn(async move {
+            tokio::time::sleep(grace.unwrap_or_default() + SHUTDOWN_MARGIN).await;
+            let _ = cast!(me, Msg::ShutdownOverdue);
+        });
+        for team in self.teams.values().filter_map(|team| team.supervisor.as_ref()) {
+            let _ = cast!(team, team::Msg::Shutdown);
+        }
+        self.teams.retain(|_, team| team.supervisor.is_some());
+        self.flush_when_empty(myself);
+    }
+
+    fn kill_what_is_left(&mut self, myself: &ActorRef<Msg>) {
+        let Some(closing) = &mut self.closing else { return };
+        if closing.flushing {
+            return;
+        }
+        closing.in_time = false;
+        tracing::warn!(teams = self.teams.len(), "some servers did not end within their grace; killing them");
+        for (_, team) in self.teams.drain() {
+            if let Some(supervisor) = team.supervisor {
+                supervisor.kill();
+            }
+        }
+        self.flush_when_empty(myself);
+    }
+
+    fn flush_when_empty(&mut self, myself: &ActorRef<Msg>) {
+        let Some(closing) = self.closing.as_mut().filter(|closing| !closing.flushing) else { return };
+        if !self.teams.is_empty() {
+            return;
+        }
+        closing.flushing = true;
+        self.args.events.close();
+        let (reply, flushed) = oneshot::channel();
+        let batcher = self.batcher.clone();
+        if let Some(batcher) = &batcher {
+            let _ = cast!(batcher, batcher::Msg::Flush(reply));
+        }
+        let (timeout, events, me) = (self.args.batch.flush_timeout, self.args.events.clone(), myself.clone());
+        self.tasks.spawn(async move {
+            let lost = match tokio::time::timeout(timeout, flushed).await {
+                Ok(Ok(lost)) => lost,
+                Ok(Err(_)) | Err(_) => events.statistics().unsent(),
+            };
+            let _ = cast!(me, Msg::Flushed(lost));
+        });
+    }
+
+    fn panic(&self, part: Part) {
+        match part {
+            Part::Registry => drop(cast!(self.registry, registry::Msg::Panic)),
+            Part::Batcher => drop(self.batcher.as_ref().map(|batcher| cast!(batcher, batcher::Msg::Panic))),
+            Part::Team(team) => self.tell_team(&team, team::Msg::Panic(None)),
+            Part::Worker(id) => self.tell_team(&id.team.clone(), team::Msg::Panic(Some(id))),
+        }
+    }
+}
+
+async fn spawn_registry(
+    snapshot: Snapshot,
+    args: &Args,
+    root: &ActorCell,
+) -> Result<ActorRef<registry::Msg>, ActorProcessingErr> {
+    let args = registry::Args { snapshot, published: args.published.clone() };
+    Ok(StatusRegistry::spawn_linked(None, StatusRegistry, args, root.clone()).await?.0)
+}
+
+async fn spawn_batcher(
+    outbox: Outbox,
+    args: &Args,
+    root: &ActorCell,
+) -> Result<ActorRef<batcher::Msg>, ActorProcessingErr> {
+    let (events, sink, interval) = (args.events.clone(), args.sink.clone(), args.batch.interval);
+    let args = batcher::Args { events, sink, interval, outbox };
+    Ok(EventBatcher::spawn_linked(None, EventBatcher, args, root.clone()).await?.0)
+}

@@ -1,0 +1,9 @@
+//! Decisions: plain values and functions. Time and run numbers come in as arguments; nothing here waits, spawns, logs
+//! or looks at a clock, so every rule is read and tested without a runtime.
+
+pub mod outbox;
+pub mod permits;
+pub mod restart;
+pub mod slot;
+pub mod team_budget;
+pub mod watchdog;

@@ -1,0 +1,346 @@
+//! The event queue: numbering, limits, batches, and what each answer of the sink means. The batcher carries it out.
+//!
+//! ```text
+//!  push → queue (limit: the oldest go, the gap is remembered) → batch in flight → accepted: gone
+//!                                                                  │  keep: the same batch again, same id
+//!                                                                  └─ split: back to the front, smaller batch
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use crate::model::event::{Envelope, Event};
+use crate::model::policy::BatchPolicy;
+use crate::seam::{Answer, Batch};
+
+/// Reconnecting events of one instance are thinned: the first this many, then each doubling.
+const RECONNECTING_KEPT: u64 = 5;
+
+/// Numbers for `status` and the load report.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Events waiting, the batch in flight not counted.
+    pub queue_size: usize,
+    /// Events numbered so far.
+    pub emitted: u64,
+    /// Events that the sink took.
+    pub sent: u64,
+    /// Events that the sink refused for good.
+    pub failed: u64,
+    /// Events over the queue's limit.
+    pub dropped: u64,
+    /// When the sink last took a batch.
+    pub last_sent: Option<Timestamp>,
+    /// The sink's last complaint; gone after a success.
+    pub last_error: Option<String>,
+    /// What the batcher is doing.
+    pub state: State,
+}
+
+impl Statistics {
+    /// Events that were numbered and are neither with the sink, nor refused by it, nor dropped.
+    pub fn unsent(&self) -> usize {
+        let settled = self.sent + self.failed + self.dropped;
+        usize::try_from(self.emitted.saturating_sub(settled)).unwrap_or(usize::MAX)
+    }
+}
+
+/// See [`Statistics::state`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Waiting for the next cycle.
+    #[default]
+    Idle,
+    /// A batch is in flight.
+    Sending,
+    /// The sink did not take the last batch.
+    Retrying,
+    /// The sink asked for a pause.
+    BackingOff,
+}
+
+/// The queue. Survives a panic of the batcher: it is handed back with the death notice.
+#[derive(Debug)]
+pub struct Outbox {
+    policy: BatchPolicy,
+    next_seq: u64,
+    next_batch: u64,
+    queue: VecDeque<Envelope>,
+    in_flight: Option<Arc<Batch>>,
+    /// Whether the batch in flight is with the sink now, or kept for the next cycle.
+    sending: bool,
+    /// The sink said of this many events at the front that one of them is invalid.
+    suspect: usize,
+    /// At most this many in the next batch: halved by 413, back after a success.
+    batch_max: usize,
+    /// The wait after the next 429.
+    backoff: Duration,
+    not_before: Option<Instant>,
+    /// Events numbered before this are sent in this cycle.
+    cycle_end: u64,
+    /// Dropped and not yet announced.
+    gap: Option<(u64, u64)>,
+    reconnecting: HashMap<Arc<str>, u64>,
+    statistics: Statistics,
+}
+
+impl Outbox {
+    /// An empty queue whose first event is numbered `next_seq`. Batches count up from `first_batch`, which must differ
+    /// from every id that an earlier process used: a sink that drops repeats would drop ours.
+    pub fn new(policy: BatchPolicy, next_seq: u64, first_batch: u64) -> Self {
+        Self {
+            next_seq,
+            next_batch: first_batch,
+            queue: VecDeque::new(),
+            in_flight: None,
+            sending: false,
+            suspect: 0,
+            batch_max: policy.batch_max,
+            backoff: policy.interval,
+            not_before: None,
+            cycle_end: 0,
+            gap: None,
+            reconnecting: HashMap::new(),
+            statistics: Statistics::default(),
+            policy,
+        }
+    }
+
+    /// Numbers an event and queues it; the envelope, unless it was thinned out. Over the limit the oldest goes.
+    pub fn push(&mut self, timestamp: Timestamp, event: Event) -> Option<&Envelope> {
+        if self.is_thinned(&event) {
+            return None;
+        }
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.statistics.emitted += 1;
+        self.queue.push_back(Envelope { seq, timestamp, event });
+        while self.queue.len() > self.policy.queue_max {
+            if let Some(oldest) = self.queue.pop_front() {
+                self.drop_oldest(&oldest);
+            }
+        }
+        self.queue.back()
+    }
+
+    /// `count` events were lost before they could be numbered: they take their numbers, so the gap can be seen. They
+    /// are newer than all that is queued, which therefore is over the limit too.
+    pub fn lost_at_the_door(&mut self, count: u64) {
+        if count == 0 {
+            return;
+        }
+        for oldest in std::mem::take(&mut self.queue) {
+            self.drop_oldest(&oldest);
+        }
+        let first = self.next_seq;
+        self.next_seq += count;
+        self.statistics.emitted += count;
+        self.statistics.dropped += count;
+        self.widen_gap(first, self.next_seq - 1);
+    }
+
+    /// A cycle begins: what is queued now is sent, in as many batches as it takes.
+    pub fn begin_cycle(&mut self, now: Instant) {
+        if self.not_before.is_none_or(|at| now >= at) {
+            self.not_before = None;
+            self.cycle_end = self.next_seq;
+        }
+    }
+
+    /// The batch to send now, if there is one: the one that is kept, or a new one.
+    pub fn next_batch(&mut self, now: Instant, wall: Timestamp) -> Option<Arc<Batch>> {
+        if self.sending || self.not_before.is_some_and(|at| now < at) {
+            return None;
+        }
+        if self.in_flight.is_none() {
+            if self.queue.front().is_none_or(|front| front.seq >= self.cycle_end) && !self.announce_gap(wall) {
+                return None;
+            }
+            let wanted = if self.suspect > 1 { self.suspect / 2 } else { self.suspect };
+            let size = if wanted > 0 { wanted } else { self.batch_max }.min(self.batch_max).min(self.queue.len());
+            let events: Vec<Envelope> = self.queue.drain(..size).collect();
+            let id = self.next_batch;
+            self.next_batch += 1;
+            self.in_flight = Some(Arc::new(Batch { id, events }));
+            self.announce_gap(wall);
+        }
+        self.sending = true;
+        self.in_flight.clone()
+    }
+
+    /// What the answer to the batch in flight means. The invalid events that were dropped for good come back with the
+    /// reason, to be logged.
+    pub fn answered(&mut self, now: Instant, wall: Timestamp, answer: Answer) -> Vec<(Envelope, String)> {
+        self.sending = false;
+        let Some(batch) = self.in_flight.take() else { return Vec::new() };
+        let count = batch.events.len();
+        match answer {
+            Answer::Accepted => {
+                self.succeeded(wall, count, 0);
+                Vec::new()
+            }
+            Answer::Partial(failures) => {
+                let refused = pick(&batch, failures);
+                self.succeeded(wall, count - refused.len(), refused.len());
+                refused
+            }
+            Answer::Invalid(Some(index), reason) if index < count => {
+                let refused = pick(&batch, vec![(index, reason)]);
+                self.suspect = 0;
+                self.refused(&refused);
+                let rest = batch.events.iter().enumerate().filter(|(at, _)| *at != index);
+                self.put_back(rest.map(|(_, event)| event.clone()).collect());
+                refused
+            }
+            Answer::Invalid(_, reason) if count == 1 => {
+                self.suspect = 0;
+                let refused = pick(&batch, vec![(0, reason)]);
+                self.refused(&refused);
+                refused
+            }
+            Answer::Invalid(_, reason) => {
+                self.suspect = count;
+                self.statistics.last_error = Some(reason);
+                self.put_back(batch.events.clone());
+                Vec::new()
+            }
+            Answer::TooLarge if count == 1 => {
+                self.batch_max = self.policy.batch_max;
+                let refused = pick(&batch, vec![(0, "the event alone is too large for the sink".to_owned())]);
+                self.refused(&refused);
+                refused
+            }
+            Answer::TooLarge => {
+                self.batch_max = count / 2;
+                self.statistics.last_error = Some("the batch is too large for the sink".to_owned());
+                self.put_back(batch.events.clone());
+                Vec::new()
+            }
+            Answer::Unauthorized => self.keep(batch, "the sink refused our credentials".to_owned()),
+            Answer::Throttled(retry_after) => {
+                self.backoff = (self.backoff * 2).min(self.policy.backoff_max);
+                self.not_before = Some(now + retry_after.unwrap_or_default().max(self.backoff));
+                self.keep(batch, "the sink asked for a pause".to_owned())
+            }
+            Answer::Unavailable(reason) => self.keep(batch, reason),
+        }
+    }
+
+    /// Whether everything that was pushed is settled.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.in_flight.is_none() && self.gap.is_none()
+    }
+
+    /// Events that are neither with the sink nor refused by it.
+    pub fn unsent(&self) -> usize {
+        self.queue.len() + self.in_flight.as_ref().map_or(0, |batch| batch.events.len())
+    }
+
+    /// The batch in flight was with a batcher that died: it is sent again, under its id.
+    pub fn resume(&mut self) {
+        self.sending = false;
+    }
+
+    /// The wait of a 429 is not honoured on the way out.
+    pub fn hurry(&mut self) {
+        self.not_before = None;
+        self.cycle_end = u64::MAX;
+    }
+
+    /// The numbers as they are now.
+    pub fn statistics(&self) -> Statistics {
+        let state = match (&self.in_flight, self.not_before) {
+            (Some(_), _) if self.sending => State::Sending,
+            (_, Some(_)) => State::BackingOff,
+            (Some(_), None) => State::Retrying,
+            (None, None) => State::Idle,
+        };
+        Statistics { queue_size: self.queue.len(), state, ..self.statistics.clone() }
+    }
+
+    fn succeeded(&mut self, wall: Timestamp, sent: usize, failed: usize) {
+        let settled = sent + failed;
+        self.statistics.sent += sent as u64;
+        self.statistics.failed += failed as u64;
+        self.statistics.last_sent = Some(wall);
+        self.statistics.last_error = None;
+        self.suspect = self.suspect.saturating_sub(settled);
+        self.batch_max = self.policy.batch_max;
+        self.backoff = self.policy.interval;
+        self.not_before = None;
+    }
+
+    fn refused(&mut self, refused: &[(Envelope, String)]) {
+        self.statistics.failed += refused.len() as u64;
+        self.statistics.last_error = refused.last().map(|(_, reason)| reason.clone());
+    }
+
+    /// Kept for the next cycle, under its id.
+    fn keep(&mut self, batch: Arc<Batch>, reason: String) -> Vec<(Envelope, String)> {
+        self.statistics.last_error = Some(reason);
+        self.in_flight = Some(batch);
+        self.cycle_end = 0;
+        Vec::new()
+    }
+
+    fn put_back(&mut self, events: Vec<Envelope>) {
+        for event in events.into_iter().rev() {
+            self.queue.push_front(event);
+        }
+    }
+
+    fn drop_oldest(&mut self, oldest: &Envelope) {
+        self.statistics.dropped += 1;
+        self.suspect = self.suspect.saturating_sub(1);
+        let first = match oldest.event {
+            // What it announced is still gone, and nobody has been told.
+            Event::EventsDropped { from_seq, .. } => from_seq.min(oldest.seq),
+            _ => oldest.seq,
+        };
+        self.widen_gap(first, oldest.seq);
+    }
+
+    fn widen_gap(&mut self, first: u64, last: u64) {
+        self.gap = Some(match self.gap {
+            Some((from, to)) => (from.min(first), to.max(last)),
+            None => (first, last),
+        });
+    }
+
+    /// Queues the announcement of a gap, once a batch has made room for it.
+    fn announce_gap(&mut self, wall: Timestamp) -> bool {
+        let Some((from_seq, to_seq)) = self.gap.take() else { return false };
+        self.push(wall, Event::EventsDropped { from_seq, to_seq });
+        self.cycle_end = self.cycle_end.max(self.next_seq);
+        true
+    }
+
+    fn is_thinned(&mut self, event: &Event) -> bool {
+        match event {
+            Event::Reconnecting { of, .. } => {
+                let count = self.reconnecting.entry(of.process_id.clone()).or_default();
+                *count += 1;
+                let doubled = *count % RECONNECTING_KEPT == 0 && (*count / RECONNECTING_KEPT).is_power_of_two();
+                *count > RECONNECTING_KEPT && !doubled
+            }
+            Event::Reconnected { of, .. } | Event::Disconnected { of, .. } => {
+                self.reconnecting.remove(&of.process_id);
+                false
+            }
+            _ => false,
+        }
+    }
+}
+
+fn pick(batch: &Batch, failures: Vec<(usize, String)>) -> Vec<(Envelope, String)> {
+    let mut seen = std::collections::BTreeSet::new();
+    let first_mention = |(index, reason): (usize, String)| {
+        let event = batch.events.get(index)?;
+        seen.insert(index).then(|| (event.clone(), reason))
+    };
+    failures.into_iter().filter_map(first_mention).collect()
+}

@@ -1,0 +1,222 @@
+//! Start permits: how many starts may be under way at once in the whole satellite, fair between teams, wakes with
+//! waiting callers first. Without them a mass crash forks thousands of processes on one tick.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use crate::model::ids::{InstanceId, Run, TeamId};
+
+/// Who waits for a permit and who holds one.
+#[derive(Debug)]
+pub struct Permits {
+    limit: usize,
+    held: HashMap<Run, TeamId>,
+    held_by_team: HashMap<TeamId, usize>,
+    waiting: HashMap<InstanceId, Urgency>,
+    urgent: Lane,
+    normal: Lane,
+    one_at_a_time: HashSet<TeamId>,
+}
+
+/// Whether somebody waits for this start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// Nobody does.
+    Normal,
+    /// A caller does.
+    Urgent,
+}
+
+/// One queue a team, and whose turn it is. Entries that were withdrawn or moved to the other lane are skipped when
+/// their turn comes: `Permits::waiting` has the truth.
+#[derive(Debug, Default)]
+struct Lane {
+    turns: VecDeque<TeamId>,
+    queues: HashMap<TeamId, VecDeque<InstanceId>>,
+}
+
+impl Lane {
+    fn push(&mut self, instance: InstanceId) {
+        let queue = self.queues.entry(instance.team.clone()).or_insert_with(|| {
+            self.turns.push_back(instance.team.clone());
+            VecDeque::new()
+        });
+        queue.push_back(instance);
+    }
+
+    /// The next of the team whose turn it is and that `may` start, as long as `wanted` says it still waits here.
+    fn pop(&mut self, may: impl Fn(&TeamId) -> bool, wanted: impl Fn(&InstanceId) -> bool) -> Option<InstanceId> {
+        for _ in 0..self.turns.len() {
+            let team = self.turns.pop_front()?;
+            if !may(&team) {
+                self.turns.push_back(team);
+                continue;
+            }
+            let Some(queue) = self.queues.get_mut(&team) else { continue };
+            while let Some(instance) = queue.pop_front() {
+                if wanted(&instance) {
+                    self.turns.push_back(team);
+                    return Some(instance);
+                }
+            }
+            self.queues.remove(&team);
+        }
+        None
+    }
+}
+
+impl Permits {
+    /// `limit` starts at once; at least one.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            limit: limit.max(1),
+            held: HashMap::new(),
+            held_by_team: HashMap::new(),
+            waiting: HashMap::new(),
+            urgent: Lane::default(),
+            normal: Lane::default(),
+            one_at_a_time: HashSet::new(),
+        }
+    }
+
+    /// Queues an instance; asking again can only make it more urgent.
+    pub fn request(&mut self, instance: InstanceId, urgency: Urgency) {
+        if self.waiting.get(&instance).is_some_and(|known| *known >= urgency) {
+            return;
+        }
+        self.waiting.insert(instance.clone(), urgency);
+        match urgency {
+            Urgency::Urgent => self.urgent.push(instance),
+            Urgency::Normal => self.normal.push(instance),
+        }
+    }
+
+    /// The instance no longer wants to start. A grant that is already on its way is given back by `release`.
+    pub fn withdraw(&mut self, instance: &InstanceId) {
+        self.waiting.remove(instance);
+    }
+
+    /// Gives a permit back; doing so twice is harmless.
+    pub fn release(&mut self, run: Run) {
+        if let Some(team) = self.held.remove(&run)
+            && let Some(count) = self.held_by_team.get_mut(&team)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.held_by_team.remove(&team);
+            }
+        }
+    }
+
+    /// The team's supervisor is gone: so are its requests and its permits.
+    pub fn forget_team(&mut self, team: &TeamId) {
+        self.waiting.retain(|instance, _| instance.team != *team);
+        self.held.retain(|_, holder| holder != team);
+        self.held_by_team.remove(team);
+        self.one_at_a_time.remove(team);
+    }
+
+    /// Whether a team's starts go one at a time.
+    pub fn throttle(&mut self, team: TeamId, one_at_a_time: bool) {
+        if one_at_a_time {
+            self.one_at_a_time.insert(team);
+        } else {
+            self.one_at_a_time.remove(&team);
+        }
+    }
+
+    /// The next start, if one is free; `draw` numbers its run. Call until it answers `None`.
+    pub fn grant(&mut self, draw: impl FnOnce() -> Run) -> Option<(InstanceId, Run)> {
+        if self.held.len() >= self.limit || self.waiting.is_empty() {
+            return None;
+        }
+        let may = |team: &TeamId| !self.one_at_a_time.contains(team) || !self.held_by_team.contains_key(team);
+        let waits = |instance: &InstanceId, urgency| self.waiting.get(instance) == Some(&urgency);
+        let instance = self
+            .urgent
+            .pop(may, |instance| waits(instance, Urgency::Urgent))
+            .or_else(|| self.normal.pop(may, |instance| waits(instance, Urgency::Normal)))?;
+        self.waiting.remove(&instance);
+        let run = draw();
+        self.held.insert(run, instance.team.clone());
+        *self.held_by_team.entry(instance.team.clone()).or_default() += 1;
+        Some((instance, run))
+    }
+
+    /// Permits held and instances waiting.
+    pub fn load(&self) -> (usize, usize) {
+        (self.held.len(), self.waiting.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(team: &str, nth: usize) -> InstanceId {
+        InstanceId::new(team.into(), "u".into(), format!("{nth}").into())
+    }
+
+    struct Numbered(Permits, u64);
+
+    impl Numbered {
+        fn next(&mut self) -> Option<String> {
+            let number = self.1 + 1;
+            let (instance, run) = self.0.grant(|| Run(number))?;
+            self.1 = run.0;
+            Some(format!("{}{}", instance.team, instance.installation))
+        }
+    }
+
+    #[test]
+    fn teams_take_turns_and_a_waiting_caller_goes_first() {
+        let mut permits = Numbered(Permits::new(5), 0);
+        for nth in 0..3 {
+            permits.0.request(instance("a", nth), Urgency::Normal);
+        }
+        permits.0.request(instance("b", 0), Urgency::Normal);
+        permits.0.request(instance("a", 2), Urgency::Urgent);
+        let order: Vec<String> = std::iter::from_fn(|| permits.next()).collect();
+        assert_eq!(order, ["a2", "a0", "b0", "a1"]);
+    }
+
+    #[test]
+    fn no_more_than_the_limit_and_a_release_lets_the_next_go() {
+        let mut permits = Numbered(Permits::new(1), 0);
+        permits.0.request(instance("a", 0), Urgency::Normal);
+        permits.0.request(instance("b", 0), Urgency::Normal);
+        assert_eq!(permits.next().as_deref(), Some("a0"));
+        assert_eq!(permits.next(), None);
+        permits.0.release(Run(1));
+        permits.0.release(Run(1));
+        assert_eq!(permits.next().as_deref(), Some("b0"));
+    }
+
+    #[test]
+    fn a_throttled_team_holds_one_and_others_do_not_feel_it() {
+        let mut permits = Numbered(Permits::new(10), 0);
+        permits.0.throttle("a".into(), true);
+        for nth in 0..3 {
+            permits.0.request(instance("a", nth), Urgency::Urgent);
+            permits.0.request(instance("b", nth), Urgency::Normal);
+        }
+        let order: Vec<String> = std::iter::from_fn(|| permits.next()).collect();
+        assert_eq!(order, ["a0", "b0", "b1", "b2"]);
+        permits.0.release(Run(1));
+        assert_eq!(permits.next().as_deref(), Some("a1"));
+    }
+
+    #[test]
+    fn what_was_withdrawn_or_whose_team_is_gone_is_not_started() {
+        let mut permits = Numbered(Permits::new(10), 0);
+        permits.0.request(instance("a", 0), Urgency::Normal);
+        permits.0.request(instance("a", 1), Urgency::Normal);
+        permits.0.request(instance("b", 0), Urgency::Normal);
+        permits.0.withdraw(&instance("a", 0));
+        assert_eq!(permits.next().as_deref(), Some("a1"));
+        permits.0.forget_team(&"b".into());
+        assert_eq!(permits.next(), None);
+        assert_eq!(permits.0.load(), (1, 0));
+        permits.0.request(instance("a", 0), Urgency::Normal);
+        assert_eq!(permits.next().as_deref(), Some("a0"), "asking again after a withdrawal works");
+    }
+}

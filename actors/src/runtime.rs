@@ -1,0 +1,303 @@
+//! What a host or the gateway calls. A handle is cheap to clone; all it does is send messages and read snapshots.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
+use serde_json::value::RawValue;
+use tokio::sync::{broadcast, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::batcher::{Emitter, WallClock};
+use crate::calls::{CallPort, Request};
+use crate::model::event::{Envelope, Event, Subject};
+use crate::model::exit::{CallError, Fate};
+use crate::model::ids::InstanceId;
+use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use crate::model::snapshot::{InstanceView, Snapshot};
+use crate::model::spec::InstanceSpec;
+use crate::root::{self, Farewell, Installed, Part, Root};
+use crate::rules::outbox::Statistics;
+use crate::seam::{Connector, EventSink};
+use crate::team::{ControlError, Reply, Uninstalled, Verb};
+
+/// A satellite waits this long beyond its own limits for its last words.
+const FAREWELL_MARGIN: Duration = Duration::from_secs(5);
+
+/// What a runtime is made of.
+pub struct Options {
+    /// Starts servers.
+    pub connector: Arc<dyn Connector>,
+    /// Takes events.
+    pub sink: Arc<dyn EventSink>,
+    /// The wall clock: for timestamps only, nothing is decided by it.
+    pub wall: WallClock,
+    /// The first event's number: one more than the last one that the sink has stored.
+    pub next_seq: u64,
+    /// How events are batched.
+    pub batch: BatchPolicy,
+    /// When a team's starts go one at a time.
+    pub team_budget: TeamBudgetPolicy,
+    /// Starts under way at once, over all teams.
+    pub start_permits: usize,
+}
+
+impl Options {
+    /// The defaults: twice the cores, at least 4, starts at once.
+    pub fn new(connector: Arc<dyn Connector>, sink: Arc<dyn EventSink>, wall: WallClock) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            connector,
+            sink,
+            wall,
+            next_seq: 1,
+            batch: BatchPolicy::default(),
+            team_budget: TeamBudgetPolicy::default(),
+            start_permits: (2 * cores).max(4),
+        }
+    }
+}
+
+/// The way to a runtime.
+#[derive(Clone)]
+pub struct RuntimeHandle {
+    root: ActorRef<root::Msg>,
+    snapshot: watch::Receiver<Arc<Snapshot>>,
+    events: Emitter,
+    flush_timeout: Duration,
+}
+
+/// Starts a runtime of its own. The join handle resolves when it has ended.
+pub async fn start(options: Options) -> Result<(RuntimeHandle, JoinHandle<()>), SpawnErr> {
+    let (args, parts) = parts(options);
+    let (root, join) = Root::spawn(None, Root, args).await?;
+    Ok((parts.handle(root), join))
+}
+
+/// Starts a runtime under an actor of the host.
+///
+/// The host's duties: answer each `SupervisionEvent` of this child by name (ractor's default stops the host with it),
+/// and call [`RuntimeHandle::shutdown`] and wait for it before stopping. A host that simply stops, or is killed, has
+/// ractor kill the whole tree: every process is killed at once without grace, and queued events are lost.
+pub async fn start_linked(
+    options: Options,
+    supervisor: ActorCell,
+) -> Result<(RuntimeHandle, JoinHandle<()>), SpawnErr> {
+    let (args, parts) = parts(options);
+    let (root, join) = Root::spawn_linked(None, Root, args, supervisor).await?;
+    Ok((parts.handle(root), join))
+}
+
+struct Parts {
+    snapshot: watch::Receiver<Arc<Snapshot>>,
+    events: Emitter,
+    flush_timeout: Duration,
+}
+
+impl Parts {
+    fn handle(self, root: ActorRef<root::Msg>) -> RuntimeHandle {
+        let Self { snapshot, events, flush_timeout } = self;
+        RuntimeHandle { root, snapshot, events, flush_timeout }
+    }
+}
+
+fn parts(options: Options) -> (root::Args, Parts) {
+    let (published, snapshot) = watch::channel(Arc::new(Snapshot::default()));
+    let events = Emitter::new(&options.batch, options.wall);
+    let flush_timeout = options.batch.flush_timeout;
+    let args = root::Args {
+        connector: options.connector,
+        sink: options.sink,
+        events: events.clone(),
+        next_seq: options.next_seq,
+        batch: options.batch,
+        team_budget: options.team_budget,
+        start_permits: options.start_permits,
+        published,
+    };
+    (args, Parts { snapshot, events, flush_timeout })
+}
+
+impl RuntimeHandle {
+    /// Installs an instance, or changes the configuration of one that is there.
+    pub async fn install(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
+        self.ask(|reply| root::Msg::Install(Arc::new(spec), reply)).await
+    }
+
+    /// Removes an instance; answers when nothing of it is left.
+    pub async fn uninstall(&self, id: &InstanceId) -> Result<Uninstalled, ControlError> {
+        self.ask(|reply| root::Msg::Uninstall(id.clone(), reply)).await
+    }
+
+    /// Has an instance be there when called.
+    pub async fn start(&self, id: &InstanceId) -> Result<(), ControlError> {
+        self.ask(|reply| root::Msg::Control(id.clone(), Verb::Start, reply)).await
+    }
+
+    /// Has an instance stay down; answers when its process is gone.
+    pub async fn stop(&self, id: &InstanceId) -> Result<(), ControlError> {
+        self.ask(|reply| root::Msg::Control(id.clone(), Verb::Stop, reply)).await
+    }
+
+    /// Starts an instance again with a clean slate; answers when that is under way.
+    pub async fn restart(&self, id: &InstanceId) -> Result<(), ControlError> {
+        self.ask(|reply| root::Msg::Control(id.clone(), Verb::Restart, reply)).await
+    }
+
+    /// Every instance, as last published. Never waits.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.borrow().clone()
+    }
+
+    /// To wait for changes.
+    pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.snapshot.clone()
+    }
+
+    /// Waits until an instance is as wanted; `None` if the runtime ended first.
+    pub async fn wait_for(
+        &self,
+        id: &InstanceId,
+        mut wanted: impl FnMut(&InstanceView) -> bool,
+    ) -> Option<Arc<InstanceView>> {
+        let mut watch = self.watch();
+        let snapshot = watch.wait_for(|snapshot| snapshot.get(id).is_some_and(|view| wanted(view))).await.ok()?;
+        snapshot.get(id).cloned()
+    }
+
+    /// Every event from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<Envelope>> {
+        self.events.subscribe()
+    }
+
+    /// The way in for events of the host: clients, configuration.
+    pub fn emitter(&self) -> &Emitter {
+        &self.events
+    }
+
+    /// The event batcher's numbers.
+    pub fn event_statistics(&self) -> Statistics {
+        self.events.statistics()
+    }
+
+    /// Calls a tool of an instance, and waits for it to come up if need be, within `timeout` over all (the instance's
+    /// default if none; a server that reports progress gets more, up to its hard cap).
+    ///
+    /// A call that certainly did not reach the server is repeated once, and so is one that may have been carried out
+    /// if the tool is annotated idempotent or read-only.
+    pub async fn call(
+        &self,
+        id: &InstanceId,
+        tool: &str,
+        arguments: Option<Box<RawValue>>,
+        timeout: Option<Duration>,
+    ) -> Result<Box<RawValue>, CallError> {
+        let started = Instant::now();
+        let view = self.snapshot().get(id).cloned();
+        let Some(view) = view else { return Err(CallError::NotFound { what: "server".to_owned() }) };
+        let repeatable =
+            view.catalogue.as_deref().and_then(|catalogue| catalogue.tool(tool)).is_some_and(|tool| tool.repeatable);
+        let request = || Request::Tool { name: tool.to_owned(), arguments: arguments.clone() };
+        let may_repeat = |fate| fate == Fate::NotSent || (fate == Fate::MaybeExecuted && repeatable);
+        let answer = self.request(&view, request, timeout, may_repeat).await;
+        let took = started.elapsed();
+        tracing::debug!(
+            installation_name = %view.spec.name, installation_id = %view.spec.id.installation,
+            team_id = %view.spec.id.team, method = "tools/call", tool, duration_ms = took.as_millis(),
+            ok = answer.is_ok(), "call"
+        );
+        self.events.emit(Event::ToolExecuted {
+            of: Arc::new(Subject::from(&*view.spec)),
+            tool_name: tool.to_owned(),
+            duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            success: answer.is_ok(),
+            error_message: answer.as_ref().err().map(ToString::to_string),
+        });
+        answer
+    }
+
+    async fn request(
+        &self,
+        view: &InstanceView,
+        request: impl Fn() -> Request,
+        timeout: Option<Duration>,
+        may_repeat: impl Fn(Fate) -> bool,
+    ) -> Result<Box<RawValue>, CallError> {
+        let timeout = timeout.unwrap_or(view.spec.policy.session.request_timeout);
+        let deadline = Instant::now() + timeout;
+        let mut port = view.port.clone().filter(CallPort::is_open);
+        let mut repeated = false;
+        loop {
+            let open = match port.take() {
+                Some(port) => port,
+                None => self.ensure(&view.spec.id, deadline, timeout).await?,
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let answer = open.request(request(), left).await;
+            match &answer {
+                Err(CallError::Terminated { fate, .. }) if may_repeat(*fate) && !repeated => repeated = true,
+                _ => return answer,
+            }
+        }
+    }
+
+    /// Waits for a run that takes calls.
+    async fn ensure(&self, id: &InstanceId, deadline: Instant, timeout: Duration) -> Result<CallPort, CallError> {
+        let ask = || async {
+            let (reply, answer) = oneshot::channel();
+            // An error says that Root is gone; so is the reply then.
+            let _ = cast!(self.root, root::Msg::Ensure(id.clone(), reply));
+            answer.await
+        };
+        let patient = async {
+            if let Ok(answer) = ask().await {
+                return answer;
+            }
+            // The team's supervisor died with our question in hand, and another is there, or will be.
+            loop {
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+                if let Ok(answer) = ask().await {
+                    return answer;
+                }
+                if self.root.get_status() >= ractor::ActorStatus::Stopping {
+                    let reason = "the satellite has ended".to_owned();
+                    return Err(CallError::Terminated { fate: Fate::NotSent, reason });
+                }
+            }
+        };
+        tokio::time::timeout_at(deadline, patient).await.unwrap_or(Err(CallError::TimedOut { after: timeout }))
+    }
+
+    async fn ask<T>(&self, message: impl FnOnce(Reply<T>) -> root::Msg) -> Result<T, ControlError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = cast!(self.root, message(reply));
+        answer.await.unwrap_or(Err(ControlError::Closing))
+    }
+
+    /// Ends every worker with grace, all at once, flushes the events, and ends.
+    pub async fn shutdown(&self) -> Farewell {
+        let (reply, farewell) = oneshot::channel();
+        let _ = cast!(self.root, root::Msg::Shutdown(reply));
+        // An error says that it has ended already, or is ending on somebody else's request.
+        match farewell.await {
+            Ok(farewell) => farewell,
+            Err(_) => {
+                let _ = self.root.get_cell().wait(Some(self.flush_timeout + FAREWELL_MARGIN)).await;
+                Farewell { events_lost: self.event_statistics().unsent(), in_time: false }
+            }
+        }
+    }
+
+    /// Ends everything at once, without grace: every process is killed, and events that were not sent are lost.
+    pub fn kill(&self) {
+        self.root.kill();
+    }
+
+    /// Lets one of the runtime's own parts panic, as a fault of ours would: for the load harness and the tests.
+    pub fn panic(&self, part: Part) {
+        let _ = cast!(self.root, root::Msg::Panic(part));
+    }
+}
+
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);

@@ -1,0 +1,177 @@
+//! The actor that is one running stdio server: one incarnation, from the fork until nothing of it is left. It never
+//! restarts itself: it ends with a typed reason, and its team's supervisor decides what comes next.
+//!
+//! What the session learns goes straight to the team, marked with the run. This actor holds what must end with it:
+//! the tasks, and the guard that kills the process even where the actor is killed and nobody says goodbye.
+
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::batcher::Emitter;
+use crate::calls::{CallPort, Counters, PortEnd};
+use crate::model::event::Subject;
+use crate::model::exit::{ExitCause, WorkerExit};
+use crate::model::ids::Run;
+use crate::model::spec::InstanceSpec;
+use crate::rules::slot::Input;
+use crate::seam::{Connector, Link, OpenError};
+use crate::session::{self, Control, News};
+use crate::tasks::{Tasks, panic_text};
+use crate::{logs, team};
+
+/// What a worker is told.
+pub(crate) enum Msg {
+    /// The connector has an answer.
+    Opened(Result<Link, OpenError>),
+    /// End with grace.
+    Stop,
+    /// Read the lists again.
+    Discover,
+    /// The session is over and nothing of the run is left.
+    Over(WorkerExit),
+    /// For the load harness and the tests: panic, as a fault of ours would.
+    Panic,
+}
+
+#[cfg(feature = "cluster")]
+impl ractor::Message for Msg {}
+
+/// What a worker is made of.
+pub(crate) struct Args {
+    pub(crate) run: Run,
+    pub(crate) spec: Arc<InstanceSpec>,
+    pub(crate) subject: Arc<Subject>,
+    pub(crate) discover: bool,
+    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) events: Emitter,
+    pub(crate) team: ActorRef<team::Msg>,
+}
+
+pub(crate) struct StdioWorker;
+
+pub(crate) struct State {
+    args: Args,
+    since: Instant,
+    /// The session's ends of its channels, until there is a session.
+    waiting: Option<(PortEnd, mpsc::UnboundedReceiver<Control>)>,
+    port: CallPort,
+    control: mpsc::UnboundedSender<Control>,
+    tasks: Tasks,
+    guard: Option<Box<dyn Send>>,
+    /// How it ended; read by the supervisor in the death notice.
+    pub(crate) exit: Option<WorkerExit>,
+}
+
+#[cfg_attr(feature = "async-trait", ractor::async_trait)]
+impl Actor for StdioWorker {
+    type Msg = Msg;
+    type State = State;
+    type Arguments = Args;
+
+    async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
+        let limit = args.spec.policy.session.calls_in_flight_max;
+        let (port, end) = CallPort::new(args.run, limit, args.counters.clone());
+        let (control, controlled) = mpsc::unbounded_channel();
+        let mut tasks = Tasks::default();
+        let opening = args.connector.open(args.spec.clone(), args.run);
+        tasks.spawn(async move {
+            let opened = AssertUnwindSafe(opening).catch_unwind().await;
+            let opened = opened.unwrap_or_else(|panic| {
+                Err(OpenError(format!("the connector panicked: {}", panic_text(panic.as_ref()))))
+            });
+            // If the worker is gone the link comes back in the error and is dropped, and its guard with it.
+            let _ = cast!(myself, Msg::Opened(opened));
+        });
+        let waiting = Some((end, controlled));
+        Ok(State { args, since: Instant::now(), waiting, port, control, tasks, guard: None, exit: None })
+    }
+
+    async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        match msg {
+            Msg::Opened(Ok(link)) => state.begin(link, &myself),
+            Msg::Opened(Err(error)) => state.end(WorkerExit::because(ExitCause::Spawn(error.0)), &myself),
+            // A session that is not there yet, or no longer, finds the message when it begins, or has ended anyway.
+            Msg::Stop => drop(state.control.send(Control::Stop)),
+            Msg::Discover => drop(state.control.send(Control::Discover)),
+            Msg::Over(exit) => state.end(exit, &myself),
+            Msg::Panic => std::panic::panic_any("asked to panic"),
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn begin(&mut self, link: Link, myself: &ActorRef<Msg>) {
+        let Some((port, control)) = self.waiting.take() else { return };
+        let Args { run, spec, subject, discover, counters, events, team, .. } = &self.args;
+        let run = *run;
+        self.guard = Some(link.guard);
+        // An error from here on says that the team's supervisor has died, and this worker with it.
+        let _ = cast!(team, team::Msg::Spawned(spec.id.clone(), run, link.process.pid(), self.port.clone()));
+        // Dropped by the task that drains stderr when that has ended; at once if there is none.
+        let (draining, drained) = oneshot::channel::<Infallible>();
+        if let Some(stderr) = link.stderr {
+            let (policy, mask) = (spec.policy.logs.clone(), spec.mask.clone());
+            let drain = logs::drain(stderr, policy, mask, subject.clone(), events.clone());
+            self.tasks.spawn(async move {
+                drain.await;
+                drop(draining);
+            });
+        } else {
+            drop(draining);
+        }
+        let (id, told) = (spec.id.clone(), team.clone());
+        let news = Box::new(move |news| {
+            let input = match news {
+                News::FirstByte => Input::FirstByte(run),
+                News::Initialized => Input::Initialized(run),
+                News::Discovered(catalogue) => Input::Discovered(run, catalogue),
+                News::DiscoveryFailed(why) => Input::DiscoveryFailed(run, why),
+            };
+            let _ = cast!(told, team::Msg::News(id.clone(), input));
+        });
+        let wall = events.clone();
+        let session = session::run(session::Args {
+            spec: spec.clone(),
+            reader: link.reader,
+            writer: link.writer,
+            process: link.process,
+            port,
+            control,
+            counters: counters.clone(),
+            wall: Arc::new(move || wall.wall()),
+            since: self.since,
+            discover: *discover,
+            news,
+        });
+        let span = tracing::info_span!(
+            "instance", installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team
+        );
+        let (me, exit_drain) = (myself.clone(), spec.policy.session.exit_drain);
+        self.tasks.spawn(
+            async move {
+                let exit = AssertUnwindSafe(session).catch_unwind().await;
+                let exit =
+                    exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
+                // A server's last words on stderr say why it died. A grandchild may keep the pipe open: not for ever.
+                let _ = tokio::time::timeout(exit_drain, drained).await;
+                let _ = cast!(me, Msg::Over(exit));
+            }
+            .instrument(span),
+        );
+    }
+
+    fn end(&mut self, exit: WorkerExit, myself: &ActorRef<Msg>) {
+        self.exit = Some(exit);
+        self.guard = None;
+        myself.stop(None);
+    }
+}

@@ -1,0 +1,681 @@
+//! The supervisor of one team: it holds a slot for each instance, carries out what the slots decide, and starts and
+//! ends their workers. A worker that ends, however it ends, changes nothing for any other.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent, cast};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::batcher::Emitter;
+use crate::calls::{CallPort, Counters};
+use crate::model::event::{Event, Subject};
+use crate::model::exit::{CallError, ExitCause, WorkerExit};
+use crate::model::ids::{InstanceId, Run, TeamId};
+use crate::model::policy::TeamBudgetPolicy;
+use crate::model::snapshot::InstanceView;
+use crate::model::spec::InstanceSpec;
+use crate::rules::permits::Urgency;
+use crate::rules::slot::{Effect, Input, Memo, Phase, Slot, Told, Want};
+use crate::rules::team_budget::{Change, TeamBudget};
+use crate::seam::Connector;
+use crate::stdio_worker::StdioWorker;
+use crate::tasks::Tasks;
+use crate::{registry, root, stdio_worker};
+
+/// What a person may ask of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// Be there when called.
+    Start,
+    /// Stay down.
+    Stop,
+    /// Start again now.
+    Restart,
+}
+
+/// Why a request of a person was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// No such instance, for this caller.
+    #[error("no such server")]
+    NotFound,
+    /// It makes no sense now, and what would.
+    #[error("{0}")]
+    Refused(String),
+    /// Another request undid this one before it was done.
+    #[error("another request came first")]
+    Superseded,
+    /// The satellite is ending.
+    #[error("the satellite is shutting down")]
+    Closing,
+}
+
+/// What an uninstall found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Uninstalled {
+    /// It had a process.
+    pub active: bool,
+    /// It was asleep.
+    pub dormant: bool,
+}
+
+/// A person's answer.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
+
+/// What a team's supervisor is told.
+pub(crate) enum Msg {
+    /// A new instance, or one whose supervisor died, with what it had come to.
+    Install(Arc<InstanceSpec>, Option<Memo>),
+    /// Its configuration changed.
+    Update(Arc<InstanceSpec>),
+    /// It goes.
+    Uninstall(InstanceId, Reply<Uninstalled>),
+    /// A person asks.
+    Control(InstanceId, Verb, Reply<()>),
+    /// A caller wants a run that takes calls.
+    Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
+    /// A start permit.
+    Granted(InstanceId, Run),
+    /// A worker's process is there.
+    Spawned(InstanceId, Run, Option<u32>, CallPort),
+    /// What a session learned.
+    News(InstanceId, Input),
+    /// A worker is gone. Told by this actor to itself, so that it comes after all that the worker had told.
+    Ended(InstanceId, Run, WorkerExit),
+    /// A deadline may have passed.
+    Tick,
+    /// There is a new registry: tell it everything.
+    Registry(ActorRef<registry::Msg>),
+    /// The satellite is ending: end every worker with grace, all at once, then this.
+    Shutdown,
+    /// For the load harness and the tests: panic, or let a worker panic, as a fault of ours would.
+    Panic(Option<InstanceId>),
+}
+
+#[cfg(feature = "cluster")]
+impl ractor::Message for Msg {}
+
+/// What a team's supervisor is made of.
+pub(crate) struct Args {
+    pub(crate) team: TeamId,
+    pub(crate) budget: TeamBudgetPolicy,
+    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) events: Emitter,
+    pub(crate) root: ActorRef<root::Msg>,
+    pub(crate) registry: ActorRef<registry::Msg>,
+}
+
+pub(crate) struct TeamSupervisor;
+
+pub(crate) struct State {
+    args: Args,
+    instances: HashMap<InstanceId, Instance>,
+    workers: HashMap<ActorId, (InstanceId, Run)>,
+    deadlines: BTreeSet<(std::time::Instant, InstanceId)>,
+    budget: TeamBudget,
+    alarm: Option<(std::time::Instant, Tasks)>,
+    closing: bool,
+}
+
+/// A slot, and what belongs to it in the world of actors.
+struct Instance {
+    slot: Slot,
+    subject: Arc<Subject>,
+    counters: Arc<Counters>,
+    worker: Option<(Run, ActorRef<stdio_worker::Msg>)>,
+    port: Option<CallPort>,
+    deadline: Option<std::time::Instant>,
+    callers: Vec<oneshot::Sender<Result<CallPort, CallError>>>,
+    stopping: Vec<Reply<()>>,
+    removing: Vec<(Uninstalled, Reply<Uninstalled>)>,
+}
+
+#[cfg_attr(feature = "async-trait", ractor::async_trait)]
+impl Actor for TeamSupervisor {
+    type Msg = Msg;
+    type State = State;
+    type Arguments = Args;
+
+    async fn pre_start(&self, _myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
+        Ok(State {
+            args,
+            instances: HashMap::new(),
+            workers: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            budget: TeamBudget::default(),
+            alarm: None,
+            closing: false,
+        })
+    }
+
+    async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        let now = Instant::now().into_std();
+        match msg {
+            Msg::Install(spec, memo) => state.install(spec, memo, now, &myself).await,
+            Msg::Update(spec) => {
+                let id = spec.id.clone();
+                if let Some(instance) = state.instances.get_mut(&id) {
+                    instance.subject = Arc::new(Subject::from(&*spec));
+                }
+                state.input(&id, Input::Update(spec), now, &myself).await;
+            }
+            Msg::Uninstall(id, reply) => state.uninstall(&id, reply, now, &myself).await,
+            Msg::Control(id, verb, reply) => state.control(&id, verb, reply, now, &myself).await,
+            Msg::Ensure(id, reply) => state.ensure(&id, reply, now, &myself).await,
+            Msg::Granted(id, run) => state.granted(&id, run, now, &myself).await,
+            Msg::Spawned(id, run, pid, port) => state.spawned(&id, run, pid, port, now, &myself).await,
+            Msg::News(id, input) => state.input(&id, input, now, &myself).await,
+            Msg::Ended(id, run, exit) => state.ended(&id, run, exit, now, &myself).await,
+            Msg::Tick => state.tick(now, &myself).await,
+            Msg::Registry(registry) => state.announce_all(registry),
+            Msg::Shutdown => state.shut_down(now, &myself).await,
+            Msg::Panic(None) => std::panic::panic_any("asked to panic"),
+            Msg::Panic(Some(id)) => {
+                if let Some((_, worker)) = state.instances.get(&id).and_then(|instance| instance.worker.as_ref()) {
+                    let _ = cast!(worker, stdio_worker::Msg::Panic);
+                }
+            }
+        }
+        state.rearm(&myself);
+        Ok(())
+    }
+
+    /// Every variant by name: the default would stop this supervisor when any worker ends.
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<Msg>,
+        event: SupervisionEvent,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        let (worker, exit) = match event {
+            SupervisionEvent::ActorTerminated(worker, worker_state, reason) => {
+                let told = worker_state
+                    .and_then(|mut boxed| boxed.take::<stdio_worker::State>().ok())
+                    .and_then(|worker_state| worker_state.exit);
+                let killed = || ExitCause::Panicked(reason.unwrap_or_else(|| "it ended without a reason".to_owned()));
+                (worker, told.unwrap_or_else(|| WorkerExit::because(killed())))
+            }
+            SupervisionEvent::ActorFailed(worker, error) => {
+                (worker, WorkerExit::because(ExitCause::Panicked(error.to_string())))
+            }
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => return Ok(()),
+            #[cfg(feature = "cluster")]
+            SupervisionEvent::PidLifecycleEvent(_) => return Ok(()),
+        };
+        if let Some((id, run)) = state.workers.remove(&worker.get_id()) {
+            // A death notice overtakes what the worker had told before it; through the mailbox it comes after.
+            let _ = cast!(myself, Msg::Ended(id, run, exit));
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    async fn install(
+        &mut self,
+        spec: Arc<InstanceSpec>,
+        memo: Option<Memo>,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        let id = spec.id.clone();
+        let subject = Arc::new(Subject::from(&*spec));
+        let (slot, effects) = match memo {
+            Some(memo) => Slot::revive(spec, &memo),
+            None => Slot::new(spec),
+        };
+        let instance = Instance {
+            slot,
+            subject,
+            counters: Arc::default(),
+            worker: None,
+            port: None,
+            deadline: None,
+            callers: Vec::new(),
+            stopping: Vec::new(),
+            removing: Vec::new(),
+        };
+        self.instances.insert(id.clone(), instance);
+        self.perform(&id, effects, true, now, myself).await;
+    }
+
+    async fn input(&mut self, id: &InstanceId, input: Input, now: std::time::Instant, myself: &ActorRef<Msg>) {
+        let Some(instance) = self.instances.get_mut(id) else { return };
+        let shows = matches!(input, Input::Spawned(..) | Input::Update(_));
+        let effects = instance.slot.handle(now, input);
+        self.perform(id, effects, shows, now, myself).await;
+    }
+
+    async fn control(
+        &mut self,
+        id: &InstanceId,
+        verb: Verb,
+        reply: Reply<()>,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        let Some(instance) = self.instances.get_mut(id) else {
+            let _ = reply.send(Err(ControlError::NotFound));
+            return;
+        };
+        let effects = instance.slot.handle(
+            now,
+            match verb {
+                Verb::Start => Input::Start,
+                Verb::Stop => Input::Stop,
+                Verb::Restart => Input::Restart,
+            },
+        );
+        let denied = effects.iter().find_map(|effect| match effect {
+            Effect::Denied(why) => Some(why.clone()),
+            _ => None,
+        });
+        // A stop is done when the process is gone; the others when they are under way, and `status` has the rest.
+        let reply = match (denied, verb) {
+            (Some(why), _) => reply.send(Err(ControlError::Refused(why))).err().map(drop),
+            (None, Verb::Stop) => {
+                instance.stopping.push(reply);
+                None
+            }
+            (None, Verb::Start | Verb::Restart) => reply.send(Ok(())).err().map(drop),
+        };
+        // An error says that the person has gone; what was asked for is done all the same.
+        let _: Option<()> = reply;
+        self.perform(id, effects, true, now, myself).await;
+    }
+
+    async fn uninstall(
+        &mut self,
+        id: &InstanceId,
+        reply: Reply<Uninstalled>,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        let Some(instance) = self.instances.get_mut(id) else {
+            let _ = reply.send(Err(ControlError::NotFound));
+            return;
+        };
+        let found = Uninstalled { active: instance.worker.is_some(), dormant: instance.slot.is_dormant() };
+        instance.removing.push((found, reply));
+        self.input(id, Input::Uninstall, now, myself).await;
+    }
+
+    async fn ensure(
+        &mut self,
+        id: &InstanceId,
+        reply: oneshot::Sender<Result<CallPort, CallError>>,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        let Some(instance) = self.instances.get_mut(id) else {
+            let _ = reply.send(Err(CallError::NotFound { what: "server".to_owned() }));
+            return;
+        };
+        // Callers that gave up make room.
+        let limit = instance.slot.spec.policy.session.callers_waiting_max;
+        if instance.callers.len() >= limit {
+            instance.callers.retain(|caller| !caller.is_closed());
+        }
+        if instance.callers.len() >= limit {
+            let _ = reply.send(Err(CallError::Busy { what: "callers waiting for this server", limit }));
+            return;
+        }
+        instance.callers.push(reply);
+        self.input(id, Input::Call, now, myself).await;
+    }
+
+    async fn granted(&mut self, id: &InstanceId, run: Run, now: std::time::Instant, myself: &ActorRef<Msg>) {
+        if self.instances.contains_key(id) {
+            self.input(id, Input::Granted(run), now, myself).await;
+        } else {
+            // It was removed while the grant was on its way.
+            self.tell_root(root::Msg::ReleasePermit(run));
+        }
+    }
+
+    async fn spawned(
+        &mut self,
+        id: &InstanceId,
+        run: Run,
+        pid: Option<u32>,
+        port: CallPort,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        if let Some(instance) = self.instances.get_mut(id)
+            && instance.slot.run() == Some(run)
+        {
+            instance.port = Some(port);
+        }
+        self.input(id, Input::Spawned(run, pid), now, myself).await;
+    }
+
+    async fn ended(
+        &mut self,
+        id: &InstanceId,
+        run: Run,
+        exit: WorkerExit,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        let Some(instance) = self.instances.get_mut(id) else { return };
+        if instance.worker.as_ref().is_some_and(|(current, _)| *current == run) {
+            instance.worker = None;
+            instance.port = None;
+        }
+        self.input(id, Input::Ended(run, exit), now, myself).await;
+        if self.closing && self.instances.is_empty() {
+            myself.stop(None);
+        }
+    }
+
+    async fn tick(&mut self, now: std::time::Instant, myself: &ActorRef<Msg>) {
+        self.alarm = None;
+        let change = self.budget.review(&self.args.budget, now);
+        self.tell_budget(change);
+        while let Some((at, id)) = self.deadlines.first().cloned()
+            && at <= now
+        {
+            self.deadlines.remove(&(at, id.clone()));
+            if let Some(instance) = self.instances.get_mut(&id) {
+                instance.deadline = None;
+            }
+            self.input(&id, Input::Tick, now, myself).await;
+        }
+    }
+
+    fn announce_all(&mut self, registry: ActorRef<registry::Msg>) {
+        self.args.registry = registry;
+        for instance in self.instances.values() {
+            self.tell_registry(registry::Msg::Put(Arc::new(instance.view())));
+        }
+    }
+
+    async fn shut_down(&mut self, now: std::time::Instant, myself: &ActorRef<Msg>) {
+        self.closing = true;
+        let ids: Vec<InstanceId> = self.instances.keys().cloned().collect();
+        for id in ids {
+            self.input(&id, Input::Shutdown, now, myself).await;
+        }
+        if self.instances.is_empty() {
+            myself.stop(None);
+        }
+    }
+
+    /// The only lines of a team that touch the world. `shows` says that readers will see a difference even if no
+    /// effect says so.
+    async fn perform(
+        &mut self,
+        id: &InstanceId,
+        effects: Vec<Effect>,
+        shows: bool,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        let shows = shows || effects.iter().any(Effect::shows);
+        let mut remove = false;
+        for effect in effects {
+            let Some(instance) = self.instances.get_mut(id) else { return };
+            match effect {
+                Effect::RequestPermit { urgent } => {
+                    let urgency = if urgent { Urgency::Urgent } else { Urgency::Normal };
+                    self.tell_root(root::Msg::RequestPermit(id.clone(), urgency));
+                }
+                Effect::WithdrawPermit => self.tell_root(root::Msg::WithdrawPermit(id.clone())),
+                Effect::ReleasePermit(run) => self.tell_root(root::Msg::ReleasePermit(run)),
+                Effect::Spawn { run, discover } => self.spawn(id, run, discover, myself).await,
+                Effect::Stop(run) => instance.tell_worker(run, stdio_worker::Msg::Stop),
+                Effect::Discover(run) => instance.tell_worker(run, stdio_worker::Msg::Discover),
+                Effect::Status { status, message } => {
+                    tracing::info!(
+                        installation_name = %instance.slot.spec.name, installation_id = %id.installation,
+                        team_id = %id.team, %status, message, "status"
+                    );
+                    let of = instance.subject.clone();
+                    self.args.events.emit(Event::StatusChanged { of, status, status_message: message });
+                }
+                Effect::Refused { status, cause } => {
+                    tracing::warn!(installation_name = %instance.slot.spec.name, %status, ?cause, "a transition makes no sense and is refused");
+                }
+                Effect::ChargeTeam => {
+                    let change = self.budget.charge(&self.args.budget, now);
+                    self.tell_budget(change);
+                }
+                Effect::Tell(told) => {
+                    let (subject, pid) = (instance.subject.clone(), instance.slot.pid);
+                    for event in events_of(told, &subject, pid, &instance.slot.spec, &self.args.events) {
+                        self.args.events.emit(event);
+                    }
+                }
+                Effect::Admit(run) => instance.admit(run),
+                Effect::Refuse(message) => {
+                    let status = instance.slot.status;
+                    for caller in instance.callers.drain(..) {
+                        let _ = caller.send(Err(CallError::Refused { status, message: message.clone() }));
+                    }
+                }
+                // Answered where the person asked.
+                Effect::Denied(_) => {}
+                Effect::Remove => remove = true,
+            }
+        }
+        self.settle(id, remove, shows);
+    }
+
+    /// After every change: deadlines, the memo, the registry, and the people who wait for it.
+    fn settle(&mut self, id: &InstanceId, remove: bool, shows: bool) {
+        let Some(instance) = self.instances.get_mut(id) else { return };
+        let deadline = if remove { None } else { instance.slot.deadline() };
+        if deadline != instance.deadline {
+            if let Some(old) = instance.deadline.take() {
+                self.deadlines.remove(&(old, id.clone()));
+            }
+            if let Some(at) = deadline {
+                self.deadlines.insert((at, id.clone()));
+            }
+            instance.deadline = deadline;
+        }
+        if matches!(instance.slot.phase, Phase::Stopped) {
+            instance.stopping.drain(..).for_each(|reply| drop(reply.send(Ok(()))));
+        } else if instance.slot.want != Want::Stopped {
+            instance.stopping.drain(..).for_each(|reply| drop(reply.send(Err(ControlError::Superseded))));
+        }
+        if remove {
+            if let Some(instance) = self.instances.remove(id) {
+                instance.removing.into_iter().for_each(|(found, reply)| drop(reply.send(Ok(found))));
+            }
+            // When the satellite is ending the last picture stays readable; uninstalled means gone from it.
+            if !self.closing {
+                self.tell_registry(registry::Msg::Remove(id.clone()));
+                self.tell_root(root::Msg::Forget(id.clone()));
+            }
+        } else if shows {
+            let (memo, view) = (instance.slot.memo(), Arc::new(instance.view()));
+            self.tell_root(root::Msg::Remember(id.clone(), memo));
+            self.tell_registry(registry::Msg::Put(view));
+        }
+    }
+
+    async fn spawn(&mut self, id: &InstanceId, run: Run, discover: bool, myself: &ActorRef<Msg>) {
+        let Some(instance) = self.instances.get_mut(id) else { return };
+        let args = stdio_worker::Args {
+            run,
+            spec: instance.slot.spec.clone(),
+            subject: instance.subject.clone(),
+            discover,
+            connector: self.args.connector.clone(),
+            counters: instance.counters.clone(),
+            events: self.args.events.clone(),
+            team: myself.clone(),
+        };
+        // Its `pre_start` is instant: the connector works in a task.
+        match StdioWorker::spawn_linked(None, StdioWorker, args, myself.get_cell()).await {
+            Ok((worker, _)) => {
+                self.workers.insert(worker.get_id(), (id.clone(), run));
+                instance.worker = Some((run, worker));
+            }
+            Err(error) => {
+                let exit = WorkerExit::because(ExitCause::Panicked(error.to_string()));
+                let _ = cast!(myself, Msg::Ended(id.clone(), run, exit));
+            }
+        }
+    }
+
+    fn tell_budget(&self, change: Option<Change>) {
+        let Some(change) = change else { return };
+        let team_id = self.args.team.clone();
+        let window_seconds = self.args.budget.window.as_secs();
+        let throttled = matches!(change, Change::Throttled { .. });
+        let event = match change {
+            Change::Throttled { exits: exits_in_window } => {
+                tracing::warn!(%team_id, exits_in_window, window_seconds, "too many unwanted exits: the team's servers start one at a time");
+                Event::TeamThrottled { team_id: team_id.clone(), exits_in_window, window_seconds }
+            }
+            Change::Unthrottled { exits: exits_in_window } => {
+                tracing::info!(%team_id, exits_in_window, window_seconds, "the team's servers start as usual again");
+                Event::TeamUnthrottled { team_id: team_id.clone(), exits_in_window, window_seconds }
+            }
+        };
+        self.args.events.emit(event);
+        self.tell_root(root::Msg::Throttle(team_id, throttled));
+    }
+
+    /// An error says that Root has died, and this supervisor with it.
+    fn tell_root(&self, msg: root::Msg) {
+        let _ = cast!(self.args.root, msg);
+    }
+
+    /// An error says that the registry has died: the next one is told everything.
+    fn tell_registry(&self, msg: registry::Msg) {
+        let _ = cast!(self.args.registry, msg);
+    }
+
+    /// One timer for the team, at the first of all deadlines.
+    fn rearm(&mut self, myself: &ActorRef<Msg>) {
+        let first = self.deadlines.first().map(|(at, _)| *at);
+        let due = first.into_iter().chain(self.budget.deadline(&self.args.budget)).min();
+        if self.alarm.as_ref().map(|(at, _)| *at) == due {
+            return;
+        }
+        self.alarm = due.map(|at| {
+            let (mut alarm, me) = (Tasks::default(), myself.clone());
+            alarm.spawn(async move {
+                tokio::time::sleep_until(Instant::from_std(at)).await;
+                let _ = cast!(me, Msg::Tick);
+            });
+            (at, alarm)
+        });
+    }
+}
+
+impl Instance {
+    /// A worker that is no longer this run's is not meant; one that has died needs no telling.
+    fn tell_worker(&self, run: Run, msg: stdio_worker::Msg) {
+        if let Some((current, worker)) = &self.worker
+            && *current == run
+        {
+            let _ = cast!(worker, msg);
+        }
+    }
+
+    fn admit(&mut self, run: Run) {
+        let Some(port) = self.port.as_ref().filter(|port| port.run() == run) else { return };
+        for caller in self.callers.drain(..) {
+            let _ = caller.send(Ok(port.clone()));
+        }
+    }
+
+    fn view(&self) -> InstanceView {
+        let slot = &self.slot;
+        let open = slot.open_run();
+        let next_retry = slot.next_retry();
+        InstanceView {
+            spec: slot.spec.clone(),
+            status: slot.status,
+            message: slot.message.clone(),
+            want: slot.want,
+            dormant: slot.is_dormant(),
+            pid: slot.pid,
+            restarts: slot.restarts,
+            history: slot.history.clone(),
+            next_retry_at: next_retry.map(|(at, _)| at),
+            attempt: next_retry.map(|(_, attempt)| attempt),
+            initialized_at: slot.initialized_at,
+            catalogue: slot.catalogue.clone(),
+            port: self.port.clone().filter(|port| Some(port.run()) == open),
+            counters: self.counters.clone(),
+            last_error: slot.last_error.clone(),
+            last_exit: slot.last_exit.clone(),
+        }
+    }
+}
+
+/// What a slot tells, with names and times.
+fn events_of(
+    told: Told,
+    subject: &Arc<Subject>,
+    pid: Option<u32>,
+    spec: &InstanceSpec,
+    events: &Emitter,
+) -> Vec<Event> {
+    let of = subject.clone();
+    let seconds = |exit: &WorkerExit| exit.ran.unwrap_or_default().as_secs();
+    let one = match told {
+        Told::Started { after, tool_count } => {
+            let spawn_duration_ms = milliseconds(after);
+            Event::Started { of, pid, transport: spec.transport().to_owned(), tool_count, spawn_duration_ms }
+        }
+        Told::Restarted { reason, old_pid, attempt } => {
+            Event::Restarted { of, old_pid, new_pid: pid, restart_reason: reason, attempt_number: attempt }
+        }
+        Told::Respawned { dormant, took } => Event::Respawned {
+            of,
+            pid,
+            dormant_duration_seconds: dormant.as_secs(),
+            respawn_duration_ms: milliseconds(took),
+        },
+        Told::Discovered { before, now } => {
+            let tools = now.tools.iter().map(|tool| tool.name.to_string()).collect();
+            let (tool_count, total_tokens) = (now.tools.len(), now.total_tokens());
+            let discovered = Event::ToolsDiscovered { of: of.clone(), tool_count, total_tokens, tools };
+            let difference = before.map(|before| now.difference(&before)).filter(|difference| !difference.is_empty());
+            let updated = difference.map(|difference| Event::ToolsUpdated {
+                of,
+                added_tools: difference.added,
+                removed_tools: difference.removed,
+                total_tools: now.tools.len(),
+            });
+            return std::iter::once(discovered).chain(updated).collect();
+        }
+        Told::Stopped { kind, exit } => {
+            Event::Stopped { of, kind, exit_code: exit.code, signal: exit.signal, forced: exit.forced }
+        }
+        Told::Exited { exit, will_restart } => Event::Exited {
+            of,
+            exit_code: exit.code,
+            signal: exit.signal,
+            forced: exit.forced,
+            uptime_seconds: seconds(&exit),
+            will_restart,
+        },
+        Told::Crashed { exit, count, will_restart } => Event::Crashed {
+            of,
+            reason: exit.reason(),
+            exit_code: exit.code,
+            signal: exit.signal,
+            uptime_seconds: seconds(&exit),
+            crash_count: count,
+            will_restart,
+        },
+        Told::PermanentlyFailed { exits, last_error, message } => {
+            Event::PermanentlyFailed { of, total_crashes: exits, last_error, message, failed_at: events.wall() }
+        }
+    };
+    vec![one]
+}
+
+fn milliseconds(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,160 @@
+//! Newline-delimited JSON-RPC, read and written without looking into what it carries.
+
+use std::borrow::Cow;
+
+use bytes::{Buf, Bytes, BytesMut};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// Grown by doubling from here. Small, because an idle instance holds one such buffer while it waits.
+const READ_CAPACITY: usize = 2048;
+
+/// Lines of a byte stream, with a limit.
+pub(crate) struct Lines<R> {
+    reader: R,
+    buffer: BytesMut,
+    /// The buffer's first bytes that are known to hold no newline.
+    scanned: usize,
+    line_max: usize,
+}
+
+/// What reading brought.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// One line, without its newline.
+    Line(Bytes),
+    /// End of file.
+    End,
+    /// A line over the limit.
+    TooLong,
+    /// The pipe broke.
+    Failed(std::io::Error),
+}
+
+impl<R: AsyncRead + Unpin> Lines<R> {
+    pub(crate) fn new(reader: R, line_max: usize) -> Self {
+        Self { reader, buffer: BytesMut::new(), scanned: 0, line_max }
+    }
+
+    /// The next line. Cancel-safe: a partial line stays in the buffer.
+    pub(crate) async fn next(&mut self) -> Received {
+        loop {
+            if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.scanned..]) {
+                let end = self.scanned + at;
+                if end > self.line_max {
+                    return Received::TooLong;
+                }
+                let line = self.buffer.split_to(end).freeze();
+                self.buffer.advance(1);
+                self.scanned = 0;
+                return Received::Line(line);
+            }
+            self.scanned = self.buffer.len();
+            if self.scanned > self.line_max {
+                return Received::TooLong;
+            }
+            if self.buffer.is_empty() {
+                // An idle instance must not keep the memory of its largest message.
+                self.buffer = BytesMut::new();
+            }
+            if self.buffer.capacity() == self.buffer.len() {
+                self.buffer.reserve(READ_CAPACITY.max(self.buffer.len()));
+            }
+            match self.reader.read_buf(&mut self.buffer).await {
+                Ok(0) => return Received::End,
+                Ok(_) => {}
+                Err(error) => return Received::Failed(error),
+            }
+        }
+    }
+}
+
+/// One JSON-RPC message, its parts still as sent.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Frame<'a> {
+    #[serde(borrow)]
+    jsonrpc: Cow<'a, str>,
+    #[serde(borrow, default)]
+    pub(crate) id: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(crate) method: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    pub(crate) params: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    pub(crate) result: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(crate) error: Option<&'a RawValue>,
+}
+
+/// A `null` that is there is there.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+impl<'a> Frame<'a> {
+    /// A message, or why the line is none. serde would also read a struct from an array, so the first byte decides.
+    pub(crate) fn parse(line: &'a [u8]) -> Result<Self, String> {
+        let line = line.trim_ascii();
+        if line.first() != Some(&b'{') {
+            return Err("not a JSON object".to_owned());
+        }
+        let frame: Self = serde_json::from_slice(line).map_err(|error| format!("not JSON-RPC: {error}"))?;
+        if frame.jsonrpc != "2.0" {
+            return Err("not JSON-RPC 2.0".to_owned());
+        }
+        if frame.method.is_none() && frame.result.is_none() && frame.error.is_none() {
+            return Err("neither a request nor a response".to_owned());
+        }
+        Ok(frame)
+    }
+}
+
+/// Writes JSON text on one line: outside of strings a newline is only space, and inside it cannot be.
+pub(crate) fn put_json(out: &mut BytesMut, json: &str) {
+    if memchr::memchr2(b'\n', b'\r', json.as_bytes()).is_none() {
+        out.extend_from_slice(json.as_bytes());
+    } else {
+        out.extend(json.bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_json_rpc_object_is_a_message() {
+        for line in
+            ["", "hello", "[1,2]", "{}", r#"{"jsonrpc":"1.0","id":1,"result":{}}"#, r#"{"jsonrpc":"2.0","id":1}"#]
+        {
+            assert!(Frame::parse(line.as_bytes()).is_err(), "{line}");
+        }
+        let frame = Frame::parse(br#"  {"jsonrpc":"2.0","id":7,"result":null}"#).expect("a response");
+        assert_eq!(frame.result.map(RawValue::get), Some("null"));
+        assert_eq!(frame.id.map(RawValue::get), Some("7"));
+    }
+
+    #[tokio::test]
+    async fn lines_are_found_across_reads_and_one_over_the_limit_is_told() {
+        let text: &[u8] = b"one\n\ntwo-is-long\nrest";
+        let mut lines = Lines::new(tokio::io::BufReader::with_capacity(3, text), 11);
+        let mut seen = Vec::new();
+        loop {
+            match lines.next().await {
+                Received::Line(line) => seen.push(String::from_utf8_lossy(&line).into_owned()),
+                Received::End => break,
+                Received::TooLong | Received::Failed(_) => panic!("no line is over the limit"),
+            }
+        }
+        assert_eq!(seen, ["one", "", "two-is-long"]);
+        assert!(matches!(Lines::new(b"twelve bytes\n".as_slice(), 11).next().await, Received::TooLong));
+    }
+
+    #[test]
+    fn pretty_json_goes_on_one_line() {
+        let mut out = BytesMut::new();
+        put_json(&mut out, "{\n \"a\": \"x\\ny\"\r\n}");
+        assert_eq!(&out[..], b"{  \"a\": \"x\\ny\"  }");
+    }
+}
