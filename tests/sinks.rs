@@ -449,3 +449,237 @@ mod journal_reading {
         assert!(full_files(&dir).len() > 20);
     }
 }
+
+#[cfg(feature = "cli")]
+mod http {
+    use std::collections::BTreeMap;
+    use std::future::{Future, pending};
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use axum::Router;
+    use axum::body::{Body, to_bytes};
+    use axum::extract::Request;
+    use axum::http::StatusCode;
+    use axum::response::{IntoResponse, Response};
+    use futures::StreamExt;
+    use futures::stream;
+    use mcp_satellite::sink::http::{HttpSink, HttpSinkError};
+    use mcp_satellite_actors::model::secret::Secret;
+    use serde_json::{Value, json};
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    const TOKEN: &str = "t0ken-value";
+
+    /// A server that answers everything with `answer`; its address.
+    async fn serve<F: Future<Output = Response> + Send>(
+        answer: impl Fn(Request) -> F + Clone + Send + Sync + 'static,
+    ) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+        address.to_string()
+    }
+
+    fn sink(address: &str) -> HttpSink {
+        let url = format!("http://user:passw0rd-in-url@{address}/api/events?key=key-in-query");
+        HttpSink::new(&url, Some(&Secret::from(TOKEN))).unwrap()
+    }
+
+    fn without_secrets(text: &str) -> String {
+        for secret in [TOKEN, "passw0rd", "key-in-query"] {
+            assert!(!text.contains(secret), "`{secret}` is shown in {text}");
+        }
+        text.to_owned()
+    }
+
+    async fn answer_to(status: u16, headers: &[(&'static str, &str)], body: impl ToString) -> Answer {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, *value);
+        }
+        let (parts, ()) = response.body(()).unwrap().into_parts();
+        let body = body.to_string();
+        let address = serve(move |request| {
+            let (parts, body) = (parts.clone(), body.clone());
+            async move {
+                to_bytes(request.into_body(), usize::MAX).await.unwrap();
+                Response::from_parts(parts, body.into())
+            }
+        });
+        let answer = sink(&address.await).send(batch(1..=3)).await;
+        without_secrets(&format!("{answer:?}"));
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_posted_whole_with_its_key_and_our_token() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (log, statuses) = (seen.clone(), [503, 200]);
+        let address = serve(move |request| {
+            let log = log.clone();
+            async move {
+                let (parts, body) = request.into_parts();
+                let body: Value = serde_json::from_slice(&to_bytes(body, usize::MAX).await.unwrap()).unwrap();
+                let mut log = log.lock().unwrap();
+                log.push((parts, body));
+                StatusCode::from_u16(statuses[log.len() - 1]).unwrap().into_response()
+            }
+        });
+        let sink = sink(&address.await);
+        assert!(unavailable(sink.send(batch(7..=9)).await).ends_with("/api/events answered 503 Service Unavailable"));
+        assert_eq!(sink.send(batch(7..=9)).await, Answer::Accepted);
+        let seen = seen.lock().unwrap();
+        for (parts, body) in seen.iter() {
+            assert_eq!(parts.method, "POST");
+            assert_eq!(parts.uri, "/api/events?key=key-in-query");
+            assert_eq!(parts.headers["idempotency-key"], "7", "the same for each attempt");
+            assert_eq!(parts.headers["content-type"], "application/json");
+            let authorization: Vec<_> = parts.headers.get_all("authorization").iter().collect();
+            assert_eq!(authorization, ["Bearer t0ken-value"]);
+            assert_eq!(*body, json!({ "events": batch(7..=9).events }));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_2xx_is_accepted_but_for_the_events_that_its_report_names() {
+        let report = |failed: u64, failures: Value| json!({ "success": failed == 0, "processed": 3 - failed, "failed": failed, "event_ids": [], "failures": failures });
+        assert_eq!(answer_to(200, &[], report(0, json!([]))).await, Answer::Accepted);
+        let failures = json!([
+            { "index": 1, "type": "mcp.tool.executed", "error": format!("bad {TOKEN}\nfor key-in-query") },
+            { "index": 2, "type": "mcp.tool.executed" },
+            { "index": 3, "error": "there is no such event" },
+            { "error": "which?" },
+        ]);
+        let partial = vec![(1, "bad [secret] for [secret]".into()), (2, "refused without a reason".into())];
+        assert_eq!(answer_to(200, &[], report(2, failures)).await, Answer::Partial(partial));
+        for body in ["", "<html>welcome</html>", "[1, 2]", "{\"failed\": \"none\"}", "\u{0}"] {
+            assert_eq!(answer_to(200, &[], body).await, Answer::Accepted, "{body}");
+        }
+        assert_eq!(answer_to(202, &[], "").await, Answer::Accepted);
+        assert_eq!(answer_to(204, &[], "").await, Answer::Accepted);
+    }
+
+    #[tokio::test]
+    async fn a_400_or_422_is_invalid_and_names_the_event_where_the_body_does() {
+        for status in [400, 422] {
+            let body = json!({ "failures": [{ "index": 2, "type": "x", "error": "no such type" }] });
+            assert_eq!(answer_to(status, &[], body).await, Answer::Invalid(Some(2), "no such type".into()));
+            let body = json!({ "index": 0, "error": format!("not with {TOKEN}") });
+            assert_eq!(answer_to(status, &[], body).await, Answer::Invalid(Some(0), "not with [secret]".into()));
+            let body = json!({ "index": 3, "message": "beyond the batch" });
+            assert_eq!(answer_to(status, &[], body).await, Answer::Invalid(None, "beyond the batch".into()));
+        }
+        assert_eq!(answer_to(400, &[], "what?").await, Answer::Invalid(None, "answered 400 Bad Request".into()));
+    }
+
+    #[tokio::test]
+    async fn the_other_answers_mean_what_their_status_says() {
+        assert_eq!(answer_to(413, &[], "").await, Answer::TooLarge);
+        assert_eq!(answer_to(401, &[], "").await, Answer::Unauthorized);
+        assert_eq!(answer_to(403, &[], "").await, Answer::Unauthorized);
+        for status in [404, 405, 409, 500, 502, 503] {
+            let reason = unavailable(answer_to(status, &[], TOKEN).await);
+            assert!(reason.contains(&format!("answered {status}")), "{reason}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_429_says_when_to_come_back_if_the_server_does() {
+        assert_eq!(answer_to(429, &[], "").await, Answer::Throttled(None));
+        assert_eq!(answer_to(429, &[("retry-after", "later")], "").await, Answer::Throttled(None));
+        let seconds = answer_to(429, &[("retry-after", "17")], "").await;
+        assert_eq!(seconds, Answer::Throttled(Some(Duration::from_secs(17))));
+        let past = answer_to(429, &[("retry-after", "Wed, 21 Oct 2015 07:28:00 GMT")], "").await;
+        assert_eq!(past, Answer::Throttled(Some(Duration::ZERO)));
+        let future = answer_to(429, &[("retry-after", "Tue, 31 Dec 2999 23:59:59 GMT")], "").await;
+        assert_eq!(future, Answer::Throttled(Some(Duration::from_secs(3600))), "an hour is the most");
+    }
+
+    #[tokio::test]
+    async fn a_redirect_is_not_followed() {
+        let seen = Arc::new(Mutex::new(BTreeMap::<String, u32>::new()));
+        let log = seen.clone();
+        let address = serve(move |request: Request| {
+            *log.lock().unwrap().entry(request.uri().path().to_owned()).or_default() += 1;
+            async { (StatusCode::FOUND, [("location", "/elsewhere")]).into_response() }
+        });
+        let reason = unavailable(sink(&address.await).send(batch(1..=1)).await);
+        assert!(reason.ends_with("answered 302 Found"), "{reason}");
+        assert_eq!(*seen.lock().unwrap(), BTreeMap::from([("/api/events".into(), 1)]));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_hangs_is_given_up_before_and_within_its_answer() {
+        let timeout = Duration::from_millis(100);
+        let silent = serve(|_| pending()).await;
+        let stuck = serve(|_| async { Response::new(Body::from_stream(stream::pending::<Result<String, String>>())) });
+        for address in [silent, stuck.await] {
+            let reason = unavailable(sink(&address).with_timeout(timeout).send(batch(1..=1)).await);
+            assert_eq!(without_secrets(&reason), format!("http://{address}/api/events did not answer within 100ms"));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_endless_answer_is_not_read_to_its_end() {
+        let report = json!({ "failed": 1, "failures": [{ "index": 0, "error": "x" }] }).to_string();
+        for (status, expected) in
+            [(200, Answer::Accepted), (400, Answer::Invalid(None, "answered 400 Bad Request".into()))]
+        {
+            let report = report.clone();
+            let address = serve(move |_| {
+                let spaces = stream::repeat(" ".repeat(1000));
+                let body = stream::iter([report.clone()]).chain(spaces).map(Ok::<_, String>);
+                async move { (StatusCode::from_u16(status).unwrap(), Body::from_stream(body)).into_response() }
+            });
+            assert_eq!(sink(&address.await).send(batch(1..=1)).await, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_or_speaks_no_http_is_unavailable() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let babble = tokio::spawn(async move {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 16]).await.unwrap();
+            stream.write_all(b"220 mail.example ESMTP\r\n").await.unwrap();
+        });
+        let reason = unavailable(sink(&address).send(batch(1..=1)).await);
+        assert!(
+            without_secrets(&reason).starts_with(&format!("cannot talk to http://{address}/api/events: ")),
+            "{reason}"
+        );
+        babble.await.unwrap();
+
+        // Bound and not listening: nobody answers there, and nobody else can get the port.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = socket.local_addr().unwrap().to_string();
+        let reason = unavailable(sink(&address).send(batch(1..=1)).await);
+        let expected = format!("cannot connect to http://{address}/api/events: Connection refused");
+        assert!(without_secrets(&reason).starts_with(&expected), "{reason}");
+    }
+
+    #[test]
+    fn neither_the_sink_nor_its_errors_show_a_secret() {
+        let shown = without_secrets(&format!("{:?}", sink("127.0.0.1:1")));
+        assert!(shown.contains("http://127.0.0.1:1/api/events"), "{shown}");
+        let token = Secret::from(format!("{TOKEN}\n"));
+        let wrong_token = HttpSink::new("http://127.0.0.1:1/", Some(&token)).unwrap_err();
+        assert!(matches!(wrong_token, HttpSinkError::Token));
+        let wrong_url = HttpSink::new("ftp://user:passw0rd@host/", None).unwrap_err();
+        let no_url = HttpSink::new("//user:passw0rd@host:99999/", None).unwrap_err();
+        for error in [wrong_token, wrong_url, no_url] {
+            without_secrets(&format!("{error} {error:?}"));
+        }
+    }
+
+    #[test]
+    fn a_url_with_tls_is_taken() {
+        HttpSink::new("https://events.example/api", None).unwrap();
+    }
+}

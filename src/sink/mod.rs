@@ -2,5 +2,7 @@
 //! by the batcher; a sink only says what happened.
 
 pub mod file;
+#[cfg(feature = "cli")]
+pub mod http;
 pub mod stdout;
 mod writer;
