@@ -1,0 +1,207 @@
+//! Events as JSON lines in a directory, kept over restarts and a `kill -9` (not over a loss of power: nothing is
+//! synced). The names of the files are those of [`crate::journal`], which reads them back.
+//!
+//! Rotation is our own: `file-rotate` 0.8 answers `Ok` to a write when it could not open its file, panics where a
+//! directory cannot be made or a file has vanished, and renumbers every old file at each rotation, under the readers.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+
+use super::writer::Writer;
+use crate::journal::{self, at, current_path, full_files, full_path};
+
+/// Appends each batch to `events.jsonl`, and begins a new file when it is full.
+#[derive(Debug)]
+pub struct FileSink {
+    writer: Writer,
+}
+
+impl FileSink {
+    /// Opens the journal in `dir`, which is made if need be, and returns it with the seq that the next event gets: one
+    /// more than the last one stored, or 1. Whatever a killed satellite left is repaired.
+    ///
+    /// A batch that would make `events.jsonl` larger than `rotate_bytes` goes to a new file; beside that file the
+    /// `keep` latest full ones stay. All are readable by their owner only. One directory has one writer.
+    pub fn open(dir: impl Into<PathBuf>, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
+        let mut store = Store { dir: dir.into(), rotate_bytes, keep, last: None, open: None };
+        DirBuilder::new().recursive(true).mode(0o700).create(&store.dir).map_err(|e| at("make", &store.dir, &e))?;
+        store.open = Some(store.recover()?);
+        if store.last.is_none() {
+            store.last = store.last_in_full_files()?;
+        }
+        let next_seq = store.last.map_or(1, |last| last.saturating_add(1));
+        Ok((Self { writer: Writer::start(move |batch| store.write(batch))? }, next_seq))
+    }
+}
+
+impl EventSink for FileSink {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        self.writer.send(batch)
+    }
+}
+
+/// What the writing thread owns.
+struct Store {
+    dir: PathBuf,
+    rotate_bytes: u64,
+    keep: usize,
+    /// The last event that was written whole. An event at or before it comes from a repeated batch.
+    last: Option<u64>,
+    /// `None` after a failure: what was written of a batch is then found out from the file itself.
+    open: Option<Current>,
+}
+
+/// `events.jsonl`, ending with a complete line.
+struct Current {
+    file: File,
+    len: u64,
+    first: Option<u64>,
+}
+
+impl Store {
+    fn write(&mut self, batch: &Batch) -> Answer {
+        match self.append(batch) {
+            Ok(answer) => answer,
+            Err(error) => Answer::Unavailable(error.to_string()),
+        }
+    }
+
+    fn append(&mut self, batch: &Batch) -> io::Result<Answer> {
+        let path = current_path(&self.dir);
+        let mut current = match self.open.take() {
+            // Somebody may have moved the file away; what went into it now would be seen by nobody.
+            Some(current) if is_at(&current.file, &path) => current,
+            _ => self.recover()?,
+        };
+        let (mut lines, mut first, mut last) = (Vec::new(), None, self.last);
+        for (index, event) in batch.events.iter().enumerate().filter(|(_, event)| Some(event.seq) > self.last) {
+            if let Err(error) = serde_json::to_writer(&mut lines, event) {
+                self.open = Some(current);
+                return Ok(Answer::Invalid(Some(index), format!("cannot be written as JSON: {error}")));
+            }
+            lines.push(b'\n');
+            first = first.or(Some(event.seq));
+            last = Some(event.seq);
+        }
+        if let Some(oldest) = current.first
+            && !lines.is_empty()
+            && current.len.saturating_add(lines.len() as u64) > self.rotate_bytes
+        {
+            self.rotate(oldest)?;
+            current = self.recover()?;
+        }
+        current.file.write_all(&lines).map_err(|error| at("write", &path, &error))?;
+        current.len += lines.len() as u64;
+        current.first = current.first.or(first);
+        self.last = last;
+        self.open = Some(current);
+        Ok(Answer::Accepted)
+    }
+
+    /// Opens `events.jsonl`, cuts off what was left of a line, and learns what is in it. The file is read whole, once
+    /// per start and failure.
+    fn recover(&mut self) -> io::Result<Current> {
+        let path = current_path(&self.dir);
+        let (current, last) = open_current(&path).map_err(|error| at("write", &path, &error))?;
+        self.last = self.last.max(last);
+        Ok(current)
+    }
+
+    /// The last seq of the newest full file that tells. A file whose lines are all damaged still tells its first one
+    /// by its name, which must not be used again.
+    fn last_in_full_files(&self) -> io::Result<Option<u64>> {
+        let Some(first) = full_files(&self.dir)?.pop() else { return Ok(None) };
+        let path = full_path(&self.dir, first);
+        let file = File::open(&path).map_err(|error| at("read", &path, &error))?;
+        let lines = Lines::of(&file).map_err(|error| at("read", &path, &error))?;
+        Ok(lines.last.max(Some(first)))
+    }
+
+    fn rotate(&self, first: u64) -> io::Result<()> {
+        let (current, full) = (current_path(&self.dir), full_path(&self.dir, first));
+        fs::rename(&current, &full).map_err(|error| at("rename", &current, &error))?;
+        let mut old = full_files(&self.dir)?;
+        old.truncate(old.len().saturating_sub(self.keep));
+        for path in old.into_iter().map(|first| full_path(&self.dir, first)) {
+            if let Err(error) = fs::remove_file(&path) {
+                // Events are not held up by what is only tidiness; the next rotation tries again.
+                tracing::warn!("cannot remove the old events in {}: {error}", path.display());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `events.jsonl`, repaired, with the last seq in it.
+fn open_current(path: &Path) -> io::Result<(Current, Option<u64>)> {
+    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    let Lines { first, last, mut len, tail } = Lines::of(&file)?;
+    match tail {
+        Tail::None => {}
+        Tail::Torn => file.set_len(len)?,
+        Tail::Unterminated { line_len } => {
+            file.write_all(b"\n")?;
+            len += line_len + 1;
+        }
+    }
+    Ok((Current { file, len, first }, last))
+}
+
+/// What one reading of a file tells.
+struct Lines {
+    first: Option<u64>,
+    last: Option<u64>,
+    /// Bytes up to the last newline.
+    len: u64,
+    tail: Tail,
+}
+
+/// What comes after the last newline.
+enum Tail {
+    None,
+    /// A part of an event.
+    Torn,
+    /// A whole event without its newline.
+    Unterminated {
+        line_len: u64,
+    },
+}
+
+impl Lines {
+    fn of(file: &File) -> io::Result<Self> {
+        let mut lines = Self { first: None, last: None, len: 0, tail: Tail::None };
+        let (mut reader, mut line) = (BufReader::new(file), Vec::new());
+        loop {
+            line.clear();
+            let read = reader.read_until(b'\n', &mut line)? as u64;
+            if read == 0 {
+                return Ok(lines);
+            }
+            let seq = journal::seq_of(&line);
+            lines.first = lines.first.or(seq);
+            lines.last = lines.last.max(seq);
+            if line.last() == Some(&b'\n') {
+                lines.len += read;
+            } else {
+                lines.tail = if seq.is_some() { Tail::Unterminated { line_len: read } } else { Tail::Torn };
+            }
+        }
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(ours), Ok(found)) => (ours.dev(), ours.ino()) == (found.dev(), found.ino()),
+        _ => false,
+    }
+}

@@ -1,0 +1,243 @@
+//! Events posted to a server, as `{"events": […]}` with the batch's id as `Idempotency-Key`.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use jiff::fmt::rfc2822;
+use mcp_satellite_actors::model::event::Envelope;
+use mcp_satellite_actors::model::secret::{Mask, Secret};
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::{Client, Response, StatusCode, Url, redirect};
+use serde::Serialize;
+use serde_json::Value;
+
+/// How long one request may take, answer included, unless [`HttpSink::with_timeout`] says otherwise.
+pub const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How much of an answer is read. A report on a full batch of 100 refused events fits well.
+const BODY_MAX: usize = 64 * 1024;
+
+/// The longest pause that a server can ask for: a wrong clock or one zero too many must not silence us for good.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
+
+/// How many characters of a server's explanation are passed on.
+const REASON_MAX: usize = 300;
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Posts each batch to one URL. Redirects are answers, never followed: what they point at was not configured.
+#[derive(Clone)]
+pub struct HttpSink {
+    client: Client,
+    url: Url,
+    headers: HeaderMap,
+    timeout: Duration,
+    /// Hides our credentials where the server echoes them.
+    mask: Mask,
+}
+
+/// Why there is no sink. Shows neither the URL's credentials nor the token.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpSinkError {
+    /// The URL cannot be used.
+    #[error("cannot send events to this URL: {0}; give an http:// or https:// URL")]
+    Url(String),
+    /// The token cannot be sent.
+    #[error("cannot send events with this token: it has a character that is not allowed in a header")]
+    Token,
+    /// The client could not be built, for example because the machine has no CA certificates.
+    #[error("cannot prepare the HTTP client for events")]
+    Client(#[source] reqwest::Error),
+}
+
+impl HttpSink {
+    /// A sink that posts to `url`, as the bearer of `token` if there is one. Credentials in the URL itself become
+    /// basic authentication where there is no token.
+    pub fn new(url: &str, token: Option<&Secret>) -> Result<Self, HttpSinkError> {
+        let url = Url::parse(url).map_err(|error| HttpSinkError::Url(error.to_string()))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(HttpSinkError::Url(format!("`{}` is not spoken here", url.scheme())));
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(token) = token {
+            let mut value =
+                HeaderValue::from_str(&format!("Bearer {}", token.expose())).map_err(|_| HttpSinkError::Token)?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let parameters: Vec<_> = url.query_pairs().map(|(_, value)| value).collect();
+        let secrets = token.map(Secret::expose).into_iter().chain(url.password()).chain(url.query());
+        let mask = Mask::new(secrets.chain(parameters.iter().map(|value| &**value)));
+        Ok(Self { client: client(&url).map_err(HttpSinkError::Client)?, url, headers, timeout: TIMEOUT, mask })
+    }
+
+    /// The same sink with another limit for one request.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    async fn post(&self, batch: &Batch) -> Answer {
+        let body = match serde_json::to_vec(&Body { events: &batch.events }) {
+            Ok(body) => body,
+            Err(error) => return Answer::Invalid(None, format!("cannot be written as JSON: {error}")),
+        };
+        let request = self.client.post(self.url.clone()).timeout(self.timeout).body(body);
+        let response = match request.headers(self.headers.clone()).header(IDEMPOTENCY_KEY, batch.id).send().await {
+            Ok(response) => response,
+            Err(error) => return Answer::Unavailable(self.failure(&error)),
+        };
+        let status = response.status();
+        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let report = match report(response).await {
+            Ok(report) => report,
+            // Whether some were refused is not known. The key lets the server drop what it has taken.
+            Err(error) if status.is_success() => return Answer::Unavailable(self.failure(&error)),
+            Err(_) => Value::Null,
+        };
+        let named = |index: &Value| {
+            index.as_u64().and_then(|index| usize::try_from(index).ok()).filter(|index| *index < batch.events.len())
+        };
+        match status {
+            status if status.is_success() => self.taken(&report, named),
+            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
+                let index = named(&report["failures"][0]["index"]).or_else(|| named(&report["index"]));
+                let reason = [&report["failures"][0]["error"], &report["error"], &report["message"]];
+                let reason = reason.into_iter().find_map(Value::as_str);
+                Answer::Invalid(
+                    index,
+                    reason.map_or_else(|| format!("answered {status}"), |reason| self.quoted(reason)),
+                )
+            }
+            StatusCode::PAYLOAD_TOO_LARGE => Answer::TooLarge,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Answer::Unauthorized,
+            StatusCode::TOO_MANY_REQUESTS => {
+                Answer::Throttled(retry_after.and_then(|value| pause(&value, Timestamp::now())))
+            }
+            status => Answer::Unavailable(format!("{} answered {status}", self.shown())),
+        }
+    }
+
+    /// The answer for a 2xx. A body that is not the report we know says nothing against "taken".
+    fn taken(&self, report: &Value, named: impl Fn(&Value) -> Option<usize>) -> Answer {
+        let failures = report["failures"].as_array().map_or(&[][..], Vec::as_slice);
+        if report["failed"].as_u64().unwrap_or(0) == 0 && failures.is_empty() {
+            return Answer::Accepted;
+        }
+        let refused = failures.iter().filter_map(|failure| {
+            let reason = failure["error"].as_str().unwrap_or("refused without a reason");
+            Some((named(&failure["index"])?, self.quoted(reason)))
+        });
+        Answer::Partial(refused.collect())
+    }
+
+    /// What a server says, without our credentials, and fit for one line of a log.
+    fn quoted(&self, text: &str) -> String {
+        let clean = |character: char| if character.is_control() { ' ' } else { character };
+        self.mask.apply(text).chars().take(REASON_MAX).map(clean).collect()
+    }
+
+    /// Why there was no answer. The error's own text would show the whole URL, so it is told by its root.
+    fn failure(&self, error: &reqwest::Error) -> String {
+        let to = self.shown();
+        if error.is_timeout() {
+            return format!("{to} did not answer within {:?}", self.timeout);
+        }
+        let mut root: &dyn Error = error;
+        while let Some(source) = root.source() {
+            root = source;
+        }
+        let reason =
+            if root.is::<reqwest::Error>() { "the exchange failed".into() } else { self.quoted(&root.to_string()) };
+        format!("cannot {} {to}: {reason}", if error.is_connect() { "connect to" } else { "talk to" })
+    }
+
+    /// The URL without credentials and parameters.
+    fn shown(&self) -> String {
+        format!("{}{}", self.url.origin().ascii_serialization(), self.url.path())
+    }
+}
+
+impl EventSink for HttpSink {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        let sink = self.clone();
+        async move { sink.post(&batch).await }.boxed()
+    }
+}
+
+impl fmt::Debug for HttpSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpSink").field("url", &self.shown()).field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    events: &'a [Envelope],
+}
+
+fn client(url: &Url) -> reqwest::Result<Client> {
+    // The process has one provider of cryptography. If a host has chosen another one, that is as good.
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let mut builder = Client::builder()
+        .redirect(redirect::Policy::none())
+        .user_agent(concat!("mcp-satellite/", env!("CARGO_PKG_VERSION")));
+    if url.scheme() == "http" {
+        // A machine without CA certificates can send to a server that needs none.
+        builder = builder.tls_certs_only([]);
+    }
+    if matches!(url.host_str(), Some("localhost" | "127.0.0.1" | "[::1]")) {
+        // A proxy's loopback is not ours.
+        builder = builder.no_proxy();
+    }
+    builder.build()
+}
+
+/// The body as JSON; null where it is none or is too long to be a report.
+async fn report(mut response: Response) -> reqwest::Result<Value> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > BODY_MAX {
+            return Ok(Value::Null);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(serde_json::from_slice(&body).unwrap_or_default())
+}
+
+/// The pause that `Retry-After` asks for, in seconds or as a date.
+fn pause(value: &str, now: Timestamp) -> Option<Duration> {
+    let asked = if let Ok(seconds) = value.trim().parse() {
+        Duration::from_secs(seconds)
+    } else {
+        let until = rfc2822::DateTimeParser::new().parse_timestamp(value.trim()).ok()?;
+        Duration::try_from(until.duration_since(now)).unwrap_or(Duration::ZERO)
+    };
+    Some(asked.min(RETRY_AFTER_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_read_as_seconds_or_as_a_date_and_has_a_limit() {
+        let now = Timestamp::from_second(1_445_412_420).unwrap_or_default();
+        let seconds = |value| pause(value, now).map(|pause| pause.as_secs());
+        assert_eq!(seconds("120"), Some(120));
+        assert_eq!(seconds("Wed, 21 Oct 2015 07:28:00 GMT"), Some(60));
+        assert_eq!(seconds("Wed, 21 Oct 2015 07:00:00 GMT"), Some(0));
+        assert_eq!(seconds("99999999999"), Some(3600));
+        assert_eq!(seconds("Tue, 31 Dec 2999 23:59:59 GMT"), Some(3600));
+        assert_eq!(seconds("-5"), None);
+        assert_eq!(seconds("soon"), None);
+    }
+}

@@ -1,0 +1,685 @@
+//! The three sinks and the journal, against real files, a real pipe and a real HTTP server.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+
+use jiff::Timestamp;
+use mcp_satellite::journal::{self, Follow, Query};
+use mcp_satellite::sink::file::FileSink;
+use mcp_satellite::sink::stdout::StdoutSink;
+use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use tempfile::{TempDir, tempdir};
+
+const LARGE: u64 = 1 << 30;
+
+fn subject(team: &str, user: &str) -> Arc<Subject> {
+    Arc::new(Subject {
+        installation_id: "abc123".into(),
+        team_id: team.into(),
+        user_id: user.into(),
+        process_id: format!("filesystem-{team}-{user}-abc123").into(),
+        server_slug: "filesystem".into(),
+    })
+}
+
+fn event(seq: u64) -> Envelope {
+    let event = Event::ToolExecuted {
+        of: subject("acme", "alice"),
+        tool_name: format!("tool \n {seq}"),
+        duration_ms: 1,
+        success: true,
+        error_message: None,
+    };
+    Envelope { seq, timestamp: Timestamp::from_millisecond(1_780_000_000_123).unwrap(), event }
+}
+
+fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<Batch> {
+    Arc::new(Batch { id: *seqs.start(), events: seqs.map(event).collect() })
+}
+
+fn current(dir: &TempDir) -> PathBuf {
+    dir.path().join("events.jsonl")
+}
+
+fn full_files(dir: &TempDir) -> Vec<PathBuf> {
+    let mut paths: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| *path != current(dir));
+    paths.sort();
+    paths
+}
+
+fn append(path: &Path, text: &str) {
+    OpenOptions::new().append(true).create(true).open(path).unwrap().write_all(text.as_bytes()).unwrap();
+}
+
+fn line(seq: u64) -> String {
+    serde_json::to_string(&event(seq)).unwrap() + "\n"
+}
+
+/// The seqs in a file, each of whose lines must be whole.
+fn seqs_in(path: &Path) -> Vec<u64> {
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.is_empty() || text.ends_with('\n'), "{} ends in the middle of a line", path.display());
+    text.lines().map(|line| serde_json::from_str::<Envelope>(line).unwrap().seq).collect()
+}
+
+fn stored(dir: &TempDir, query: Query) -> Vec<u64> {
+    let mut events = journal::read(dir.path(), query).unwrap();
+    let seqs = events.by_ref().map(|event| event.seq).collect();
+    assert!(events.take_error().is_none());
+    assert_eq!(events.skipped(), 0);
+    seqs
+}
+
+fn range(seqs: std::ops::RangeInclusive<u64>) -> Vec<u64> {
+    seqs.collect()
+}
+
+fn unavailable(answer: Answer) -> String {
+    match answer {
+        Answer::Unavailable(reason) => reason,
+        other => panic!("expected `Unavailable`, got {other:?}"),
+    }
+}
+
+mod file {
+    use super::*;
+
+    #[tokio::test]
+    async fn events_are_stored_one_a_line_and_read_back_as_they_were() {
+        let dir = tempdir().unwrap();
+        let (sink, next_seq) = FileSink::open(dir.path().join("new"), LARGE, 1).unwrap();
+        assert_eq!(next_seq, 1);
+        assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
+        let back: Vec<_> = journal::read(dir.path().join("new"), Query::default()).unwrap().collect();
+        assert_eq!(back, range(1..=3).into_iter().map(event).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn a_full_file_is_kept_beside_the_new_one_and_no_line_is_split() {
+        let dir = tempdir().unwrap();
+        let (sink, _) = FileSink::open(dir.path(), 3 * line(1).len() as u64 + 20, 2).unwrap();
+        for seq in (1..=20).step_by(2) {
+            assert_eq!(sink.send(batch(seq..=seq + 1)).await, Answer::Accepted);
+        }
+        let full = full_files(&dir);
+        assert_eq!(full.len(), 2, "the two latest are kept");
+        for path in full.iter().chain([&current(&dir)]) {
+            assert_eq!(seqs_in(path).len(), 2, "a batch goes whole into one file");
+            assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+        assert_eq!(stored(&dir, Query::default()), range(15..=20));
+    }
+
+    #[tokio::test]
+    async fn a_batch_larger_than_a_file_is_stored_all_the_same() {
+        let dir = tempdir().unwrap();
+        let (sink, _) = FileSink::open(dir.path(), 1, 10).unwrap();
+        assert_eq!(sink.send(batch(1..=5)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(6..=10)).await, Answer::Accepted);
+        assert_eq!(full_files(&dir).len(), 1);
+        assert_eq!(stored(&dir, Query::default()), range(1..=10));
+    }
+
+    #[tokio::test]
+    async fn the_next_seq_continues_after_a_restart_also_when_the_current_file_is_empty() {
+        let dir = tempdir().unwrap();
+        let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
+        assert_eq!(sink.send(batch(1..=7)).await, Answer::Accepted);
+        drop(sink);
+        assert_eq!(FileSink::open(dir.path(), LARGE, 5).unwrap().1, 8);
+
+        fs::rename(current(&dir), dir.path().join("events.00000000000000000001.jsonl")).unwrap();
+        let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
+        assert_eq!(next_seq, 8);
+        assert_eq!(sink.send(batch(8..=9)).await, Answer::Accepted);
+        assert_eq!(stored(&dir, Query::default()), range(1..=9));
+    }
+
+    #[tokio::test]
+    async fn a_torn_last_line_is_cut_off_and_nothing_else_is_lost() {
+        let dir = tempdir().unwrap();
+        append(&current(&dir), &format!("{}{}{}", line(1), line(2), &line(3)[..40]));
+        let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
+        assert_eq!(next_seq, 3);
+        assert_eq!(sink.send(batch(3..=4)).await, Answer::Accepted);
+        assert_eq!(seqs_in(&current(&dir)), range(1..=4));
+    }
+
+    #[tokio::test]
+    async fn a_last_line_that_lacks_only_its_newline_is_kept() {
+        let dir = tempdir().unwrap();
+        append(&current(&dir), &format!("{}{}", line(1), line(2).trim_end()));
+        let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
+        assert_eq!(next_seq, 3);
+        assert_eq!(sink.send(batch(3..=3)).await, Answer::Accepted);
+        assert_eq!(seqs_in(&current(&dir)), range(1..=3));
+    }
+
+    #[tokio::test]
+    async fn a_damaged_line_hides_neither_the_last_seq_nor_its_neighbours() {
+        let dir = tempdir().unwrap();
+        append(&current(&dir), &format!("{}{}\0\0 not an event\n", line(1), line(2)));
+        let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
+        assert_eq!(next_seq, 3);
+        assert_eq!(sink.send(batch(3..=3)).await, Answer::Accepted);
+        let mut events = journal::read(dir.path(), Query::default()).unwrap();
+        assert_eq!(events.by_ref().map(|event| event.seq).collect::<Vec<_>>(), range(1..=3));
+        assert_eq!(events.skipped(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_repeated_batch_is_not_stored_twice() {
+        let dir = tempdir().unwrap();
+        let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
+        for _ in 0..3 {
+            assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
+        }
+        assert_eq!(sink.send(batch(2..=5)).await, Answer::Accepted);
+        assert_eq!(seqs_in(&current(&dir)), range(1..=5));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_written_is_reported_and_taken_up_again() {
+        let dir = tempdir().unwrap();
+        let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
+        assert_eq!(sink.send(batch(1..=2)).await, Answer::Accepted);
+        fs::remove_file(current(&dir)).unwrap();
+        fs::create_dir(current(&dir)).unwrap();
+        let reason = unavailable(sink.send(batch(3..=4)).await);
+        assert!(reason.starts_with(&format!("cannot write {}: ", current(&dir).display())), "{reason}");
+
+        fs::remove_dir(current(&dir)).unwrap();
+        assert_eq!(sink.send(batch(3..=4)).await, Answer::Accepted);
+        assert_eq!(seqs_in(&current(&dir)), range(3..=4), "what was accepted before is not written again");
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_opened_says_why() {
+        let dir = tempdir().unwrap();
+        File::create(dir.path().join("file")).unwrap();
+        let error = FileSink::open(dir.path().join("file/journal"), LARGE, 5).unwrap_err().to_string();
+        assert!(error.starts_with("cannot make "), "{error}");
+
+        symlink("/dev/full", current(&dir)).unwrap();
+        let error = FileSink::open(dir.path(), LARGE, 5).unwrap_err().to_string();
+        assert!(error.ends_with("events.jsonl: it is not a regular file"), "{error}");
+    }
+
+    /// The limit on a file's size stands for a full disk: both end a write in the middle of a line. It is the whole
+    /// process's, so this is a process of its own, with the signal that comes with the limit ignored.
+    #[test]
+    fn a_batch_cut_short_by_a_full_disk_is_completed_later_without_a_repeated_line() {
+        let dir = tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"trap "" XFSZ; exec "$0" "$@""#]).arg(std::env::current_exe().unwrap());
+        let output = in_child(&mut command, "file::child_on_a_full_disk", dir.path()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(seqs_in(&current(&dir)), range(1..=22));
+    }
+
+    #[tokio::test]
+    #[ignore = "the child process of the test above"]
+    async fn child_on_a_full_disk() {
+        let Some(dir) = std::env::var_os("SINKS_DIR").map(PathBuf::from) else { return };
+        let (sink, _) = FileSink::open(&dir, LARGE, 5).unwrap();
+        assert_eq!(sink.send(batch(1..=2)).await, Answer::Accepted);
+
+        let limit = 10 * line(1).len() as u64;
+        setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: None }).unwrap();
+        for _ in 0..3 {
+            let reason = unavailable(sink.send(batch(3..=22)).await);
+            assert!(reason.starts_with("cannot write ") && reason.contains("File too large"), "{reason}");
+            let left = fs::read_to_string(dir.join("events.jsonl")).unwrap();
+            assert!(left.lines().count() > 2 && !left.ends_with('\n'), "this is not the case that is tested");
+        }
+        setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
+        assert_eq!(sink.send(batch(3..=22)).await, Answer::Accepted);
+    }
+}
+
+/// Runs the ignored test `name` with `command`, which runs this test binary.
+fn in_child<'a>(command: &'a mut Command, name: &str, dir: &Path) -> &'a mut Command {
+    command.args(["--ignored", "--exact", "--nocapture", name]).env("SINKS_DIR", dir)
+}
+
+mod stdout {
+    use super::*;
+
+    #[test]
+    fn events_go_to_standard_output_and_a_reader_that_waits_blocks_no_async_thread() {
+        let dir = tempdir().unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut child = in_child(&mut command, "stdout::child_with_a_slow_reader", dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Nothing is read before the child's only async thread has told that it goes on beside the full pipe.
+        let told =
+            BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap).any(|line| line == "going on");
+        assert!(told);
+        let mut text = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(child.wait().unwrap().success(), "{text}");
+        let events = text.lines().filter(|line| line.starts_with("{\"seq\""));
+        let seqs: Vec<_> = events.map(|line| serde_json::from_str::<Envelope>(line).unwrap().seq).collect();
+        assert_eq!(seqs, range(1..=3000), "each once, also those of the batch that was sent twice");
+    }
+
+    #[tokio::test]
+    #[ignore = "the child process of the test above"]
+    async fn child_with_a_slow_reader() {
+        if std::env::var_os("SINKS_DIR").is_none() {
+            return;
+        }
+        std::io::stdout().write_all(b"\n").unwrap();
+        let sink = StdoutSink::new().unwrap();
+        // Many times what a pipe holds.
+        let (answer, ()) = tokio::join!(sink.send(batch(1..=2999)), async {
+            std::io::stderr().write_all(b"going on\n").unwrap();
+        });
+        assert_eq!(answer, Answer::Accepted);
+        assert_eq!(sink.send(batch(1..=3000)).await, Answer::Accepted);
+    }
+}
+
+mod journal_reading {
+    use super::*;
+
+    #[tokio::test]
+    async fn events_are_chosen_by_seq_type_instance_server_team_and_user() {
+        let dir = tempdir().unwrap();
+        let (sink, _) = FileSink::open(dir.path(), 600, 100).unwrap();
+        let timestamp = Timestamp::UNIX_EPOCH;
+        let of = |seq, team, user| Envelope {
+            seq,
+            timestamp,
+            event: Event::Disconnected { of: subject(team, user), was_intentional: true },
+        };
+        let client = Event::ClientDisconnected {
+            team_id: "acme".into(),
+            user_id: "bob".into(),
+            session_id: "s".into(),
+            duration: 1,
+            tool_execution_count: 0,
+            reason: "closed".into(),
+        };
+        let throttled = Event::TeamThrottled { team_id: "acme".into(), exits_in_window: 61, window_seconds: 60 };
+        let events = vec![
+            event(1),
+            of(2, "acme", "bob"),
+            of(3, "globex", "alice"),
+            Envelope { seq: 4, timestamp, event: client },
+            Envelope { seq: 5, timestamp, event: throttled },
+            Envelope { seq: 6, timestamp, event: Event::EventsDropped { from_seq: 7, to_seq: 8 } },
+            of(9, "acme", "alice"),
+        ];
+        for event in events {
+            let batch = Arc::new(Batch { id: event.seq, events: vec![event] });
+            assert_eq!(sink.send(batch).await, Answer::Accepted);
+        }
+        assert!(full_files(&dir).len() > 1, "the choice is made across files");
+        let some = |text: &str| Some(text.to_owned());
+        let all = Query::default;
+        assert_eq!(stored(&dir, all()), [1, 2, 3, 4, 5, 6, 9]);
+        for since in 0..10 {
+            let expected: Vec<_> = [1, 2, 3, 4, 5, 6, 9].into_iter().filter(|seq| *seq > since).collect();
+            assert_eq!(stored(&dir, Query { since: Some(since), ..all() }), expected);
+        }
+        let types = vec!["mcp.tool.executed".into(), "events.dropped".into()];
+        assert_eq!(stored(&dir, Query { types, ..all() }), [1, 6]);
+        assert_eq!(stored(&dir, Query { instance: some("filesystem-acme-alice-abc123"), ..all() }), [1, 9]);
+        assert_eq!(stored(&dir, Query { server: some("filesystem"), ..all() }), [1, 2, 3, 9]);
+        assert_eq!(stored(&dir, Query { team: some("acme"), ..all() }), [1, 2, 4, 5, 9]);
+        assert_eq!(stored(&dir, Query { user: some("bob"), ..all() }), [2, 4]);
+        let both = Query { team: some("acme"), user: some("alice"), since: Some(1), ..all() };
+        assert_eq!(stored(&dir, both), [9]);
+    }
+
+    #[tokio::test]
+    async fn files_before_the_wanted_seq_are_not_opened() {
+        let dir = tempdir().unwrap();
+        let (sink, _) = FileSink::open(dir.path(), 1, 100).unwrap();
+        for seq in 1..=5 {
+            assert_eq!(sink.send(batch(seq..=seq)).await, Answer::Accepted);
+        }
+        let second = &full_files(&dir)[1];
+        fs::remove_file(second).unwrap();
+        fs::create_dir(second).unwrap();
+        assert_eq!(stored(&dir, Query { since: Some(2), ..Query::default() }), [3, 4, 5]);
+
+        let mut events = journal::read(dir.path(), Query::default()).unwrap();
+        assert_eq!(events.by_ref().map(|event| event.seq).collect::<Vec<_>>(), [1]);
+        assert!(events.take_error().unwrap().to_string().starts_with("cannot read the events in "));
+    }
+
+    #[test]
+    fn damaged_and_unknown_lines_are_counted_and_passed_over() {
+        let dir = tempdir().unwrap();
+        let unknown = line(2).replace("mcp.tool.executed", "mcp.tool.invented");
+        append(&current(&dir), &format!("{}{unknown}{{\"seq\":3,\n\u{0}\n{}{}", line(1), line(4), &line(5)[..30]));
+        let mut events = journal::read(dir.path(), Query::default()).unwrap();
+        assert_eq!(events.by_ref().map(|event| event.seq).collect::<Vec<_>>(), [1, 4]);
+        assert_eq!(events.skipped(), 3, "a line that is still being written is not damaged");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_an_error_and_an_empty_one_is_not() {
+        let dir = tempdir().unwrap();
+        assert_eq!(stored(&dir, Query::default()), Vec::<u64>::new());
+        let error = journal::read(dir.path().join("nowhere"), Query::default()).unwrap_err();
+        assert!(error.to_string().starts_with("cannot read "), "{error}");
+    }
+
+    #[test]
+    fn following_gives_each_event_once_as_it_is_completed() {
+        let dir = tempdir().unwrap();
+        let mut follow = Follow::new(dir.path(), Query { since: Some(1), ..Query::default() });
+        let mut poll = || follow.poll().unwrap().map(|event| event.seq);
+        assert_eq!(poll(), None);
+        append(&current(&dir), &(line(1) + &line(2)));
+        assert_eq!((poll(), poll()), (Some(2), None));
+
+        let (half, rest) = (&line(3)[..50], &line(3)[50..]);
+        append(&current(&dir), half);
+        assert_eq!(poll(), None);
+        append(&current(&dir), rest);
+        assert_eq!((poll(), poll()), (Some(3), None));
+
+        // A satellite that was killed in the middle of a line, and its next start.
+        append(&current(&dir), &line(4)[..50]);
+        assert_eq!(poll(), None);
+        assert_eq!(FileSink::open(dir.path(), LARGE, 5).unwrap().1, 4);
+        append(&current(&dir), &line(4));
+        assert_eq!((poll(), poll()), (Some(4), None));
+
+        // Lines that come after the last poll and before two rotations.
+        append(&current(&dir), &line(5));
+        fs::rename(current(&dir), dir.path().join("events.00000000000000000001.jsonl")).unwrap();
+        append(&dir.path().join("events.00000000000000000006.jsonl"), &(line(6) + &line(7)));
+        assert_eq!((poll(), poll(), poll(), poll()), (Some(5), Some(6), Some(7), None));
+        append(&current(&dir), &line(8));
+        assert_eq!((poll(), poll()), (Some(8), None));
+    }
+
+    #[tokio::test]
+    async fn readers_beside_a_writer_that_rotates_miss_nothing_and_see_nothing_twice() {
+        const LAST: u64 = 600;
+        let dir = tempdir().unwrap();
+        let (sink, _) = FileSink::open(dir.path(), 2000, 1000).unwrap();
+        let path = dir.path().to_owned();
+        let follower = thread::spawn(move || {
+            let mut follow = Follow::new(path, Query::default());
+            let mut seen = Vec::new();
+            while seen.last() != Some(&LAST) {
+                match follow.poll().unwrap() {
+                    Some(event) => seen.push(event.seq),
+                    None => thread::yield_now(),
+                }
+            }
+            assert_eq!(follow.skipped(), 0);
+            seen
+        });
+        let path = dir.path().to_owned();
+        let reader = thread::spawn(move || {
+            let mut count = 0;
+            while count < LAST {
+                let events = journal::read(&path, Query::default()).unwrap();
+                let seqs: Vec<_> = events.map(|event| event.seq).collect();
+                let now = seqs.len() as u64;
+                assert!(now >= count, "what was there is still there");
+                assert_eq!(seqs, range(1..=now));
+                count = now;
+            }
+        });
+        for seq in (1..=LAST).step_by(3) {
+            assert_eq!(sink.send(batch(seq..=seq + 2)).await, Answer::Accepted);
+        }
+        assert_eq!(follower.join().unwrap(), range(1..=LAST));
+        reader.join().unwrap();
+        assert!(full_files(&dir).len() > 20);
+    }
+}
+
+#[cfg(feature = "cli")]
+mod http {
+    use std::collections::BTreeMap;
+    use std::future::{Future, pending};
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use axum::Router;
+    use axum::body::{Body, to_bytes};
+    use axum::extract::Request;
+    use axum::http::StatusCode;
+    use axum::response::{IntoResponse, Response};
+    use futures::StreamExt;
+    use futures::stream;
+    use mcp_satellite::sink::http::{HttpSink, HttpSinkError};
+    use mcp_satellite_actors::model::secret::Secret;
+    use serde_json::{Value, json};
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    const TOKEN: &str = "t0ken-value";
+
+    /// A server that answers everything with `answer`; its address.
+    async fn serve<F: Future<Output = Response> + Send>(
+        answer: impl Fn(Request) -> F + Clone + Send + Sync + 'static,
+    ) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+        address.to_string()
+    }
+
+    fn sink(address: &str) -> HttpSink {
+        let url = format!("http://user:passw0rd-in-url@{address}/api/events?key=key-in-query");
+        HttpSink::new(&url, Some(&Secret::from(TOKEN))).unwrap()
+    }
+
+    fn without_secrets(text: &str) -> String {
+        for secret in [TOKEN, "passw0rd", "key-in-query"] {
+            assert!(!text.contains(secret), "`{secret}` is shown in {text}");
+        }
+        text.to_owned()
+    }
+
+    async fn answer_to(status: u16, headers: &[(&'static str, &str)], body: impl ToString) -> Answer {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, *value);
+        }
+        let (parts, ()) = response.body(()).unwrap().into_parts();
+        let body = body.to_string();
+        let address = serve(move |request| {
+            let (parts, body) = (parts.clone(), body.clone());
+            async move {
+                to_bytes(request.into_body(), usize::MAX).await.unwrap();
+                Response::from_parts(parts, body.into())
+            }
+        });
+        let answer = sink(&address.await).send(batch(1..=3)).await;
+        without_secrets(&format!("{answer:?}"));
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_posted_whole_with_its_key_and_our_token() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (log, statuses) = (seen.clone(), [503, 200]);
+        let address = serve(move |request| {
+            let log = log.clone();
+            async move {
+                let (parts, body) = request.into_parts();
+                let body: Value = serde_json::from_slice(&to_bytes(body, usize::MAX).await.unwrap()).unwrap();
+                let mut log = log.lock().unwrap();
+                log.push((parts, body));
+                StatusCode::from_u16(statuses[log.len() - 1]).unwrap().into_response()
+            }
+        });
+        let sink = sink(&address.await);
+        assert!(unavailable(sink.send(batch(7..=9)).await).ends_with("/api/events answered 503 Service Unavailable"));
+        assert_eq!(sink.send(batch(7..=9)).await, Answer::Accepted);
+        let seen = seen.lock().unwrap();
+        for (parts, body) in seen.iter() {
+            assert_eq!(parts.method, "POST");
+            assert_eq!(parts.uri, "/api/events?key=key-in-query");
+            assert_eq!(parts.headers["idempotency-key"], "7", "the same for each attempt");
+            assert_eq!(parts.headers["content-type"], "application/json");
+            let authorization: Vec<_> = parts.headers.get_all("authorization").iter().collect();
+            assert_eq!(authorization, ["Bearer t0ken-value"]);
+            assert_eq!(*body, json!({ "events": batch(7..=9).events }));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_2xx_is_accepted_but_for_the_events_that_its_report_names() {
+        let report = |failed: u64, failures: Value| json!({ "success": failed == 0, "processed": 3 - failed, "failed": failed, "event_ids": [], "failures": failures });
+        assert_eq!(answer_to(200, &[], report(0, json!([]))).await, Answer::Accepted);
+        let failures = json!([
+            { "index": 1, "type": "mcp.tool.executed", "error": format!("bad {TOKEN}\nfor key-in-query") },
+            { "index": 2, "type": "mcp.tool.executed" },
+            { "index": 3, "error": "there is no such event" },
+            { "error": "which?" },
+        ]);
+        let partial = vec![(1, "bad [secret] for [secret]".into()), (2, "refused without a reason".into())];
+        assert_eq!(answer_to(200, &[], report(2, failures)).await, Answer::Partial(partial));
+        for body in ["", "<html>welcome</html>", "[1, 2]", "{\"failed\": \"none\"}", "\u{0}"] {
+            assert_eq!(answer_to(200, &[], body).await, Answer::Accepted, "{body}");
+        }
+        assert_eq!(answer_to(202, &[], "").await, Answer::Accepted);
+        assert_eq!(answer_to(204, &[], "").await, Answer::Accepted);
+    }
+
+    #[tokio::test]
+    async fn a_400_or_422_is_invalid_and_names_the_event_where_the_body_does() {
+        for status in [400, 422] {
+            let body = json!({ "failures": [{ "index": 2, "type": "x", "error": "no such type" }] });
+            assert_eq!(answer_to(status, &[], body).await, Answer::Invalid(Some(2), "no such type".into()));
+            let body = json!({ "index": 0, "error": format!("not with {TOKEN}") });
+            assert_eq!(answer_to(status, &[], body).await, Answer::Invalid(Some(0), "not with [secret]".into()));
+            let body = json!({ "index": 3, "message": "beyond the batch" });
+            assert_eq!(answer_to(status, &[], body).await, Answer::Invalid(None, "beyond the batch".into()));
+        }
+        assert_eq!(answer_to(400, &[], "what?").await, Answer::Invalid(None, "answered 400 Bad Request".into()));
+    }
+
+    #[tokio::test]
+    async fn the_other_answers_mean_what_their_status_says() {
+        assert_eq!(answer_to(413, &[], "").await, Answer::TooLarge);
+        assert_eq!(answer_to(401, &[], "").await, Answer::Unauthorized);
+        assert_eq!(answer_to(403, &[], "").await, Answer::Unauthorized);
+        for status in [404, 405, 409, 500, 502, 503] {
+            let reason = unavailable(answer_to(status, &[], TOKEN).await);
+            assert!(reason.contains(&format!("answered {status}")), "{reason}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_429_says_when_to_come_back_if_the_server_does() {
+        assert_eq!(answer_to(429, &[], "").await, Answer::Throttled(None));
+        assert_eq!(answer_to(429, &[("retry-after", "later")], "").await, Answer::Throttled(None));
+        let seconds = answer_to(429, &[("retry-after", "17")], "").await;
+        assert_eq!(seconds, Answer::Throttled(Some(Duration::from_secs(17))));
+        let past = answer_to(429, &[("retry-after", "Wed, 21 Oct 2015 07:28:00 GMT")], "").await;
+        assert_eq!(past, Answer::Throttled(Some(Duration::ZERO)));
+        let future = answer_to(429, &[("retry-after", "Tue, 31 Dec 2999 23:59:59 GMT")], "").await;
+        assert_eq!(future, Answer::Throttled(Some(Duration::from_secs(3600))), "an hour is the most");
+    }
+
+    #[tokio::test]
+    async fn a_redirect_is_not_followed() {
+        let seen = Arc::new(Mutex::new(BTreeMap::<String, u32>::new()));
+        let log = seen.clone();
+        let address = serve(move |request: Request| {
+            *log.lock().unwrap().entry(request.uri().path().to_owned()).or_default() += 1;
+            async { (StatusCode::FOUND, [("location", "/elsewhere")]).into_response() }
+        });
+        let reason = unavailable(sink(&address.await).send(batch(1..=1)).await);
+        assert!(reason.ends_with("answered 302 Found"), "{reason}");
+        assert_eq!(*seen.lock().unwrap(), BTreeMap::from([("/api/events".into(), 1)]));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_hangs_is_given_up_before_and_within_its_answer() {
+        let timeout = Duration::from_millis(100);
+        let silent = serve(|_| pending()).await;
+        let stuck = serve(|_| async { Response::new(Body::from_stream(stream::pending::<Result<String, String>>())) });
+        for address in [silent, stuck.await] {
+            let reason = unavailable(sink(&address).with_timeout(timeout).send(batch(1..=1)).await);
+            assert_eq!(without_secrets(&reason), format!("http://{address}/api/events did not answer within 100ms"));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_endless_answer_is_not_read_to_its_end() {
+        let report = json!({ "failed": 1, "failures": [{ "index": 0, "error": "x" }] }).to_string();
+        for (status, expected) in
+            [(200, Answer::Accepted), (400, Answer::Invalid(None, "answered 400 Bad Request".into()))]
+        {
+            let report = report.clone();
+            let address = serve(move |_| {
+                let spaces = stream::repeat(" ".repeat(1000));
+                let body = stream::iter([report.clone()]).chain(spaces).map(Ok::<_, String>);
+                async move { (StatusCode::from_u16(status).unwrap(), Body::from_stream(body)).into_response() }
+            });
+            assert_eq!(sink(&address.await).send(batch(1..=1)).await, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_or_speaks_no_http_is_unavailable() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let babble = tokio::spawn(async move {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 16]).await.unwrap();
+            stream.write_all(b"220 mail.example ESMTP\r\n").await.unwrap();
+        });
+        let reason = unavailable(sink(&address).send(batch(1..=1)).await);
+        assert!(
+            without_secrets(&reason).starts_with(&format!("cannot talk to http://{address}/api/events: ")),
+            "{reason}"
+        );
+        babble.await.unwrap();
+
+        // Bound and not listening: nobody answers there, and nobody else can get the port.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = socket.local_addr().unwrap().to_string();
+        let reason = unavailable(sink(&address).send(batch(1..=1)).await);
+        let expected = format!("cannot connect to http://{address}/api/events: Connection refused");
+        assert!(without_secrets(&reason).starts_with(&expected), "{reason}");
+    }
+
+    #[test]
+    fn neither_the_sink_nor_its_errors_show_a_secret() {
+        let shown = without_secrets(&format!("{:?}", sink("127.0.0.1:1")));
+        assert!(shown.contains("http://127.0.0.1:1/api/events"), "{shown}");
+        let token = Secret::from(format!("{TOKEN}\n"));
+        let wrong_token = HttpSink::new("http://127.0.0.1:1/", Some(&token)).unwrap_err();
+        assert!(matches!(wrong_token, HttpSinkError::Token));
+        let wrong_url = HttpSink::new("ftp://user:passw0rd@host/", None).unwrap_err();
+        let no_url = HttpSink::new("//user:passw0rd@host:99999/", None).unwrap_err();
+        for error in [wrong_token, wrong_url, no_url] {
+            without_secrets(&format!("{error} {error:?}"));
+        }
+    }
+
+    #[test]
+    fn a_url_with_tls_is_taken() {
+        HttpSink::new("https://events.example/api", None).unwrap();
+    }
+}
