@@ -33,8 +33,10 @@ pub(crate) enum Msg {
     Cycle,
     /// What became of the batch in flight.
     Answered(Answer),
-    /// Take no more, send what is there, tell how many events could not be sent, and end.
-    Flush(oneshot::Sender<usize>),
+    /// Begin a cycle now, and tell when it has ended.
+    FlushNow(oneshot::Sender<()>),
+    /// Send what is there, tell how many events could not be sent, and end.
+    FlushAndEnd(oneshot::Sender<usize>),
     /// For the load harness and the tests: panic, as a fault of ours would.
     Panic,
 }
@@ -147,6 +149,8 @@ pub(crate) struct State {
     sink: Arc<dyn EventSink>,
     /// Taken out when the batcher dies.
     outbox: Option<Box<Outbox>>,
+    /// Told at the end of this cycle.
+    waiting: Vec<oneshot::Sender<()>>,
     flushing: Option<oneshot::Sender<usize>>,
     tasks: Tasks,
 }
@@ -181,7 +185,8 @@ impl Actor for EventBatcher {
         args.events.0.wake.notify_one();
         let mut outbox = args.outbox;
         outbox.resume();
-        Ok(State { events: args.events, sink: args.sink, outbox: Some(Box::new(outbox)), flushing: None, tasks })
+        let (events, sink, outbox) = (args.events, args.sink, Some(Box::new(outbox)));
+        Ok(State { events, sink, outbox, waiting: Vec::new(), flushing: None, tasks })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -218,7 +223,12 @@ impl State {
                     self.send_next(myself);
                 }
             }
-            Msg::Flush(reply) => {
+            Msg::FlushNow(reply) => {
+                outbox.begin_cycle(now);
+                self.waiting.push(reply);
+                self.send_next(myself);
+            }
+            Msg::FlushAndEnd(reply) => {
                 outbox.hurry();
                 self.flushing = Some(reply);
                 self.send_next(myself);
@@ -261,6 +271,9 @@ impl State {
     fn finish(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &self.outbox else { return };
         self.events.publish(outbox);
+        if !outbox.is_sending() {
+            self.waiting.drain(..).for_each(|reply| drop(reply.send(())));
+        }
         if outbox.is_empty()
             && let Some(reply) = self.flushing.take()
         {

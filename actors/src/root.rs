@@ -52,6 +52,8 @@ pub(crate) enum Msg {
     Forget(InstanceId),
     /// A supervisor that keeps dying has waited long enough.
     Revive(TeamId),
+    /// Send the queued events now.
+    FlushEvents(oneshot::Sender<()>),
     /// End everything with grace, and tell what was lost.
     Shutdown(oneshot::Sender<Farewell>),
     /// The grace of a shutdown is over.
@@ -216,6 +218,11 @@ impl Actor for Root {
             }
             Msg::Forget(id) => state.forget(&id),
             Msg::Revive(team) => state.spawn_team(&team, &myself).await,
+            Msg::FlushEvents(reply) => {
+                if let Some(batcher) = &state.batcher {
+                    let _ = cast!(batcher, batcher::Msg::FlushNow(reply));
+                }
+            }
             Msg::Shutdown(reply) => state.shut_down(reply, &myself),
             Msg::ShutdownOverdue => state.kill_what_is_left(&myself),
             Msg::Flushed(events_lost) => {
@@ -446,7 +453,7 @@ impl State {
         let (reply, flushed) = oneshot::channel();
         let batcher = self.batcher.clone();
         if let Some(batcher) = &batcher {
-            let _ = cast!(batcher, batcher::Msg::Flush(reply));
+            let _ = cast!(batcher, batcher::Msg::FlushAndEnd(reply));
         }
         let (timeout, events, me) = (self.args.batch.flush_timeout, self.args.events.clone(), myself.clone());
         self.tasks.spawn(async move {

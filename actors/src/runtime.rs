@@ -181,6 +181,15 @@ impl RuntimeHandle {
         self.events.statistics()
     }
 
+    /// Sends the events that are queued now without waiting for the next cycle; answers when the sink has taken them,
+    /// or did not.
+    pub async fn flush(&self) {
+        let (reply, flushed) = oneshot::channel();
+        let _ = cast!(self.root, root::Msg::FlushEvents(reply));
+        // An error says that the batcher died meanwhile; what is queued goes with its next cycle.
+        let _ = flushed.await;
+    }
+
     /// Calls a tool of an instance, and waits for it to come up if need be, within `timeout` over all (the instance's
     /// default if none; a server that reports progress gets more, up to its hard cap).
     ///
@@ -201,16 +210,16 @@ impl RuntimeHandle {
         let request = || Request::Tool { name: tool.to_owned(), arguments: arguments.clone() };
         let may_repeat = |fate| fate == Fate::NotSent || (fate == Fate::MaybeExecuted && repeatable);
         let answer = self.request(&view, request, timeout, may_repeat).await;
-        let took = started.elapsed();
+        let elapsed = started.elapsed();
         tracing::debug!(
             installation_name = %view.spec.name, installation_id = %view.spec.id.installation,
-            team_id = %view.spec.id.team, method = "tools/call", tool, duration_ms = took.as_millis(),
+            team_id = %view.spec.id.team, method = "tools/call", tool, duration_ms = elapsed.as_millis(),
             ok = answer.is_ok(), "call"
         );
         self.events.emit(Event::ToolExecuted {
             of: Arc::new(Subject::from(&*view.spec)),
             tool_name: tool.to_owned(),
-            duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            duration_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
             success: answer.is_ok(),
             error_message: answer.as_ref().err().map(ToString::to_string),
         });
@@ -280,13 +289,11 @@ impl RuntimeHandle {
         let (reply, farewell) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::Shutdown(reply));
         // An error says that it has ended already, or is ending on somebody else's request.
-        match farewell.await {
-            Ok(farewell) => farewell,
-            Err(_) => {
-                let _ = self.root.get_cell().wait(Some(self.flush_timeout + FAREWELL_MARGIN)).await;
-                Farewell { events_lost: self.event_statistics().unsent(), in_time: false }
-            }
+        if let Ok(farewell) = farewell.await {
+            return farewell;
         }
+        let _ = self.root.get_cell().wait(Some(self.flush_timeout + FAREWELL_MARGIN)).await;
+        Farewell { events_lost: self.event_statistics().unsent(), in_time: false }
     }
 
     /// Ends everything at once, without grace: every process is killed, and events that were not sent are lost.

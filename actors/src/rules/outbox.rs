@@ -235,6 +235,11 @@ impl Outbox {
         self.queue.is_empty() && self.in_flight.is_none() && self.gap.is_none()
     }
 
+    /// Whether a batch is with the sink now.
+    pub fn is_sending(&self) -> bool {
+        self.sending
+    }
+
     /// Events that are neither with the sink nor refused by it.
     pub fn unsent(&self) -> usize {
         self.queue.len() + self.in_flight.as_ref().map_or(0, |batch| batch.events.len())
@@ -324,7 +329,8 @@ impl Outbox {
             Event::Reconnecting { of, .. } => {
                 let count = self.reconnecting.entry(of.process_id.clone()).or_default();
                 *count += 1;
-                let doubled = *count % RECONNECTING_KEPT == 0 && (*count / RECONNECTING_KEPT).is_power_of_two();
+                let doubled =
+                    (*count).is_multiple_of(RECONNECTING_KEPT) && (*count / RECONNECTING_KEPT).is_power_of_two();
                 *count > RECONNECTING_KEPT && !doubled
             }
             Event::Reconnected { of, .. } | Event::Disconnected { of, .. } => {

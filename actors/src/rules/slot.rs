@@ -563,7 +563,7 @@ impl Slot {
                 self.stop_now(out);
             }
             Phase::Unconfigured | Phase::Unserved | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
-                self.stop_now(out)
+                self.stop_now(out);
             }
             Phase::Starting { run, .. } | Phase::Ready { run } | Phase::Undiscovered { run, .. } => {
                 let run = *run;
