@@ -272,7 +272,9 @@ impl State {
         let Some(outbox) = &self.outbox else { return };
         self.events.publish(outbox);
         if !outbox.is_sending() {
-            self.waiting.drain(..).for_each(|reply| drop(reply.send(())));
+            for reply in self.waiting.drain(..) {
+                let _ = reply.send(());
+            }
         }
         if outbox.is_empty()
             && let Some(reply) = self.flushing.take()
