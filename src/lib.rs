@@ -1,2 +1,14 @@
+//! mcp-satellite around its actors: the connectors that touch the world, where events go, and — with the feature
+//! `cli`, on by default — configuration files, the control socket and the command line.
+
+#[cfg(feature = "cli")]
+pub mod cli;
+pub mod connect;
+#[cfg(feature = "cli")]
+pub mod console;
 pub mod journal;
+#[cfg(feature = "cli")]
+mod satellite;
 pub mod sink;
+
+pub use mcp_satellite_actors as actors;

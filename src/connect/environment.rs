@@ -1,0 +1,95 @@
+//! The environment of a child process: what it inherits, what it is given, and what it never sees.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use mcp_satellite_actors::model::secret::Secret;
+
+/// Never passed through, whatever the configuration says: each of them makes a program load or run what was not asked
+/// for.
+pub const DENIED: [&str; 12] = [
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+    "LD_AUDIT",
+    "LD_DEBUG",
+    "LD_PROFILE",
+    "NODE_OPTIONS",
+    "NODE_PATH",
+    "PYTHONSTARTUP",
+    "PYTHONPATH",
+    "BASH_ENV",
+    "ENV",
+    "SHELL",
+];
+
+/// A configured name that no variable can have. It is not shown: `NAME=value` typed in place of a name is the likely
+/// mistake, and the value may be a secret. It is refused, for `LD_PRELOAD=` as a name would pass for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the name of an environment variable is empty or contains `=`: give the name and the value apart")]
+pub struct InvalidName;
+
+/// The environment of a child that runs without a sandbox: `inherited` without the denied names and the `withheld`
+/// ones, which the satellite itself reads as secrets; then what the configuration gives, without the denied names.
+pub fn environment(
+    inherited: impl IntoIterator<Item = (OsString, OsString)>,
+    withheld: &[String],
+    given: &BTreeMap<String, Secret>,
+) -> Result<BTreeMap<OsString, OsString>, InvalidName> {
+    let denied = |name: &str| DENIED.contains(&name);
+    if given.keys().any(|name| name.is_empty() || name.contains('=')) {
+        return Err(InvalidName);
+    }
+
+    let mut environment: BTreeMap<OsString, OsString> = inherited
+        .into_iter()
+        .filter(|(name, _)| !name.to_str().is_some_and(|name| denied(name) || withheld.iter().any(|w| w == name)))
+        .collect();
+    let given = given.iter().filter(|(name, _)| !denied(name));
+    environment.extend(given.map(|(name, value)| (name.into(), value.expose().into())));
+    Ok(environment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inherited(names: &[&str]) -> Vec<(OsString, OsString)> {
+        names.iter().map(|name| (name.into(), "inherited".into())).collect()
+    }
+
+    fn given(pairs: &[(&str, &str)]) -> BTreeMap<String, Secret> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), Secret::from(*value))).collect()
+    }
+
+    fn of(pairs: &[(&str, &str)]) -> BTreeMap<OsString, OsString> {
+        pairs.iter().map(|(name, value)| (name.into(), value.into())).collect()
+    }
+
+    #[test]
+    fn what_is_given_overrides_what_is_inherited() {
+        let environment = environment(inherited(&["PATH", "HOME"]), &[], &given(&[("HOME", "/h"), ("KEY", "k")]));
+        assert_eq!(environment, Ok(of(&[("HOME", "/h"), ("KEY", "k"), ("PATH", "inherited")])));
+    }
+
+    #[test]
+    fn denied_names_are_neither_inherited_nor_given() {
+        let wanted: Vec<_> = DENIED.iter().map(|name| (*name, "x")).collect();
+        assert_eq!(environment(inherited(&DENIED), &[], &given(&wanted)), Ok(BTreeMap::new()));
+    }
+
+    #[test]
+    fn secrets_of_the_satellite_are_not_inherited_but_may_be_given() {
+        let withheld = ["ALICE_TOKEN".to_owned(), "API_KEY".to_owned()];
+        let environment = environment(inherited(&["ALICE_TOKEN", "API_KEY"]), &withheld, &given(&[("API_KEY", "own")]));
+        assert_eq!(environment, Ok(of(&[("API_KEY", "own")])));
+    }
+
+    #[test]
+    fn a_name_that_smuggles_a_denied_one_is_refused_and_not_shown() {
+        for name in ["LD_PRELOAD=/evil.so:", "=", ""] {
+            let refused = environment([], &[], &given(&[(name, "x")]));
+            assert_eq!(refused, Err(InvalidName));
+        }
+        assert!(!InvalidName.to_string().contains("evil"));
+    }
+}

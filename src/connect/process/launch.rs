@@ -1,0 +1,154 @@
+//! What is started, how the child is prepared between fork and exec, and why it could not be started.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{AccessFlags, Pid, access, getpid, getppid};
+
+use super::descriptors;
+
+/// A process to be started. Not `Debug`: arguments and environment hold secrets.
+pub(in crate::connect) struct Launch {
+    /// A name to be found in the child's `PATH`, or a path.
+    pub(in crate::connect) command: OsString,
+    /// Passed as they are, never through a shell.
+    pub(in crate::connect) args: Vec<OsString>,
+    /// The whole environment.
+    pub(in crate::connect) environment: BTreeMap<OsString, OsString>,
+    /// The working directory; ours if none.
+    pub(in crate::connect) directory: Option<PathBuf>,
+}
+
+/// Why a process was not started: the reason alone, to be told after the command's name.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::connect) enum LaunchError {
+    /// The working directory does not exist, is none, or may not be entered.
+    #[error("working directory `{}`: {}", .0.display(), reason(.1))]
+    Directory(PathBuf, #[source] io::Error),
+    /// The command does not exist or cannot be executed, or the system has run out of something.
+    #[error("{}", reason(.0))]
+    System(#[from] io::Error),
+    /// The fork thread has ended, or could not finish this order.
+    #[error("the thread that starts processes failed: restart the satellite")]
+    Thread,
+}
+
+/// What the system says, without the `(os error 2)` that means nothing to a reader, and with a cure where there is one.
+fn reason(error: &io::Error) -> String {
+    let Some(errno) = error.raw_os_error().map(Errno::from_raw) else { return error.to_string() };
+    let cure = match errno {
+        Errno::EAGAIN => ": no more processes are allowed, raise `ulimit -u` or the cgroup's pids.max",
+        Errno::ENOMEM => ": the machine or the cgroup is out of memory",
+        Errno::EMFILE => ": the satellite may open no more files, raise `ulimit -n`",
+        Errno::ENFILE => ": the machine may open no more files, raise fs.file-max",
+        _ => "",
+    };
+    format!("{}{cure}", errno.desc())
+}
+
+impl Launch {
+    /// Forks and executes. Blocks, and ties the child's life to that of the calling thread.
+    pub(super) fn spawn(&self) -> Result<Child, LaunchError> {
+        let mut command = Command::new(&self.command);
+        command.args(&self.args).env_clear().envs(&self.environment).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        prepare(&mut command)?;
+        // The system gives one error number for all that can fail, so a bad directory is told apart afterwards.
+        command.spawn().map_err(|error| match &self.directory {
+            Some(directory) => match enter(directory) {
+                Err(cause) => LaunchError::Directory(directory.clone(), cause),
+                Ok(()) => error.into(),
+            },
+            None => error.into(),
+        })
+    }
+}
+
+/// Whether `directory` can be made the working directory.
+fn enter(directory: &Path) -> io::Result<()> {
+    if !directory.metadata()?.is_dir() {
+        return Err(Errno::ENOTDIR.into());
+    }
+    Ok(access(directory, AccessFlags::X_OK)?)
+}
+
+/// Has `command` prepare its child between fork and exec.
+fn prepare(command: &mut Command) -> io::Result<()> {
+    let parent = getpid();
+    let descriptors = descriptors::of_child()?;
+    #[expect(unsafe_code, reason = "there is no other way to run code between fork and exec")]
+    // SAFETY: after the fork of a threaded process only async-signal-safe calls are allowed. `prepare_child` makes
+    // nothing but plain system calls, does not allocate, takes no lock, and its captures are copied numbers.
+    unsafe {
+        command.pre_exec(move || prepare_child(parent, descriptors));
+    }
+    Ok(())
+}
+
+/// Runs in the child. Every call is async-signal-safe.
+fn prepare_child(parent: Pid, descriptors: Option<(libc::rlim_t, libc::rlim_t)>) -> io::Result<()> {
+    set_pdeathsig(Signal::SIGKILL)?;
+    // A parent that ended before the line above sends no signal any more.
+    if getppid() != parent {
+        return Err(Errno::ESRCH.into());
+    }
+    set_no_new_privs()?;
+    if let Some((soft, hard)) = descriptors {
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
+    }
+    close_on_exec();
+    reset_signals();
+    // Blocked since before the fork (see the fork thread), and let through only here: no handler of ours can run in
+    // the child.
+    Ok(SigSet::empty().thread_set_mask()?)
+}
+
+/// Marks every descriptor but the three standard ones. Ours are marked when they are opened; those of an embedding
+/// host may not be, and are no business of a server. Kernels before 5.11 cannot, which leaves what was there.
+fn close_on_exec() {
+    #[expect(unsafe_code, reason = "no wrapper of this system call exists that works on every libc")]
+    // SAFETY: a system call on numbers only; it changes a flag of descriptors and closes none.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    }
+}
+
+/// Gives every signal its default action. Exec does so for handlers, but an ignored signal stays ignored, and a
+/// program that was never told cannot know.
+fn reset_signals() {
+    const LAST: libc::c_int = 64;
+    for signal in 1..=LAST {
+        #[expect(unsafe_code, reason = "the safe wrappers do not know the real-time signals")]
+        // SAFETY: `signal` is async-signal-safe, no handler is installed, and a number that cannot be changed is
+        // refused without effect.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_resources_is_told_with_its_cure() {
+        let told = |errno: Errno| LaunchError::from(io::Error::from(errno)).to_string();
+        assert_eq!(told(Errno::ENOENT), "No such file or directory");
+        assert!(told(Errno::EAGAIN).contains("ulimit -u"));
+        assert!(told(Errno::ENOMEM).contains("out of memory"));
+        assert!(told(Errno::EMFILE).contains("ulimit -n"));
+    }
+}

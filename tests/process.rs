@@ -1,0 +1,496 @@
+//! Real processes, real signals: what the stdio connector starts, how it ends, and that nothing is left.
+
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite::connect::process::raise_descriptor_limit;
+use mcp_satellite::connect::stdio::StdioConnector;
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, RemoteTransport, Target, Value};
+use mcp_satellite_actors::seam::{Connector, Link, OpenError, ProcessEnd};
+use nix::libc::{SIGKILL, SIGTERM};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::time::{sleep, timeout};
+
+/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+const GIVE_UP: Duration = Duration::from_secs(60);
+
+struct Started {
+    link: Link,
+    lines: BufReader<Box<dyn tokio::io::AsyncRead + Send + Unpin>>,
+}
+
+impl Started {
+    async fn line(&mut self) -> String {
+        let mut line = String::new();
+        timeout(GIVE_UP, self.lines.read_line(&mut line)).await.unwrap().unwrap();
+        line.trim_end().to_owned()
+    }
+
+    async fn number(&mut self) -> u32 {
+        self.line().await.parse().unwrap()
+    }
+
+    fn pid(&self) -> u32 {
+        self.link.process.pid().unwrap()
+    }
+
+    async fn ended(&mut self) -> ProcessEnd {
+        timeout(GIVE_UP, self.link.process.ended()).await.unwrap()
+    }
+
+    async fn gone(&mut self) {
+        timeout(GIVE_UP, self.link.process.gone()).await.unwrap();
+    }
+}
+
+fn config(command: &str, args: &[&str], env: &[(&str, &str)], cwd: Option<&str>) -> Arc<InstanceSpec> {
+    let layer = Layer {
+        args: args.iter().map(|arg| (*arg).into()).collect(),
+        env: env.iter().map(|(name, value)| ((*name).to_owned(), Value::secret(*value))).collect(),
+        ..Layer::default()
+    };
+    spec(Target::Stdio { command: command.into(), cwd: cwd.map(Into::into) }, layer)
+}
+
+fn spec(target: Target, layer: Layer) -> Arc<InstanceSpec> {
+    let config = InstanceConfig {
+        team: "team_acme".into(),
+        team_slug: "acme".into(),
+        user: "user_alice".into(),
+        user_slug: "alice".into(),
+        installation: "abc123".into(),
+        server: "files".into(),
+        target,
+        server_layer: layer,
+        team_layer: Layer::default(),
+        user_layer: Layer::default(),
+        user_required: Vec::new(),
+        keep: Keep::default(),
+        request_logging: true,
+        policy: Arc::new(Policy::default()),
+    };
+    Arc::new(config.merge())
+}
+
+async fn open(spec: Arc<InstanceSpec>) -> Result<Started, OpenError> {
+    open_with(&StdioConnector::new(vec!["CARGO_PKG_NAME".into()]).unwrap(), spec).await
+}
+
+async fn open_with(connector: &StdioConnector, spec: Arc<InstanceSpec>) -> Result<Started, OpenError> {
+    let mut link = timeout(GIVE_UP, connector.open(spec, Run(1))).await.unwrap()?;
+    let reader = std::mem::replace(&mut link.reader, Box::new(tokio::io::empty()));
+    Ok(Started { link, lines: BufReader::new(reader) })
+}
+
+async fn start(command: &str, args: &[&str]) -> Started {
+    open(config(command, args, &[], None)).await.unwrap()
+}
+
+async fn sh(script: &str) -> Started {
+    start("/bin/sh", &["-c", script]).await
+}
+
+/// Why nothing was started.
+async fn refusal(spec: Arc<InstanceSpec>) -> String {
+    open(spec).await.err().unwrap().to_string()
+}
+
+/// The state of a process as in `/proc/PID/stat`, `None` once it is reaped.
+fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat[stat.rfind(')')? + 1..].trim_start().chars().next()
+}
+
+fn is_alive(pid: u32) -> bool {
+    !matches!(state(pid), None | Some('Z' | 'X'))
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        while !holds() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(timeout(GIVE_UP, waiting).await.is_ok(), "given up waiting until {what}");
+}
+
+/// Runs a test of this file in a process of its own, which ignores a signal and where `IN_A_PROCESS_OF_ITS_OWN` says a
+/// file's name.
+fn in_a_process_of_its_own(test: &str, file: &Path) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "trap '' USR2; exec \"$0\" --exact \"$1\""]).arg(std::env::current_exe().unwrap()).arg(test);
+    command.env("IN_A_PROCESS_OF_ITS_OWN", file).stdout(Stdio::null());
+    command
+}
+
+/// Whether this is such a process; where not, the test is run in one.
+fn is_alone(test: &str) -> bool {
+    let alone = std::env::var_os("IN_A_PROCESS_OF_ITS_OWN").is_some();
+    assert!(alone || in_a_process_of_its_own(test, Path::new("")).status().unwrap().success());
+    alone
+}
+
+#[tokio::test]
+async fn an_exit_code_is_told() {
+    let mut server = sh("exit 7").await;
+    assert_eq!(server.ended().await, ProcessEnd { code: Some(7), signal: None });
+    server.gone().await;
+    assert_eq!(server.ended().await, ProcessEnd { code: Some(7), signal: None });
+}
+
+#[tokio::test]
+async fn an_end_by_a_signal_is_told() {
+    assert_eq!(sh("kill -ABRT $$").await.ended().await, ProcessEnd { code: None, signal: Some(6) });
+    // A real-time signal, for which many a library has no name.
+    assert_eq!(sh("kill -40 $$").await.ended().await, ProcessEnd { code: None, signal: Some(40) });
+}
+
+#[tokio::test]
+async fn a_missing_command_is_named_with_the_reason() {
+    let told = refusal(config("no-such-command", &[], &[], None)).await;
+    assert_eq!(told, "cannot start `no-such-command`: No such file or directory");
+}
+
+#[tokio::test]
+async fn a_command_that_is_not_executable_is_named_with_the_reason() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).unwrap();
+    let command = file.path().to_str().unwrap();
+    let told = refusal(config(command, &[], &[], None)).await;
+    assert_eq!(told, format!("cannot start `{command}`: Permission denied"));
+}
+
+#[tokio::test]
+async fn a_bad_working_directory_is_told_apart_from_a_bad_command() {
+    let told = refusal(config("sh", &[], &[], Some("/no/such/place"))).await;
+    assert_eq!(told, "cannot start `sh`: working directory `/no/such/place`: No such file or directory");
+    let told = refusal(config("sh", &[], &[], Some("/etc/passwd"))).await;
+    assert_eq!(told, "cannot start `sh`: working directory `/etc/passwd`: Not a directory");
+    let told = refusal(config("no-such-command", &[], &[], Some("/"))).await;
+    assert_eq!(told, "cannot start `no-such-command`: No such file or directory");
+}
+
+#[tokio::test]
+async fn an_error_shows_no_argument_and_no_value() {
+    for (command, args, env) in [
+        ("no-such-command", ["argument-secret"], [("KEY", "value-secret")]),
+        ("sh", ["argument-secret\0"], [("KEY", "value-secret")]),
+        ("sh", ["argument-secret"], [("KEY", "value-secret\0")]),
+        ("sh", ["argument-secret"], [("KEY=name-secret", "x")]),
+        ("sh --token=value-secret", ["argument-secret"], [("KEY", "value-secret")]),
+    ] {
+        let told = refusal(config(command, &args, &env, None)).await;
+        assert!(told.starts_with("cannot start `") && !told.contains("-secret"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_remote_server_is_refused() {
+    let target = Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/".into() };
+    assert_eq!(refusal(spec(target, Layer::default())).await, "remote servers are not served by the stdio connector");
+}
+
+#[tokio::test]
+async fn arguments_are_passed_as_they_are() {
+    let args = ["$(id)", "; exit 1", "a b", "", "*", "--", "'\"\\"];
+    let mut server = start("printf", &[&["%s\\n"], &args[..]].concat()).await;
+    for arg in args {
+        assert_eq!(server.line().await, arg);
+    }
+}
+
+#[tokio::test]
+async fn a_command_starts_in_its_directory_and_ours_by_default() {
+    let directory = tempfile::tempdir().unwrap().path().canonicalize().unwrap();
+    fs::create_dir_all(&directory).unwrap();
+    let wanted = directory.to_str().unwrap();
+    assert_eq!(open(config("pwd", &[], &[], Some(wanted))).await.unwrap().line().await, wanted);
+    fs::remove_dir_all(&directory).unwrap();
+    assert_eq!(start("pwd", &[]).await.line().await, std::env::current_dir().unwrap().to_str().unwrap());
+}
+
+#[tokio::test]
+async fn the_environment_is_inherited_but_for_what_is_denied_or_withheld() {
+    async fn environment(env: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let mut server = open(config("env", &[], env, None)).await.unwrap();
+        let mut text = String::new();
+        server.lines.read_to_string(&mut text).await.unwrap();
+        text.lines().filter_map(|line| line.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+    }
+    let seen = environment(&[("GIVEN", "a b"), ("NODE_OPTIONS", "--require=x"), ("HOME", "/given")]).await;
+    assert_eq!(seen.get("GIVEN").map(String::as_str), Some("a b"));
+    assert_eq!(seen.get("HOME").map(String::as_str), Some("/given"));
+    assert_eq!(seen.get("PATH"), std::env::var("PATH").ok().as_ref());
+    // Cargo sets the first three for a test: one to be inherited, one withheld, one denied.
+    assert_eq!(seen.get("CARGO_MANIFEST_DIR"), std::env::var("CARGO_MANIFEST_DIR").ok().as_ref());
+    for absent in ["CARGO_PKG_NAME", "LD_LIBRARY_PATH", "NODE_OPTIONS", "SHELL"] {
+        assert_eq!(seen.get(absent), None, "{absent}");
+    }
+    let seen = environment(&[("CARGO_PKG_NAME", "given")]).await;
+    assert_eq!(seen.get("CARGO_PKG_NAME").map(String::as_str), Some("given"));
+}
+
+#[tokio::test]
+async fn all_three_pipes_carry_bytes_and_a_dropped_writer_is_end_of_file() {
+    let mut server = sh("read -r line; echo out:$line; echo err:$line >&2; cat >/dev/null; exit 3").await;
+    server.link.writer.write_all(b"hello\n").await.unwrap();
+    assert_eq!(server.line().await, "out:hello");
+    let mut lines = BufReader::new(server.link.stderr.take().unwrap());
+    let mut line = String::new();
+    timeout(GIVE_UP, lines.read_line(&mut line)).await.unwrap().unwrap();
+    assert_eq!(line, "err:hello\n");
+    assert!(is_alive(server.pid()));
+
+    server.link.writer = Box::new(tokio::io::sink());
+    assert_eq!(server.ended().await.code, Some(3));
+}
+
+#[tokio::test]
+async fn a_child_leads_a_group_of_its_own_with_no_new_privileges_and_default_signals() {
+    // A process that was started with an ignored signal.
+    if !is_alone("a_child_leads_a_group_of_its_own_with_no_new_privileges_and_default_signals") {
+        return;
+    }
+    let mut server = start("cat", &[]).await;
+    server.link.writer.write_all(b"executed\n").await.unwrap();
+    assert_eq!(server.line().await, "executed");
+    let pid = server.pid();
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let group = stat[stat.rfind(')').unwrap()..].split(' ').nth(3).unwrap().to_owned();
+    assert_eq!(group, pid.to_string());
+
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    assert_eq!(field("NoNewPrivs:"), "1");
+    let ignored = u64::from_str_radix(&field("SigIgn:"), 16).unwrap();
+    let of_libc = 0b11 << (32 - 1);
+    assert_eq!(ignored & !of_libc, 0, "{ignored:x}");
+    // The thread that forks blocks all.
+    assert_eq!(field("SigBlk:"), "0000000000000000");
+}
+
+#[tokio::test]
+async fn a_child_is_told_when_its_parent_dies() {
+    let script = "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)";
+    assert_eq!(start("python3", &["-c", script]).await.line().await, SIGKILL.to_string());
+}
+
+/// Not a test of its own: the process that the next one kills.
+#[tokio::test]
+async fn the_host_of_a_server_that_waits_to_be_killed() {
+    let Ok(file) = std::env::var("IN_A_PROCESS_OF_ITS_OWN") else { return };
+    let server = start("sleep", &["600"]).await;
+    fs::write(&file, format!("{}\n", server.pid())).unwrap();
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test]
+async fn a_server_dies_with_a_satellite_that_is_killed() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let test = "the_host_of_a_server_that_waits_to_be_killed";
+    let mut host = in_a_process_of_its_own(test, file.path()).spawn().unwrap();
+    let told = || fs::read_to_string(file.path()).unwrap();
+    until("the host has started its server", || told().ends_with('\n')).await;
+    let server = told().trim().parse().unwrap();
+    assert!(is_alive(server));
+
+    host.kill().unwrap();
+    host.wait().unwrap();
+    until("the server is dead", || !is_alive(server)).await;
+}
+
+#[tokio::test]
+async fn a_server_outlives_the_thread_that_asked_for_it() {
+    let connector = StdioConnector::new(Vec::new()).unwrap();
+    let runtime = tokio::runtime::Handle::current();
+    let asking = std::thread::spawn(move || runtime.block_on(open_with(&connector, config("cat", &[], &[], None))));
+    let mut server = tokio::task::spawn_blocking(|| asking.join().unwrap()).await.unwrap().unwrap();
+    server.link.writer.write_all(b"still here\n").await.unwrap();
+    assert_eq!(server.line().await, "still here");
+}
+
+#[tokio::test]
+async fn terminating_reaches_the_whole_group() {
+    let grandchild = "trap 'echo grandchild; exit' TERM; echo $$; while :; do sleep 0.01; done";
+    let script = "trap 'wait; echo leader; exit 5' TERM; sh -c \"$0\" & wait";
+    let mut server = start("/bin/sh", &["-c", script, grandchild]).await;
+    let grandchild = server.number().await;
+    server.link.process.terminate();
+    assert_eq!(server.line().await, "grandchild");
+    assert_eq!(server.line().await, "leader");
+    assert_eq!(server.ended().await.code, Some(5));
+    server.gone().await;
+    assert!(!is_alive(grandchild));
+}
+
+#[tokio::test]
+async fn a_grandchild_that_ignores_sigterm_is_killed_and_only_then_is_all_gone() {
+    let mut server = sh("sh -c 'trap \"\" TERM; echo $$; exec sleep 600' & wait").await;
+    let grandchild = server.number().await;
+    server.link.process.terminate();
+    assert_eq!(server.ended().await, ProcessEnd { code: None, signal: Some(SIGTERM) });
+
+    // Its leader has ended and is kept as a zombie, so the group can still be signalled.
+    assert!(timeout(Duration::from_millis(200), server.link.process.gone()).await.is_err());
+    assert!(is_alive(grandchild));
+    assert_eq!(state(server.pid()), Some('Z'));
+
+    server.link.process.kill();
+    server.gone().await;
+    assert!(!is_alive(grandchild));
+    assert_eq!(state(server.pid()), None);
+}
+
+#[tokio::test]
+async fn all_is_gone_only_after_a_grandchild_that_outlives_its_leader() {
+    let mut server = sh("exec 3<&0; cat <&3 >/dev/null & echo $!; exit 4").await;
+    let grandchild = server.number().await;
+    assert_eq!(server.ended().await.code, Some(4));
+    assert!(timeout(Duration::from_millis(200), server.link.process.gone()).await.is_err());
+    assert!(is_alive(grandchild));
+
+    server.link.writer = Box::new(tokio::io::sink());
+    server.gone().await;
+    assert!(!is_alive(grandchild));
+    assert_eq!(state(server.pid()), None);
+}
+
+#[tokio::test]
+async fn a_stopped_leader_is_killed_all_the_same() {
+    let mut server = sh("echo ready; kill -STOP $$; sleep 600").await;
+    server.line().await;
+    let pid = server.pid();
+    until("the leader is stopped", || state(pid) == Some('T')).await;
+    server.link.process.kill();
+    assert_eq!(server.ended().await.signal, Some(SIGKILL));
+    server.gone().await;
+}
+
+#[tokio::test]
+async fn nothing_is_signalled_once_all_is_gone() {
+    let mut server = sh("exit 0").await;
+    server.gone().await;
+    server.gone().await;
+    server.link.process.terminate();
+    server.link.process.kill();
+    assert_eq!(server.ended().await.code, Some(0));
+    drop(server);
+}
+
+#[tokio::test]
+async fn a_dropped_guard_kills_leader_and_grandchild_and_leaves_no_zombie() {
+    let mut server = sh("trap '' TERM; sleep 600 & echo $!; wait").await;
+    let (leader, grandchild) = (server.pid(), server.number().await);
+    server.link.guard = Box::new(());
+    assert_eq!(server.ended().await.signal, Some(SIGKILL));
+    server.gone().await;
+    assert!(!is_alive(grandchild));
+    assert_eq!(state(leader), None);
+}
+
+#[tokio::test]
+async fn a_dropped_link_leaves_nothing() {
+    let mut server = sh("sleep 600 & echo $!; wait").await;
+    let (leader, grandchild) = (server.pid(), server.number().await);
+    drop(server);
+    until("the leader is reaped", || state(leader).is_none()).await;
+    assert!(!is_alive(grandchild));
+}
+
+#[test]
+fn a_runtime_that_is_shut_down_leaves_nothing() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    runtime.spawn(async move {
+        let mut server = sh("sleep 600 & echo $!; wait").await;
+        tell.send((server.pid(), server.number().await)).unwrap();
+        server.ended().await;
+    });
+    let (leader, grandchild) = told.recv_timeout(GIVE_UP).unwrap();
+    drop(runtime);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(until("the leader is reaped", || state(leader).is_none()));
+    assert!(!is_alive(grandchild));
+}
+
+#[tokio::test]
+async fn a_start_that_nobody_waits_for_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("pid");
+    let script = "echo $$ >\"$0\"; exec sleep 600";
+    let connector = StdioConnector::new(Vec::new()).unwrap();
+    // Polled once, so that the order is on its way; with more and more time, until one was carried out after all.
+    let mut patience = Duration::from_millis(5);
+    let pid = loop {
+        let spec = config("/bin/sh", &["-c", script, file.to_str().unwrap()], &[], None);
+        let mut opening = connector.open(spec, Run(1));
+        let _ = futures::poll!(&mut opening);
+        sleep(patience).await;
+        drop(opening);
+        if let Some(pid) = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()) {
+            break pid;
+        }
+        patience *= 2;
+    };
+    until("the process is reaped", || state(pid).is_none()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_start_at_once_and_leave_neither_a_process_nor_a_descriptor() {
+    fn descriptors() -> usize {
+        fs::read_dir("/proc/self/fd").unwrap().count()
+    }
+    // Other tests have descriptors too.
+    if !is_alone("two_hundred_start_at_once_and_leave_neither_a_process_nor_a_descriptor") {
+        return;
+    }
+    let connector = StdioConnector::new(Vec::new()).unwrap();
+    let before = descriptors();
+
+    let opening = (0..200).map(|_| connector.open(config("sleep", &["600"], &[], None), Run(1)));
+    let mut links: Vec<Link> = futures::future::try_join_all(opening).await.unwrap();
+    assert_eq!(descriptors(), before + 200 * 4);
+    let pids: BTreeSet<u32> = links.iter().filter_map(|link| link.process.pid()).collect();
+    assert_eq!(pids.len(), 200);
+
+    // Half are stopped in order, half are dropped.
+    let dropped = links.split_off(100);
+    drop(dropped);
+    for link in &mut links {
+        link.process.terminate();
+    }
+    timeout(GIVE_UP, futures::future::join_all(links.iter_mut().map(|link| link.process.gone()))).await.unwrap();
+    drop(links);
+    until("all are reaped", || pids.iter().all(|pid| state(*pid).is_none())).await;
+    until("all descriptors are back", || descriptors() == before).await;
+}
+
+#[tokio::test]
+async fn our_raised_limit_of_descriptors_is_not_the_childs() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).unwrap();
+    assert_eq!(raise_descriptor_limit().unwrap(), hard);
+    assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
+    assert_eq!(sh("ulimit -Sn").await.line().await, (hard - 1).to_string());
+    assert_eq!(sh("ulimit -Hn").await.line().await, hard.to_string());
+}
+
+#[tokio::test]
+async fn a_descriptor_of_ours_is_not_the_childs() {
+    let file = tempfile::tempfile().unwrap();
+    rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
+    let script = format!("test -e /proc/self/fd/{} && echo seen || echo hidden", file.as_raw_fd());
+    assert_eq!(sh(&script).await.line().await, "hidden");
+}
