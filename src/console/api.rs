@@ -1,0 +1,328 @@
+//! What is said over the control socket. Names, fields and exit codes are stable: scripts build on them.
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::Target;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::outbox;
+use mcp_satellite_actors::rules::slot::Want;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// Which instance is meant: a server's slug where that is unique, else the full name.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Selector {
+    /// Slug or full name.
+    pub server: String,
+    /// Only instances of this team (id or slug).
+    #[serde(default)]
+    pub team: Option<String>,
+    /// Only instances of this user (id or slug).
+    #[serde(default)]
+    pub user: Option<String>,
+}
+
+/// A tool call.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CallRequest {
+    /// Of which instance.
+    pub selector: Selector,
+    /// The tool, by the name that its server gives it.
+    pub tool: String,
+    /// A JSON object.
+    #[serde(default)]
+    pub arguments: Option<Box<RawValue>>,
+    /// Over all, in milliseconds.
+    #[serde(default)]
+    pub timeout_ms: Option<u64>,
+}
+
+/// Why something was not done.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Failure {
+    /// A stable word: `not_found`, `ambiguous`, `refused`, `terminated`, `timed_out`, `busy`, `server_error`, `bad_input`.
+    pub kind: String,
+    /// What happened and what to do.
+    pub message: String,
+    /// What became of a call that was not answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fate: Option<Fate>,
+    /// The instance's status, where that is the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<Status>,
+    /// The server's JSON-RPC error code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i64>,
+    /// The server's JSON-RPC error data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<serde_json::Value>,
+}
+
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Self {
+        let mut failure = Self {
+            kind: error.kind().to_owned(),
+            message: error.to_string(),
+            fate: error.fate(),
+            status: None,
+            code: None,
+            data: None,
+        };
+        match error {
+            CallError::Refused { status, .. } => failure.status = Some(status),
+            CallError::Server { code, data, .. } => {
+                failure.code = Some(code);
+                failure.data = data.and_then(|data| serde_json::from_str(&data).ok());
+            }
+            CallError::NotFound { .. }
+            | CallError::Terminated { .. }
+            | CallError::TimedOut { .. }
+            | CallError::Busy { .. }
+            | CallError::BadInput(_) => {}
+        }
+        failure
+    }
+}
+
+impl Failure {
+    /// A failure without a call's particulars.
+    pub fn new(kind: &str, message: impl Into<String>) -> Self {
+        Self { kind: kind.to_owned(), message: message.into(), fate: None, status: None, code: None, data: None }
+    }
+}
+
+/// One instance in `status --json`. Durations are in the unit that the field's name ends with; `null` is "not known"
+/// or "does not apply".
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct InstanceStatus {
+    /// Full name.
+    pub instance: String,
+    /// What is installed.
+    pub installation_id: String,
+    /// Team slug.
+    pub team: String,
+    /// User slug.
+    pub user: String,
+    /// Server slug.
+    pub server: String,
+    /// `stdio`, `http` or `sse`.
+    pub transport: String,
+    /// One of the twelve.
+    pub status: Status,
+    /// And why.
+    pub status_message: Option<String>,
+    /// `running` or `stopped`.
+    pub want: Want,
+    /// Asleep, or being woken.
+    pub dormant: bool,
+    /// Connection state of a remote instance.
+    pub connection: Option<String>,
+    /// `unknown`, `healthy` or `degraded`.
+    pub health: String,
+    /// RFC 3339.
+    pub last_check_at: Option<String>,
+    /// The server's process.
+    pub pid: Option<u32>,
+    /// The sandbox's process.
+    pub wrapper_pid: Option<u32>,
+    /// Started again, over all.
+    pub restarts: u64,
+    /// Unwanted exits that count now.
+    pub exits_in_window: usize,
+    /// While a delay runs: which attempt comes after it.
+    pub attempt: Option<usize>,
+    /// While a delay runs: how much of it is left.
+    pub next_retry_ms: Option<u64>,
+    /// Since the handshake of the current run.
+    pub uptime_seconds: Option<u64>,
+    /// Tools that are offered.
+    pub tools: usize,
+    /// Messages received.
+    pub messages: u64,
+    /// Calls made.
+    pub calls: u64,
+    /// Calls not answered yet.
+    pub calls_in_flight: usize,
+    /// Calls that failed.
+    pub errors: u64,
+    /// When the server last said something: RFC 3339.
+    pub last_activity_at: Option<String>,
+    /// What went wrong last.
+    pub last_error: Option<String>,
+    /// How the last run ended.
+    pub last_exit: Option<String>,
+    /// Resident memory.
+    pub rss_bytes: Option<u64>,
+    /// Processor time.
+    pub cpu_seconds: Option<f64>,
+}
+
+impl InstanceStatus {
+    /// As it is at `now`.
+    pub fn of(view: &InstanceView, now: Instant) -> Self {
+        let spec = &view.spec;
+        let usage = view.pid.and_then(crate::connect::process::usage);
+        Self {
+            instance: spec.name.to_string(),
+            installation_id: spec.id.installation.to_string(),
+            team: spec.team_slug.to_string(),
+            user: spec.user_slug.to_string(),
+            server: spec.server.to_string(),
+            transport: spec.transport().to_owned(),
+            status: view.status,
+            status_message: view.message.clone(),
+            want: view.want,
+            dormant: view.dormant,
+            connection: match spec.target {
+                Target::Stdio { .. } => None,
+                Target::Remote { .. } => Some("disconnected".to_owned()),
+            },
+            health: "unknown".to_owned(),
+            last_check_at: None,
+            pid: view.pid,
+            wrapper_pid: None,
+            restarts: view.restarts,
+            exits_in_window: view.exits_in_window(now),
+            attempt: view.attempt,
+            next_retry_ms: view.next_retry_at.map(|at| milliseconds(at.saturating_duration_since(now))),
+            uptime_seconds: view.initialized_at.map(|at| now.saturating_duration_since(at).as_secs()),
+            tools: view.offered().map_or(0, |catalogue| catalogue.tools.len()),
+            messages: view.counters.messages(),
+            calls: view.counters.calls(),
+            calls_in_flight: view.port.as_ref().map_or(0, |port| port.calls_in_flight()),
+            errors: view.counters.errors(),
+            last_activity_at: view.counters.last_activity().map(rfc3339),
+            last_error: view.last_error.clone(),
+            last_exit: view.last_exit.clone(),
+            rss_bytes: usage.map(|usage| usage.rss_bytes),
+            cpu_seconds: usage.map(|usage| usage.cpu_seconds),
+        }
+    }
+}
+
+/// The satellite itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SatelliteStatus {
+    /// Its configured name.
+    pub name: String,
+    /// The crate's version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Since it started.
+    pub uptime_seconds: u64,
+    /// Where its data is.
+    pub data_dir: String,
+    /// Events waiting, sent and lost.
+    pub events: EventStatus,
+}
+
+/// The event batcher's numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the batcher's statistics, by name")]
+pub struct EventStatus {
+    pub queue_size: usize,
+    pub emitted: u64,
+    pub sent: u64,
+    pub failed: u64,
+    pub dropped: u64,
+    pub last_sent: Option<String>,
+    pub last_error: Option<String>,
+    pub state: String,
+}
+
+impl From<outbox::Statistics> for EventStatus {
+    fn from(now: outbox::Statistics) -> Self {
+        let state = match now.state {
+            outbox::State::Idle => "idle",
+            outbox::State::Sending => "sending",
+            outbox::State::Retrying => "retrying",
+            outbox::State::BackingOff => "backing_off",
+        };
+        Self {
+            queue_size: now.queue_size,
+            emitted: now.emitted,
+            sent: now.sent,
+            failed: now.failed,
+            dropped: now.dropped,
+            last_sent: now.last_sent.map(rfc3339),
+            last_error: now.last_error,
+            state: state.to_owned(),
+        }
+    }
+}
+
+/// The answer to a status request.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct StatusReply {
+    /// The satellite itself.
+    pub satellite: SatelliteStatus,
+    /// Its instances, by team, user and installation.
+    pub instances: Vec<InstanceStatus>,
+}
+
+/// One tool that is offered.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ToolEntry {
+    /// Full name of the instance.
+    pub instance: String,
+    /// Server slug.
+    pub server: String,
+    /// Team slug.
+    pub team: String,
+    /// User slug.
+    pub user: String,
+    /// `server:tool`.
+    pub tool_path: String,
+    /// Estimated tokens in a model's context.
+    pub tokens: usize,
+    /// The whole definition as its server sent it.
+    pub tool: Box<RawValue>,
+}
+
+/// Which instances, for lists.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Filter {
+    /// Only this team (id or slug).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub team: Option<String>,
+    /// Only this user (id or slug).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+}
+
+impl Filter {
+    /// Whether an instance is meant.
+    pub fn admits(&self, view: &InstanceView) -> bool {
+        let (spec, id) = (&view.spec, &view.spec.id);
+        let is = |wanted: &Option<String>, id: &str, slug: &str| {
+            wanted.as_ref().is_none_or(|wanted| wanted == id || wanted == slug)
+        };
+        is(&self.team, id.team.as_str(), spec.team_slug.as_str())
+            && is(&self.user, id.user.as_str(), spec.user_slug.as_str())
+    }
+}
+
+/// Which events: those after `since`, and, with `follow`, those to come.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct EventQuery {
+    /// Exclusive.
+    #[serde(default)]
+    pub since: Option<u64>,
+    /// Goes on until the reader leaves.
+    #[serde(default)]
+    pub follow: bool,
+}
+
+pub(crate) fn rfc3339(at: Timestamp) -> String {
+    format!("{at:.3}")
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

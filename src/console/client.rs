@@ -1,0 +1,138 @@
+//! The command line's side of the control socket.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::api::Failure;
+
+/// A satellite that runs on a data directory.
+pub struct Client {
+    http: reqwest::Client,
+    data_dir: PathBuf,
+    /// Keeps the path of a long socket name valid.
+    _directory: Option<std::fs::File>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens there.
+    #[error("no satellite is running on `{data_dir}`; start one with `satellite run`, or name its --data-dir")]
+    NotRunning {
+        /// The data directory.
+        data_dir: String,
+    },
+    /// The satellite refused, and why.
+    #[error("{}", .0.message)]
+    Refused(Box<Failure>),
+    /// The conversation broke.
+    #[error("lost the satellite while asking it: {0}")]
+    Lost(String),
+}
+
+impl Client {
+    /// A client for the satellite of `data_dir`, whether it runs or not.
+    pub fn new(data_dir: &Path) -> Result<Self, ClientError> {
+        let not_running = || ClientError::NotRunning { data_dir: data_dir.display().to_string() };
+        let (socket, directory) = super::socket_path(data_dir).map_err(|_| not_running())?;
+        crate::sink::http::install_tls_provider();
+        let http = reqwest::Client::builder()
+            .unix_socket(socket)
+            .no_proxy()
+            .tls_certs_only([])
+            .build()
+            .map_err(|error| ClientError::Lost(error.to_string()))?;
+        Ok(Self { http, data_dir: data_dir.to_owned(), _directory: directory })
+    }
+
+    /// Asks, and reads the whole answer.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str, query: &impl Serialize) -> Result<T, ClientError> {
+        let response = self.send(self.http.get(url(path, query))).await?;
+        response.json().await.map_err(|error| ClientError::Lost(error.to_string()))
+    }
+
+    /// Asks, and reads the answer as it comes: JSON lines.
+    pub async fn stream(&self, path: &str, query: &impl Serialize) -> Result<Lines, ClientError> {
+        Ok(Lines { response: self.send(self.http.get(url(path, query))).await?, buffer: Vec::new() })
+    }
+
+    /// Tells, and reads the whole answer as text.
+    pub async fn post_text(&self, path: &str, body: &impl Serialize) -> Result<String, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|error| ClientError::Lost(error.to_string()))?;
+        let request = self.http.post(url(path, &())).header("content-type", "application/json").body(body);
+        self.send(request).await?.text().await.map_err(|error| ClientError::Lost(error.to_string()))
+    }
+
+    /// Tells, and reads the whole answer.
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+        let text = self.post_text(path, body).await?;
+        serde_json::from_str(&text).map_err(|error| ClientError::Lost(error.to_string()))
+    }
+
+    async fn send(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ClientError> {
+        let response = request.send().await.map_err(|error| {
+            if error.is_connect() {
+                ClientError::NotRunning { data_dir: self.data_dir.display().to_string() }
+            } else {
+                ClientError::Lost(error.without_url().to_string())
+            }
+        })?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        let text = response.text().await.map_err(|error| ClientError::Lost(error.to_string()))?;
+        let failure = serde_json::from_str(&text).unwrap_or_else(|_| Failure::new("bad_input", format!("{status}: {text}")));
+        Err(ClientError::Refused(Box::new(failure)))
+    }
+}
+
+/// The host is only a word: the socket decides where it goes.
+fn url(path: &str, query: &impl Serialize) -> String {
+    let fields = serde_json::to_value(query).ok();
+    let pairs = fields.as_ref().and_then(serde_json::Value::as_object).into_iter().flatten();
+    let mut url = format!("http://satellite{path}");
+    for (at, (key, value)) in pairs.filter(|(_, value)| !value.is_null()).enumerate() {
+        let text = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+        url.push(if at == 0 { '?' } else { '&' });
+        url.push_str(key);
+        url.push('=');
+        for byte in text.bytes() {
+            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                url.push(char::from(byte));
+            } else {
+                url.push_str(&format!("%{byte:02X}"));
+            }
+        }
+    }
+    url
+}
+
+/// Lines of an answer that is still coming.
+pub struct Lines {
+    response: reqwest::Response,
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    /// The next line; `None` at the end.
+    pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
+        loop {
+            if let Some(end) = memchr::memchr(b'\n', &self.buffer) {
+                let rest = self.buffer.split_off(end + 1);
+                let mut line = std::mem::replace(&mut self.buffer, rest);
+                line.pop();
+                return Ok(Some(line.into()));
+            }
+            match self.response.chunk().await {
+                Ok(Some(chunk)) => self.buffer.extend_from_slice(&chunk),
+                Ok(None) => return Ok(None),
+                Err(error) => return Err(io::Error::other(error.without_url())),
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The satellite's side of the control socket. It decides nothing: every request becomes a call of the runtime.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Json, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use mcp_satellite_actors::model::event::Envelope;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::{ControlError, RuntimeHandle};
+use tokio::net::UnixListener;
+use tokio::sync::{broadcast, mpsc};
+
+use super::api::{
+    CallRequest, EventQuery, Failure, Filter, InstanceStatus, SatelliteStatus, Selector, StatusReply, ToolEntry,
+};
+use crate::journal;
+
+/// Arguments of a call may be as large as a message of a server.
+const BODY_MAX: usize = 16 * 1024 * 1024;
+/// Lines that wait for a slow reader of events; then the reader waits, and re-reads what it missed.
+const STREAM_BACKLOG: usize = 256;
+
+/// What the handlers know.
+pub(crate) struct Console {
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) name: String,
+    pub(crate) data_dir: PathBuf,
+    /// Whether events are stored where they can be read back.
+    pub(crate) journal: bool,
+    pub(crate) started: Instant,
+}
+
+type Answer<T> = Result<Json<T>, Refusal>;
+
+/// A failure with its HTTP status.
+struct Refusal(StatusCode, Failure);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0, Json(self.1)).into_response()
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        let status = match failure.kind.as_str() {
+            "not_found" => StatusCode::NOT_FOUND,
+            "ambiguous" | "bad_input" => StatusCode::BAD_REQUEST,
+            "refused" | "superseded" => StatusCode::CONFLICT,
+            "busy" => StatusCode::TOO_MANY_REQUESTS,
+            "timed_out" => StatusCode::GATEWAY_TIMEOUT,
+            _ => StatusCode::BAD_GATEWAY,
+        };
+        Self(status, failure)
+    }
+}
+
+impl From<ControlError> for Refusal {
+    fn from(error: ControlError) -> Self {
+        let kind = match error {
+            ControlError::NotFound => "not_found",
+            ControlError::Refused(_) => "refused",
+            ControlError::Superseded => "superseded",
+            ControlError::Closing => "closing",
+        };
+        Failure::new(kind, error.to_string()).into()
+    }
+}
+
+/// Listens on the data directory's socket, for its owner only.
+pub(crate) fn bind(data_dir: &Path) -> std::io::Result<UnixListener> {
+    use std::os::unix::fs::PermissionsExt;
+    let (path, _directory) = super::socket_path(data_dir)?;
+    // The data directory's lock is ours: a socket that is there was left by a satellite that was killed.
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let listener = UnixListener::bind(&path)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Serves until the task is dropped.
+pub(crate) async fn serve(listener: UnixListener, console: Console) {
+    let router = axum::Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/tools", get(tools))
+        .route("/v1/call", post(call))
+        .route("/v1/start", post(start))
+        .route("/v1/stop", post(stop))
+        .route("/v1/restart", post(restart))
+        .route("/v1/resolve", post(resolve_name))
+        .route("/v1/events", get(events))
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .with_state(Arc::new(console));
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "the control socket failed; `satellite status` and the like do not work any more");
+    }
+}
+
+async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Json<StatusReply> {
+    let now = Instant::now();
+    let snapshot = console.runtime.snapshot();
+    let instances =
+        snapshot.iter().filter(|view| filter.admits(view)).map(|view| InstanceStatus::of(view, now)).collect();
+    let satellite = SatelliteStatus {
+        name: console.name.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_seconds: console.started.elapsed().as_secs(),
+        data_dir: console.data_dir.display().to_string(),
+        events: console.runtime.event_statistics().into(),
+    };
+    Json(StatusReply { satellite, instances })
+}
+
+async fn tools(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Json<Vec<ToolEntry>> {
+    let snapshot = console.runtime.snapshot();
+    let mut entries = Vec::new();
+    for view in snapshot.iter().filter(|view| filter.admits(view)) {
+        let spec = &view.spec;
+        for tool in view.offered().into_iter().flat_map(|catalogue| &catalogue.tools) {
+            entries.push(ToolEntry {
+                instance: spec.name.to_string(),
+                server: spec.server.to_string(),
+                team: spec.team_slug.to_string(),
+                user: spec.user_slug.to_string(),
+                tool_path: format!("{}:{}", spec.server, tool.name),
+                tokens: tool.tokens,
+                tool: tool.raw.clone(),
+            });
+        }
+    }
+    Json(entries)
+}
+
+async fn call(State(console): State<Arc<Console>>, Json(request): Json<CallRequest>) -> Result<Response, Refusal> {
+    let view = resolve(&console, &request.selector)?;
+    if let Some(arguments) = &request.arguments
+        && !arguments.get().trim_start().starts_with('{')
+    {
+        return Err(Failure::new("bad_input", "the arguments of a tool are a JSON object").into());
+    }
+    let timeout = request.timeout_ms.map(Duration::from_millis);
+    let result = console.runtime.call(&view.spec.id, &request.tool, request.arguments, timeout).await;
+    let result = result.map_err(Failure::from)?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], result.get().to_owned()).into_response())
+}
+
+async fn start(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+    let view = resolve(&console, &selector)?;
+    console.runtime.start(&view.spec.id).await?;
+    shown(&console, &view)
+}
+
+async fn stop(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+    let view = resolve(&console, &selector)?;
+    console.runtime.stop(&view.spec.id).await?;
+    // The answer comes from the team; the picture that readers see follows at once.
+    console.runtime.wait_for(&view.spec.id, |view| view.pid.is_none()).await;
+    shown(&console, &view)
+}
+
+async fn restart(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+    let view = resolve(&console, &selector)?;
+    console.runtime.restart(&view.spec.id).await?;
+    shown(&console, &view)
+}
+
+async fn resolve_name(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+    let view = resolve(&console, &selector)?;
+    shown(&console, &view)
+}
+
+fn shown(console: &Console, view: &InstanceView) -> Answer<InstanceStatus> {
+    let snapshot = console.runtime.snapshot();
+    let Some(view) = snapshot.get(&view.spec.id) else { return Err(ControlError::NotFound.into()) };
+    Ok(Json(InstanceStatus::of(view, Instant::now())))
+}
+
+/// Looks a name up, never parses it. What belongs to another team or user does not exist.
+fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, Refusal> {
+    let snapshot = console.runtime.snapshot();
+    let filter = Filter { team: selector.team.clone(), user: selector.user.clone() };
+    let named = |view: &&Arc<InstanceView>| *view.spec.name == *selector.server;
+    let slugged = |view: &&Arc<InstanceView>| view.spec.server.as_str() == selector.server;
+    let own = || snapshot.iter().filter(|view| filter.admits(view));
+    if let Some(view) = own().find(named) {
+        return Ok(view.clone());
+    }
+    let matching: Vec<_> = own().filter(slugged).collect();
+    match matching.as_slice() {
+        [view] => Ok((*view).clone()),
+        [] => {
+            if snapshot.iter().any(|view| named(&view) || slugged(&view)) {
+                tracing::warn!(
+                    server = selector.server, team = selector.team, user = selector.user,
+                    "a request named an instance of another team or user; it was answered as not found"
+                );
+            }
+            let message = format!("no server `{}`; `satellite status` lists those that there are", selector.server);
+            Err(Failure::new("not_found", message).into())
+        }
+        several => {
+            let names: Vec<String> = several.iter().map(|view| format!("  {}", view.spec.name)).collect();
+            let message = format!(
+                "`{}` names {} servers; use --team, --user or one of the full names:\n{}",
+                selector.server,
+                several.len(),
+                names.join("\n")
+            );
+            Err(Failure::new("ambiguous", message).into())
+        }
+    }
+}
+
+/// JSON lines. What is stored comes from the journal, what is new from the batcher: subscribed before the flush, so
+/// that nothing falls between the two.
+async fn events(State(console): State<Arc<Console>>, Query(query): Query<EventQuery>) -> Response {
+    let (lines, stream) = mpsc::channel(STREAM_BACKLOG);
+    tokio::spawn(async move {
+        // An error says that the reader has left.
+        let _: Option<()> = stream_events(&console, query, &lines).await;
+    });
+    let body = futures::stream::unfold(stream, |mut stream| async move {
+        let line: Bytes = stream.recv().await?;
+        Some((Ok::<_, Infallible>(line), stream))
+    });
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(body)).into_response()
+}
+
+async fn stream_events(console: &Console, query: EventQuery, lines: &mpsc::Sender<Bytes>) -> Option<()> {
+    let mut news = console.runtime.subscribe();
+    let mut last = query.since.unwrap_or(0);
+    loop {
+        last = stored(console, last, lines).await?;
+        if !query.follow {
+            return Some(());
+        }
+        loop {
+            match news.recv().await {
+                Ok(envelope) if envelope.seq <= last => {}
+                Ok(envelope) => {
+                    last = envelope.seq;
+                    lines.send(line(&envelope)?).await.ok()?;
+                }
+                // Too slow: what was missed is in the journal, if there is one.
+                Err(broadcast::error::RecvError::Lagged(_)) => break,
+                Err(broadcast::error::RecvError::Closed) => return Some(()),
+            }
+        }
+    }
+}
+
+/// Sends what is stored after `since`; the last number sent.
+async fn stored(console: &Console, since: u64, lines: &mpsc::Sender<Bytes>) -> Option<u64> {
+    if !console.journal {
+        return Some(since);
+    }
+    console.runtime.flush().await;
+    let (directory, lines) = (console.data_dir.clone(), lines.clone());
+    let reading = tokio::task::spawn_blocking(move || {
+        let query = journal::Query { since: Some(since), ..Default::default() };
+        let mut last = since;
+        for envelope in journal::read(directory, query).ok()? {
+            last = envelope.seq;
+            lines.blocking_send(line(&envelope)?).ok()?;
+        }
+        Some(last)
+    });
+    reading.await.ok().flatten()
+}
+
+fn line(envelope: &Envelope) -> Option<Bytes> {
+    let mut line = serde_json::to_vec(envelope).ok()?;
+    line.push(b'\n');
+    Some(line.into())
+}
