@@ -3,6 +3,8 @@
 
 #[cfg(feature = "cli")]
 pub mod cli;
+#[cfg(feature = "cli")]
+pub mod config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;

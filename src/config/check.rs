@@ -1,0 +1,375 @@
+//! The checks of single values and of servers. Each reports what is wrong and goes on with something harmless: whether the
+//! result is good, the findings say.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use mcp_satellite_actors::model::spec::{Layer, RemoteTransport, Target, Value};
+use reqwest::header::{HeaderName, HeaderValue};
+use toml_span::{Span, Spanned};
+
+use super::errors::{Findings, Source};
+use super::file;
+use super::plan::{KEEP, ROTATE_BYTES, SinkPlan};
+use super::policy::Batching;
+use super::reader::{Text, Typed, nearest};
+use super::secrets::{DENIED, Surroundings, looks_secret, reference, refers};
+
+/// What may be started in production without being named.
+const ALLOWED: [&str; 8] = ["npx", "node", "uvx", "uv", "python", "python3", "deno", "bun"];
+
+/// Names that must differ, each with the place of its first use.
+#[derive(Default)]
+pub(super) struct Unique(BTreeMap<String, Span>);
+
+/// What every check needs.
+pub(super) struct Check<'a> {
+    pub(super) findings: &'a mut Findings,
+    pub(super) surroundings: Surroundings<'a>,
+    source: &'a Source<'a>,
+    /// The commands that may be started; `None` is all.
+    allowed: Option<Vec<String>>,
+}
+
+/// A server, installed or as a template, as meant.
+#[derive(Clone)]
+pub(super) struct Server {
+    /// `None` if it could not be made out.
+    pub(super) target: Option<Target>,
+    pub(super) layer: Layer,
+    pub(super) user_required: Vec<String>,
+}
+
+impl<'a> Check<'a> {
+    pub(super) fn new(source: &'a Source<'a>, surroundings: Surroundings<'a>, findings: &'a mut Findings) -> Self {
+        Self { findings, surroundings, source, allowed: None }
+    }
+
+    /// From here on only the commands on the list, and these, may be started.
+    pub(super) fn restrict_commands(&mut self, more: &[Text]) {
+        let more = more.iter().map(|command| command.value.clone());
+        self.allowed = Some(ALLOWED.map(str::to_owned).into_iter().chain(more).collect());
+    }
+
+    pub(super) fn satellite_name(&mut self, name: &Text) {
+        let good = |letter: char| matches!(letter, 'a'..='z' | '0'..='9' | '-' | '_');
+        if !(10..=32).contains(&name.value.len()) || !name.value.chars().all(good) {
+            let message = format!("`{}` is no name for a satellite", name.value);
+            self.findings.error(name.span, message, "use 10 to 32 characters of a-z, 0-9, - and _");
+        }
+    }
+
+    /// One of a few words; the default if there is none, `None` if it is another.
+    pub(super) fn word<T: Copy + Default>(
+        &mut self,
+        typed: &Typed<String>,
+        key: &str,
+        words: &[(&str, T)],
+    ) -> Option<T> {
+        let Some(word) = typed.given() else { return typed.is_absent().then(T::default) };
+        if let Some((_, meant)) = words.iter().find(|(known, _)| *known == word.value) {
+            return Some(*meant);
+        }
+        let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
+        let hint = match nearest(&word.value, &known) {
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => format!("one of \"{}\"", known.join("\", \"")),
+        };
+        self.findings.error(word.span, format!("`{}` is no {key}", word.value), hint);
+        None
+    }
+
+    pub(super) fn address(&mut self, text: &Text) -> Option<SocketAddr> {
+        let address = text.value.parse().ok();
+        if address.is_none() {
+            let message = format!("`{}` is not an address to listen on", text.value);
+            self.findings.error(text.span, message, "write an IP address and a port: \"127.0.0.1:7300\"");
+        }
+        address
+    }
+
+    /// Characters of an id or slug: it becomes part of names, paths and URLs.
+    pub(super) fn slug(&mut self, text: &Text, what: &str) {
+        let good = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
+        if !(1..=64).contains(&text.value.len()) || !text.value.chars().all(good) {
+            let message = format!("`{}` cannot be {what}", text.value);
+            self.findings.error(text.span, message, "use 1 to 64 characters of A-Z, a-z, 0-9, dot, - and _");
+        }
+    }
+
+    /// An id or slug that must be there, well-formed and unlike the others; empty if it is not there.
+    pub(super) fn id(&mut self, typed: &Typed<String>, of: &str, key: &str, at: Span, others: &mut Unique) -> String {
+        let Some(text) = typed.given() else {
+            if typed.is_absent() {
+                self.findings.error(at, format!("{of} without `{key}`"), format!("add {key} = \"…\""));
+            }
+            return String::new();
+        };
+        self.slug(text, &format!("the {key} of {of}"));
+        self.unique(text, &format!("the {key} `{}` is taken by another", text.value), others);
+        text.value.clone()
+    }
+
+    /// An error if `text` is among the others already.
+    pub(super) fn unique(&mut self, text: &Text, message: &str, others: &mut Unique) {
+        if let Some(first) = others.0.get(&text.value) {
+            let (line, ..) = self.source.place(first.start);
+            self.findings.error(text.span, message, format!("it is used in line {line}; give this one another"));
+        } else {
+            others.0.insert(text.value.clone(), text.span);
+        }
+    }
+
+    pub(super) fn sink(&mut self, events: file::Events) -> (SinkPlan, Batching) {
+        #[derive(Clone, Copy, Default, PartialEq)]
+        enum Kind {
+            #[default]
+            File,
+            Stdout,
+            Http,
+        }
+        let words = [("file", Kind::File), ("stdout", Kind::Stdout), ("http", Kind::Http)];
+        let Some(kind) = self.word(&events.sink, "sink", &words) else { return (SinkPlan::default(), events.batch) };
+        let mut only = |there: bool, key: &str, wanted: Kind, name: &str| {
+            if there && kind != wanted {
+                let message = format!("`{key}` says nothing to this sink");
+                self.findings.error(events.at, message, format!("remove it, or set sink = \"{name}\""));
+            }
+        };
+        only(!events.rotate_at.is_absent(), "rotate_at", Kind::File, "file");
+        only(events.keep.is_some(), "keep", Kind::File, "file");
+        only(!events.url.is_absent(), "url", Kind::Http, "http");
+        only(!events.token.is_absent(), "token", Kind::Http, "http");
+
+        let sink = match kind {
+            Kind::Stdout => SinkPlan::Stdout,
+            Kind::File => {
+                let size = events.rotate_at.given();
+                if let Some(size) = size.filter(|size| size.value < 4096) {
+                    self.findings.error(size.span, "`rotate_at` is less than one batch", "give at least \"4KiB\"");
+                }
+                SinkPlan::File {
+                    rotate_bytes: size.map_or(ROTATE_BYTES, |size| size.value),
+                    keep: events.keep.unwrap_or(KEEP),
+                }
+            }
+            Kind::Http => {
+                let url = match &events.url {
+                    Typed::Given(url) => self.url(url),
+                    Typed::Unreadable => None,
+                    Typed::Absent => {
+                        self.findings.error(events.at, "the http sink has no `url`", "add url = \"https://…\"");
+                        None
+                    }
+                };
+                if let Some((at, url)) = events.url.given().map(|typed| typed.span).zip(url.as_ref())
+                    && url.query_pairs().any(|(name, value)| looks_secret(&name, &value))
+                {
+                    let hint = "remove it from the URL and give token = \"env:NAME\"";
+                    self.findings.error(at, "the URL of the sink holds what looks like a secret", hint);
+                }
+                let token = events.token.given();
+                let token = token.and_then(|text| self.surroundings.referred("the token", text, self.findings));
+                SinkPlan::Http { url: url.map(String::from).unwrap_or_default(), token }
+            }
+        };
+        (sink, events.batch)
+    }
+
+    /// An `http` or `https` URL without user and password.
+    fn url(&mut self, text: &Text) -> Option<reqwest::Url> {
+        let hint = "write it as \"https://host/path\"";
+        let url = match reqwest::Url::parse(&text.value) {
+            Ok(url) => url,
+            Err(reason) => {
+                self.findings.error(text.span, format!("`url` is not a URL: {reason}"), hint);
+                return None;
+            }
+        };
+        if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+            self.findings.error(text.span, "`url` is neither http nor https", hint);
+            return None;
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            let hint = "URLs are shown; pass credentials by a header, such as Authorization = \"env:NAME\"";
+            self.findings.error(text.span, "`url` holds a user or a password", hint);
+            return None;
+        }
+        Some(url)
+    }
+
+    /// A server. `who` names it for people, `near` is a template that may have been meant.
+    pub(super) fn server(&mut self, who: &str, typed: file::Server, near: Option<&str>) -> Server {
+        #[derive(Clone, Copy, Default)]
+        enum Wire {
+            #[default]
+            Stdio,
+            Remote(RemoteTransport),
+        }
+        let words = [
+            ("stdio", Wire::Stdio),
+            ("http", Wire::Remote(RemoteTransport::Http)),
+            ("sse", Wire::Remote(RemoteTransport::Sse)),
+        ];
+        let mut query = Vec::new();
+        let target = match self.word(&typed.transport, "transport", &words) {
+            None => None,
+            Some(Wire::Stdio) => {
+                if let Some(url) = typed.url.given() {
+                    let hint = "set transport = \"http\", or \"sse\" for the older one, or remove the url";
+                    self.findings.error(url.span, format!("{who} is a stdio server with a `url`"), hint);
+                } else if typed.command.is_absent() {
+                    let hint = near.map(|near| format!("did you mean the template `{near}`? Otherwise add a command"));
+                    let hint = hint.unwrap_or_else(|| "add command = \"…\", such as \"npx\"".to_owned());
+                    self.findings.error(typed.at, format!("{who} has no `command`"), hint);
+                }
+                let command = typed.command.given().map(|command| self.command(command));
+                let cwd = typed.cwd.given().map(|cwd| cwd.value.clone());
+                command.map(|command| Target::Stdio { command, cwd })
+            }
+            Some(Wire::Remote(transport)) => {
+                for (key, misplaced) in [("command", &typed.command), ("cwd", &typed.cwd)] {
+                    if let Some(text) = misplaced.given() {
+                        let hint = "remove it, or set transport = \"stdio\"";
+                        self.findings.error(text.span, format!("{who} is a remote server with a `{key}`"), hint);
+                    }
+                }
+                if typed.url.is_absent() {
+                    self.findings.error(typed.at, format!("{who} has no `url`"), "add url = \"https://…\"");
+                }
+                typed.url.given().and_then(|text| {
+                    let mut url = self.url(text)?;
+                    query = self.query_of(text, &url);
+                    url.set_query(None);
+                    Some(Target::Remote { transport, url: url.into() })
+                })
+            }
+        };
+        let mut layer = Layer::default();
+        // What stands in the URL goes the way of all query parameters: it is a secret more often than not.
+        query.extend(typed.tier.query);
+        self.layer(who, target.as_ref(), file::Tier { query, ..typed.tier }, &mut layer);
+        Server { target, layer, user_required: self.user_required(&typed.user_required) }
+    }
+
+    fn query_of(&mut self, text: &Text, url: &reqwest::Url) -> Vec<(Text, Text)> {
+        let mut names = Vec::new();
+        let spanned = |part: &str| Spanned::with_span(part.to_owned(), text.span);
+        let mut pairs = Vec::new();
+        for (name, value) in url.query_pairs() {
+            if names.contains(&name) {
+                let message = format!("the query parameter `{name}` is in the `url` twice");
+                self.findings.error(text.span, message, "give it once");
+            }
+            pairs.push((spanned(&name), spanned(&value)));
+            names.push(name);
+        }
+        pairs
+    }
+
+    fn command(&mut self, command: &Text) -> String {
+        let text = &command.value;
+        let program = text.split_whitespace().next().unwrap_or_default();
+        if program.is_empty() || text.contains('\0') {
+            self.findings.error(command.span, "`command` is empty", "give the name of a program or its path");
+        } else if program.len() < text.len() && ALLOWED.contains(&program) {
+            let hint = format!("write command = \"{program}\" and the rest, word by word, in args = [\"…\"]");
+            self.findings.error(command.span, "`command` is a command line, not a program", hint);
+        } else if self.allowed.as_ref().is_some_and(|allowed| !allowed.contains(text)) {
+            let message = format!("the command `{text}` is not allowed in the production profile");
+            let hint = "use one of npx, node, uvx, uv, python, python3, deno and bun, or name it in \
+                        allowed_commands under [satellite]";
+            self.findings.error(command.span, message, hint);
+        }
+        text.clone()
+    }
+
+    pub(super) fn user_required(&mut self, typed: &[Text]) -> Vec<String> {
+        for name in typed.iter().filter(|name| name.value.trim().is_empty()) {
+            self.findings.error(name.span, "`user_required` has an empty name", "name a key of env, headers or query");
+        }
+        typed.iter().map(|name| name.value.clone()).collect()
+    }
+
+    /// Lays a tier as typed over `layer`. `target` is what it is for, if that could be made out.
+    pub(super) fn layer(&mut self, who: &str, target: Option<&Target>, typed: file::Tier, layer: &mut Layer) {
+        let first = |pairs: &[(Text, Text)]| pairs.first().map(|(name, _)| name.span);
+        let (env, headers, query) = (first(&typed.env), first(&typed.headers), first(&typed.query));
+        let args = typed.args.first().map(|argument| argument.span);
+        let (kind, misplaced) = match target {
+            None => ("", [("", None), ("", None)]),
+            Some(Target::Stdio { .. }) => ("stdio", [("headers", headers), ("query", query)]),
+            Some(Target::Remote { .. }) => ("remote", [("args", args), ("env", env)]),
+        };
+        for (key, at) in misplaced {
+            if let Some(at) = at {
+                let hint = "a stdio server takes args and env, a remote one takes headers and query";
+                self.findings.error(at, format!("{who} is a {kind} server with `{key}`"), hint);
+            }
+        }
+
+        for argument in typed.args {
+            if refers(&argument.value) {
+                let hint = "an argument is visible to every process on the machine; pass it by env";
+                self.findings.error(argument.span, "a secret is referred to in `args`", hint);
+            } else if argument.value.contains('\0') {
+                self.findings.error(argument.span, "an argument holds a zero byte", "remove it");
+            }
+            layer.args.push(argument.value.into());
+        }
+        for (name, text) in typed.env {
+            if name.value.is_empty() || name.value.contains(['=', '\0']) {
+                let message = format!("`{}` is no name for an environment variable", name.value.escape_debug());
+                self.findings.error(name.span, message, "it must not be empty, nor hold = or a zero byte");
+            }
+            if DENIED.contains(&name.value.as_str()) {
+                let message = format!("`{}` in the env of {who} is never passed to a server", name.value);
+                self.findings.warning(name.span, message);
+            }
+            let Some(value) = self.value(&name, &text) else { continue };
+            if value.text.expose().contains('\0') {
+                self.findings.error(text.span, format!("the value of `{}` holds a zero byte", name.value), "remove it");
+            }
+            layer.env.insert(name.value, value);
+        }
+        for (name, text) in typed.query {
+            if let Some(value) = self.value(&name, &text) {
+                layer.query.insert(name.value, value);
+            }
+        }
+        for (name, text) in typed.headers {
+            if HeaderName::from_bytes(name.value.as_bytes()).is_err() {
+                let message = format!("`{}` is no name for a header", name.value.escape_debug());
+                self.findings.error(name.span, message, "use letters, digits and -");
+            }
+            let Some(value) = self.header(&text) else { continue };
+            if HeaderValue::from_str(value.text.expose()).is_err() {
+                let message = format!("the value of the header `{}` cannot be sent", name.value.escape_debug());
+                self.findings.error(text.span, message, "it must be one line of printable characters");
+            }
+            layer.headers.insert(name.value, value);
+        }
+    }
+
+    fn value(&mut self, name: &Text, text: &Text) -> Option<Value> {
+        match reference(&text.value) {
+            Some(reference) => self.surroundings.follow(&reference, text.span, self.findings).map(Value::secret),
+            None if looks_secret(&name.value, &text.value) => Some(Value::secret(text.value.as_str())),
+            None => Some(Value::plain(text.value.as_str())),
+        }
+    }
+
+    /// A header's value, which is always a secret: `env:NAME`, `Bearer env:NAME`, or written out.
+    fn header(&mut self, text: &Text) -> Option<Value> {
+        let (scheme, rest) = match text.value.split_once(' ') {
+            Some((scheme, rest)) if reference(rest).is_some() => (Some(scheme), rest),
+            _ => (None, text.value.as_str()),
+        };
+        let Some(reference) = reference(rest) else { return Some(Value::secret(rest)) };
+        let secret = self.surroundings.follow(&reference, text.span, self.findings)?;
+        Some(Value::secret(match scheme {
+            Some(scheme) => format!("{scheme} {}", secret.expose()).into(),
+            None => secret,
+        }))
+    }
+}

@@ -1,0 +1,230 @@
+//! Everything that is wrong with a configuration, at once: where, what, and what to do.
+//!
+//! A configuration holds secrets, and an error shows the line that it is about. So the lines are cut out and masked when
+//! the errors are built; nothing here keeps the file's text.
+
+use std::fmt;
+
+use miette::{
+    Diagnostic, LabeledSpan, MietteError, MietteSpanContents, Severity, SourceCode, SourceSpan, SpanContents,
+};
+use serde::Serialize;
+use toml_span::Span;
+
+/// What is found on the way from what was typed to what is meant.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    errors: Vec<Finding>,
+    warnings: Vec<(Span, String)>,
+}
+
+#[derive(Debug)]
+struct Finding {
+    at: Span,
+    message: String,
+    hint: String,
+}
+
+impl Findings {
+    /// An error. Neither text may hold a value that could be a secret.
+    pub(super) fn error(&mut self, at: Span, message: impl Into<String>, hint: impl Into<String>) {
+        self.errors.push(Finding { at, message: message.into(), hint: hint.into() });
+    }
+
+    /// Something that works and is probably not what the operator meant.
+    pub(super) fn warning(&mut self, at: Span, message: impl Into<String>) {
+        self.warnings.push((at, message.into()));
+    }
+
+    /// The warnings with their place in front, or all errors, both in the order of the file.
+    pub(super) fn settle(mut self, source: &Source<'_>) -> Result<Vec<String>, ConfigErrors> {
+        if !self.errors.is_empty() {
+            self.errors.sort_by_key(|finding| finding.at.start);
+            return Err(ConfigErrors(self.errors.into_iter().map(|finding| source.problem(finding)).collect()));
+        }
+        self.warnings.sort_by_key(|(at, _)| at.start);
+        let placed = |(at, message): (Span, String)| {
+            let (line, column, _) = source.place(at.start);
+            format!("{}:{line}:{column}: {message}", source.name)
+        };
+        Ok(self.warnings.into_iter().map(placed).collect())
+    }
+}
+
+/// A configuration's text: as it is, to count lines and columns in, and as it may be shown.
+pub(super) struct Source<'a> {
+    /// The file's name, for people.
+    pub(super) name: &'a str,
+    /// The text that spans point into.
+    pub(super) text: &'a str,
+    /// The same with secrets masked, byte for byte as long.
+    pub(super) shown: String,
+}
+
+impl Source<'_> {
+    /// Line and column, counted from 1 in characters, and the byte at which the line starts.
+    pub(super) fn place(&self, at: usize) -> (usize, usize, usize) {
+        let before = &self.text[..boundary(self.text, at)];
+        let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        (before.matches('\n').count() + 1, before[start..].chars().count() + 1, start)
+    }
+
+    fn problem(&self, finding: Finding) -> Problem {
+        let (line, column, start) = self.place(finding.at.start);
+        let rest = &self.shown[start..];
+        let mut shown = rest.split('\n').next().unwrap_or(rest).trim_end().to_owned();
+        let from = boundary(&shown, finding.at.start.saturating_sub(start));
+        let to = boundary(&shown, finding.at.end.saturating_sub(start)).max(from);
+        if from == shown.len() {
+            shown.push(' '); // So that an error at the end of a line has something to point at.
+        }
+        let place = Place { line, column, shown, label: (from, (to - from).max(1)).into() };
+        Problem { file: self.name.to_owned(), place: Some(place), message: finding.message, hint: finding.hint }
+    }
+}
+
+/// The nearest boundary of a character at or before `at`. (`str::floor_char_boundary` is younger than the oldest compiler
+/// that we promise.)
+fn boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+}
+
+/// All errors of a configuration. As a [`Diagnostic`] it renders each with its line and a hint.
+#[derive(Debug, Clone)]
+pub struct ConfigErrors(Vec<Problem>);
+
+/// One error, for scripts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Item {
+    /// The file as it was named; empty for an error between two files.
+    pub file: String,
+    /// Counted from 1; 0 where the error is at no place of a file.
+    pub line: usize,
+    /// In characters, counted from 1; 0 where the error is at no place of a file.
+    pub column: usize,
+    /// What is wrong.
+    pub message: String,
+    /// What to do.
+    pub hint: String,
+}
+
+impl ConfigErrors {
+    /// Errors, at least one, that are at no place of a file, each with its hint. `file` is empty if it is no file's either.
+    pub(super) fn nowhere(file: &str, errors: Vec<(String, String)>) -> Self {
+        let problem = |(message, hint)| Problem { file: file.to_owned(), place: None, message, hint };
+        Self(errors.into_iter().map(problem).collect())
+    }
+
+    /// These errors and another file's, to be reported at once.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self
+    }
+
+    /// How many there are; never 0.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Each as plain data, in the order of the file.
+    pub fn items(&self) -> Vec<Item> {
+        let item = |problem: &Problem| {
+            let (line, column) = problem.place.as_ref().map_or((0, 0), |place| (place.line, place.column));
+            Item {
+                file: problem.file.clone(),
+                line,
+                column,
+                message: problem.message.clone(),
+                hint: problem.hint.clone(),
+            }
+        };
+        self.0.iter().map(item).collect()
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.0.first().map_or("", |problem| problem.file.as_str());
+        let one_file = !file.is_empty() && self.0.iter().all(|problem| problem.file == file);
+        let place = if one_file { file } else { "the configuration" };
+        match self.count() {
+            1 => write!(f, "1 error in {place}"),
+            count => write!(f, "{count} errors in {place}"),
+        }
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl Diagnostic for ConfigErrors {
+    fn related<'a>(&'a self) -> Option<Box<dyn Iterator<Item = &'a dyn Diagnostic> + 'a>> {
+        Some(Box::new(self.0.iter().map(|problem| problem as &dyn Diagnostic)))
+    }
+}
+
+/// One error with what is needed to draw it.
+#[derive(Debug, Clone)]
+struct Problem {
+    file: String,
+    place: Option<Place>,
+    message: String,
+    hint: String,
+}
+
+#[derive(Debug, Clone)]
+struct Place {
+    line: usize,
+    column: usize,
+    /// The one line, masked.
+    shown: String,
+    /// What to underline in it, in bytes.
+    label: SourceSpan,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+impl Diagnostic for Problem {
+    fn severity(&self) -> Option<Severity> {
+        Some(Severity::Error)
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        Some(Box::new(&self.hint))
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.place.as_ref().map(|_| self as &dyn SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let label = LabeledSpan::new_primary_with_span(None, self.place.as_ref()?.label);
+        Some(Box::new(std::iter::once(label)))
+    }
+}
+
+impl SourceCode for Problem {
+    fn read_span<'a>(
+        &'a self,
+        span: &SourceSpan,
+        before: usize,
+        after: usize,
+    ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
+        let place = self.place.as_ref().ok_or(MietteError::OutOfBounds)?;
+        let part = place.shown.read_span(span, before, after)?;
+        Ok(Box::new(MietteSpanContents::new_named(
+            self.file.clone(),
+            part.data(),
+            *part.span(),
+            place.line - 1 + part.line(),
+            part.column(),
+            part.line_count(),
+        )))
+    }
+}

@@ -1,0 +1,198 @@
+//! The configuration as typed: every value may be missing, is a string where it was one, and knows its place. Nothing is
+//! checked here but its kind. No `Debug`: values are as typed, secrets too.
+
+use toml_span::Span;
+use toml_span::value::Value;
+
+use super::errors::Findings;
+use super::policy::{self, Batching, TeamBudget};
+use super::reader::{Fields, Text, Typed};
+
+/// A whole file.
+#[derive(Default)]
+pub(super) struct File {
+    pub(super) name: Typed<String>,
+    pub(super) profile: Typed<String>,
+    pub(super) allowed_commands: Vec<Text>,
+    pub(super) listen: Typed<String>,
+    pub(super) events: Events,
+    pub(super) policy: policy::Tier,
+    pub(super) team_budget: TeamBudget,
+    pub(super) start_permits: Option<usize>,
+    pub(super) servers: Vec<(Text, Server)>,
+    pub(super) teams: Vec<Team>,
+}
+
+/// `[events]`
+#[derive(Default)]
+pub(super) struct Events {
+    pub(super) at: Span,
+    pub(super) sink: Typed<String>,
+    pub(super) rotate_at: Typed<u64>,
+    pub(super) keep: Option<usize>,
+    pub(super) url: Typed<String>,
+    pub(super) token: Typed<String>,
+    pub(super) batch: Batching,
+}
+
+/// Args, env, headers and query of one tier.
+#[derive(Default)]
+pub(super) struct Tier {
+    pub(super) args: Vec<Text>,
+    pub(super) env: Vec<(Text, Text)>,
+    pub(super) headers: Vec<(Text, Text)>,
+    pub(super) query: Vec<(Text, Text)>,
+}
+
+/// What a template and an installation have in common.
+#[derive(Default)]
+pub(super) struct Server {
+    pub(super) at: Span,
+    pub(super) transport: Typed<String>,
+    pub(super) command: Typed<String>,
+    pub(super) url: Typed<String>,
+    pub(super) cwd: Typed<String>,
+    pub(super) tier: Tier,
+    pub(super) user_required: Vec<Text>,
+}
+
+/// `[[teams]]`
+#[derive(Default)]
+pub(super) struct Team {
+    pub(super) at: Span,
+    pub(super) id: Typed<String>,
+    pub(super) slug: Typed<String>,
+    pub(super) policy: policy::Tier,
+    pub(super) users: Vec<User>,
+    pub(super) installations: Vec<Installation>,
+}
+
+/// `[[teams.users]]`
+#[derive(Default)]
+pub(super) struct User {
+    pub(super) at: Span,
+    pub(super) id: Typed<String>,
+    pub(super) slug: Typed<String>,
+    pub(super) token: Typed<String>,
+    /// `[teams.users.servers.INSTALLATION_ID]`
+    pub(super) tiers: Vec<(Text, Tier)>,
+}
+
+/// `[[teams.installations]]`
+#[derive(Default)]
+pub(super) struct Installation {
+    pub(super) id: Typed<String>,
+    pub(super) server: Typed<String>,
+    pub(super) own: Server,
+    /// `[teams.installations.team]`
+    pub(super) team: Tier,
+    pub(super) keep: Typed<String>,
+    pub(super) request_logging: Typed<bool>,
+    /// The users that get it; all of the team if none are named.
+    pub(super) users: Option<Vec<Text>>,
+    pub(super) policy: policy::Tier,
+}
+
+impl File {
+    /// Reads a TOML file's tree.
+    pub(super) fn read(tree: Value<'_>, findings: &mut Findings) -> Self {
+        let at = Span::new(0, 0);
+        let Some(mut fields) = Fields::open(tree, at, "the file".to_owned(), findings) else { return Self::default() };
+        let mut file = Self::default();
+        fields.section("satellite", |fields| {
+            file.name = fields.text("name");
+            file.profile = fields.text("profile");
+            file.allowed_commands = fields.texts("allowed_commands").unwrap_or_default();
+        });
+        fields.section("gateway", |fields| file.listen = fields.text("listen"));
+        file.events = fields.section("events", Events::read);
+        fields.section("policy", |fields| {
+            file.policy = policy::Tier::read(fields);
+            file.team_budget = fields.section("team", TeamBudget::read);
+            file.start_permits = fields.section("start", |fields| fields.count::<1, _>("permits"));
+        });
+        file.servers = fields.named("servers", |slug, fields| (slug, Server::read(fields)));
+        file.teams = fields.list("teams", Team::read);
+        fields.close();
+        file
+    }
+}
+
+impl Events {
+    fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            at: fields.at,
+            sink: fields.text("sink"),
+            rotate_at: fields.bytes("rotate_at"),
+            keep: fields.count::<1, _>("keep"),
+            url: fields.text("url"),
+            token: fields.text("token"),
+            batch: Batching::read(fields),
+        }
+    }
+}
+
+impl Tier {
+    pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            args: fields.texts("args").unwrap_or_default(),
+            env: fields.text_map("env"),
+            headers: fields.text_map("headers"),
+            query: fields.text_map("query"),
+        }
+    }
+}
+
+impl Server {
+    fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            at: fields.at,
+            transport: fields.text("transport"),
+            command: fields.text("command"),
+            url: fields.text("url"),
+            cwd: fields.text("cwd"),
+            tier: Tier::read(fields),
+            user_required: fields.texts("user_required").unwrap_or_default(),
+        }
+    }
+}
+
+impl Team {
+    fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            at: fields.at,
+            id: fields.text("id"),
+            slug: fields.text("slug"),
+            policy: fields.section("policy", policy::Tier::read),
+            users: fields.list("users", User::read),
+            installations: fields.list("installations", Installation::read),
+        }
+    }
+}
+
+impl User {
+    fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            at: fields.at,
+            id: fields.text("id"),
+            slug: fields.text("slug"),
+            token: fields.text("token"),
+            tiers: fields.named("servers", |installation, fields| (installation, Tier::read(fields))),
+        }
+    }
+}
+
+impl Installation {
+    fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            id: fields.text("id"),
+            server: fields.text("server"),
+            own: Server::read(fields),
+            team: fields.section("team", Tier::read),
+            keep: fields.text("keep"),
+            request_logging: fields.flag("request_logging_enabled"),
+            users: fields.texts("users"),
+            policy: fields.section("policy", policy::Tier::read),
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The `mcp.json` of Claude, Cursor and VS Code: `{"mcpServers": {name: …}}` or `{"servers": {name: …}}`, as one team
+//! `local` with one user `me`. The file belongs to another program, so what that program alone understands is passed over
+//! or warned about, and only what would start something else than was meant is an error.
+
+use std::fmt;
+
+use serde::de::{Deserializer as _, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use toml_span::value::{Key, Table, Value, ValueInner};
+use toml_span::{Span, Spanned};
+
+use super::errors::Findings;
+use super::file::{File, Installation, Server, Team, Tier, User};
+use super::reader::{Fields, Text, Typed};
+
+/// Deeper nesting is no configuration.
+const DEPTH_MAX: usize = 32;
+
+/// The tree of a JSON text, with comments and trailing commas as VS Code allows them; `None` after an error.
+pub(super) fn parse(text: &str, findings: &mut Findings) -> Option<Value<'static>> {
+    let plain = without_comments(text);
+    match serde_json::from_str::<&RawValue>(&plain) {
+        Ok(raw) => tree(&plain, raw, DEPTH_MAX, findings),
+        Err(error) => {
+            let start = plain.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum::<usize>();
+            let at = start + error.column().saturating_sub(1);
+            let message = error.to_string();
+            let message = message.rsplit_once(" at line ").map_or(&*message, |(message, _)| message);
+            findings.error(Span::new(at, at + 1), message, "the file is read on once this is mended");
+            None
+        }
+    }
+}
+
+fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut Findings) -> Option<Value<'static>> {
+    let at = span(text, raw.get().trim_matches('"'));
+    if depth == 0 {
+        findings.error(at, "this is nested too deeply", "a server is { \"command\": … } or { \"url\": … }");
+        return None;
+    }
+    let mut deserializer = serde_json::Deserializer::from_str(raw.get());
+    let inner = match raw.get().as_bytes().first() {
+        Some(b'{') => {
+            let entries = deserializer.deserialize_map(Entries).unwrap_or_default();
+            let mut table = Table::new();
+            for (name, value) in entries {
+                let key_at = span(text, name.get().trim_matches('"'));
+                let name: String = serde_json::from_str(name.get()).unwrap_or_default();
+                if table.contains_key(name.as_str()) {
+                    findings.error(key_at, format!("`{name}` is given twice"), "remove one");
+                }
+                if value.get() != "null"
+                    && let Some(value) = tree(text, value, depth - 1, findings)
+                {
+                    table.insert(Key { name: name.into(), span: key_at }, value);
+                }
+            }
+            ValueInner::Table(table)
+        }
+        Some(b'[') => {
+            let items = deserializer.deserialize_seq(Items).unwrap_or_default();
+            ValueInner::Array(items.into_iter().filter_map(|item| tree(text, item, depth - 1, findings)).collect())
+        }
+        Some(b'"') => {
+            let Ok(string) = serde_json::from_str::<String>(raw.get()) else {
+                findings.error(at, "this string holds an escape that is no character", "write the character itself");
+                return None;
+            };
+            ValueInner::String(string.into())
+        }
+        Some(b't') => ValueInner::Boolean(true),
+        Some(b'f') => ValueInner::Boolean(false),
+        _ => match (raw.get().parse(), raw.get().parse()) {
+            (Ok(integer), _) => ValueInner::Integer(integer),
+            (_, Ok(float)) => ValueInner::Float(float),
+            _ => return None,
+        },
+    };
+    Some(Value::with_span(inner, at))
+}
+
+/// Where `part`, which is a slice of `text`, stands in it.
+fn span(text: &str, part: &str) -> Span {
+    let start = part.as_ptr() as usize - text.as_ptr() as usize;
+    Span::new(start, start + part.len())
+}
+
+struct Entries;
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = Vec<(&'de RawValue, &'de RawValue)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
+}
+
+struct Items;
+
+impl<'de> Visitor<'de> for Items {
+    type Value = Vec<&'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element()? {
+            items.push(item);
+        }
+        Ok(items)
+    }
+}
+
+/// The text with a byte order mark, comments and trailing commas as blanks, so that every other byte keeps its place.
+fn without_comments(text: &str) -> String {
+    #[derive(PartialEq)]
+    enum In {
+        Text,
+        String,
+        Line,
+        Block,
+    }
+    let mut bytes = text.as_bytes().to_vec();
+    let (mut state, mut at, mut comma) = (In::Text, 0, None);
+    if text.starts_with('\u{feff}') {
+        bytes[..3].fill(b' ');
+        at = 3;
+    }
+    while at < bytes.len() {
+        let next = bytes.get(at + 1).copied();
+        match (&state, bytes[at]) {
+            (In::Text, b'/') if matches!(next, Some(b'/' | b'*')) => {
+                state = if next == Some(b'/') { In::Line } else { In::Block };
+                bytes[at..at + 2].fill(b' ');
+                at += 1;
+            }
+            (In::Text, b'}' | b']') => {
+                if let Some(comma) = comma.take() {
+                    bytes[comma] = b' ';
+                }
+            }
+            (In::Text, b',') => comma = Some(at),
+            (In::Text, byte) if !byte.is_ascii_whitespace() => {
+                comma = None;
+                if byte == b'"' {
+                    state = In::String;
+                }
+            }
+            (In::String, b'\\') => at += 1,
+            (In::String, b'"') | (In::Line, b'\n') => state = In::Text,
+            (In::Block, b'*') if next == Some(b'/') => {
+                state = In::Text;
+                bytes[at..at + 2].fill(b' ');
+                at += 1;
+            }
+            (In::Line | In::Block, byte) if byte != b'\n' => bytes[at] = b' ',
+            (In::Text | In::String | In::Line | In::Block, _) => {}
+        }
+        at += 1;
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
+}
+
+/// What the tree says, in the shape of a configuration file.
+pub(super) fn read(tree: Value<'_>, findings: &mut Findings) -> File {
+    let at = Span::new(0, 1);
+    let given = |text: &str| Typed::Given(Spanned::with_span(text.to_owned(), at));
+    let mut installations = Vec::new();
+    if let Some(mut fields) = Fields::open(tree, at, "the file".to_owned(), findings) {
+        let key = if fields.has("mcpServers") { "mcpServers" } else { "servers" };
+        if fields.has(key) {
+            // Each is opened here and not by `named`, which would refuse what only the other program understands.
+            installations = fields
+                .values(key)
+                .into_iter()
+                .filter_map(|(name, value)| server(&name, value, fields.findings))
+                .collect();
+        } else {
+            let hint = "write { \"mcpServers\": { \"NAME\": { \"command\": … } } }";
+            fields.findings.error(at, "the file has neither `mcpServers` nor `servers`", hint);
+        }
+    }
+    let user = User { at, id: given("me"), slug: given("me"), ..User::default() };
+    let team =
+        Team { at, id: given("local"), slug: given("local"), users: vec![user], installations, ..Team::default() };
+    File { teams: vec![team], ..File::default() }
+}
+
+fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Installation> {
+    let who = format!("`{}`", name.value);
+    let mut fields = Fields::open(value, name.span, who.clone(), findings)?;
+    if fields.flag("disabled").given().is_some_and(|disabled| disabled.value) {
+        fields.findings.warning(name.span, format!("{who} is disabled and left out"));
+        return None;
+    }
+    let (kind, url) = (fields.text("type"), fields.text("url"));
+    let mut server = Server {
+        at: name.span,
+        transport: transport(kind, url.given()),
+        command: fields.text("command"),
+        cwd: fields.text("cwd"),
+        url,
+        tier: Tier {
+            args: fields.texts("args").unwrap_or_default(),
+            env: fields.text_map("env"),
+            headers: fields.text_map("headers"),
+            query: Vec::new(),
+        },
+        user_required: Vec::new(),
+    };
+    variables(&mut server, fields.findings);
+    let (unused, findings) = fields.rest();
+    for key in unused {
+        findings.warning(key.span, format!("`{}` of {who} is not used", key.name));
+    }
+    let id = || Typed::Given(Spanned::with_span(name.value.clone(), name.span));
+    Some(Installation { id: id(), server: id(), own: server, ..Installation::default() })
+}
+
+/// The transport by its names here. Without one a URL says it: `/sse` at the end is how the older one is served.
+fn transport(kind: Typed<String>, url: Option<&Text>) -> Typed<String> {
+    let named = |name: &str, at: Span| Typed::Given(Spanned::with_span(name.to_owned(), at));
+    match kind {
+        Typed::Given(kind) => match kind.value.as_str() {
+            "streamable-http" | "streamableHttp" | "streamable_http" => named("http", kind.span),
+            _ => Typed::Given(kind),
+        },
+        Typed::Absent => url.map_or(Typed::Absent, |url| {
+            let path = url.value.split(['?', '#']).next().unwrap_or_default();
+            named(if path.trim_end_matches('/').ends_with("/sse") { "sse" } else { "http" }, url.span)
+        }),
+        Typed::Unreadable => Typed::Unreadable,
+    }
+}
+
+/// `${env:NAME}` and `${NAME}`, as the whole of a value or after `Bearer `, become `env:NAME`. Every other `${…}` is an
+/// error: passed on as it stands it would be a wrong password or path.
+fn variables(server: &mut Server, findings: &mut Findings) {
+    let good =
+        |name: &str| !name.is_empty() && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
+    for (_, text) in server.tier.env.iter_mut().chain(&mut server.tier.headers) {
+        let (scheme, rest) = match text.value.split_once(' ') {
+            Some((scheme, rest)) if !scheme.contains('$') => (format!("{scheme} "), rest),
+            _ => (String::new(), text.value.as_str()),
+        };
+        let inner = rest.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
+        let variable = inner.map(|inner| inner.strip_prefix("env:").unwrap_or(inner));
+        if let Some(variable) = variable.filter(|variable| good(variable)) {
+            text.value = format!("{scheme}env:{variable}");
+        }
+    }
+    let hint = "only ${env:NAME} as the whole of an env value or header is filled in; write this out";
+    let tier = &server.tier;
+    let pairs = tier.env.iter().chain(&tier.headers).map(|(_, value)| value);
+    let scalars = [&server.command, &server.cwd, &server.url].into_iter().filter_map(Typed::given);
+    for text in pairs.chain(&tier.args).chain(scalars).filter(|text| text.value.contains("${")) {
+        findings.error(text.span, "a variable that cannot be filled in here", hint);
+    }
+}

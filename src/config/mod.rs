@@ -1,0 +1,98 @@
+//! The configuration, in two shapes: `file` is what the operator typed, `plan` is what is meant. All checks are on the
+//! way between, and all errors are reported at once, each with its place and a hint.
+//!
+//! ```text
+//! TOML ──→ tree with spans ──→ file::File ──→ check, teams ──→ Plan
+//! mcp.json ──↗  (reader, policy)  ↖── mcp_json      ↘── Findings ──→ ConfigErrors
+//! ```
+
+mod check;
+mod errors;
+mod file;
+mod mcp_json;
+mod plan;
+mod policy;
+mod reader;
+mod secrets;
+mod teams;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use toml_span::ErrorKind;
+
+pub use errors::{ConfigErrors, Item};
+pub use plan::{Plan, Profile, SinkPlan};
+
+use errors::{Findings, Source};
+use secrets::Surroundings;
+
+/// Reads a TOML file.
+pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
+    parse(&file.display().to_string(), &text_of(file)?, &|name| std::env::var(name).ok())
+}
+
+/// Reads an `mcp.json` of Claude, Cursor or VS Code: one team `local` with one user `me`, a server's name is the id of
+/// its installation.
+pub fn load_mcp_json(file: &Path) -> Result<Plan, ConfigErrors> {
+    parse_mcp_json(&file.display().to_string(), &text_of(file)?, &|name| std::env::var(name).ok())
+}
+
+fn text_of(file: &Path) -> Result<String, ConfigErrors> {
+    std::fs::read_to_string(file).map_err(|error| {
+        let message = format!("cannot read the configuration: {error}");
+        ConfigErrors::nowhere(
+            &file.display().to_string(),
+            vec![(message, "check the path and its permissions".to_owned())],
+        )
+    })
+}
+
+/// Reads TOML from `text`. `name` is the file's, for errors; `file:` references are relative to its folder.
+pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Plan, ConfigErrors> {
+    let mut findings = Findings::default();
+    match toml_span::parse(text) {
+        Ok(tree) => {
+            let source = Source { name, text, shown: secrets::shown(text, &tree) };
+            let file = file::File::read(tree, &mut findings);
+            finish(file, &source, environment, findings)
+        }
+        Err(error) => {
+            let hint = match &error.kind {
+                ErrorKind::UnquotedString => "put it in quotes",
+                ErrorKind::DuplicateKey { .. } | ErrorKind::DuplicateTable { .. } => "remove one of the two",
+                _ => "the file is read on once this is mended",
+            };
+            findings.error(error.span, error.to_string(), hint);
+            findings.settle(&Source { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default())
+        }
+    }
+}
+
+/// Reads an `mcp.json` from `text`. See [`parse`] and [`load_mcp_json`].
+pub fn parse_mcp_json(
+    name: &str,
+    text: &str,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Plan, ConfigErrors> {
+    let mut findings = Findings::default();
+    let Some(tree) = mcp_json::parse(text, &mut findings) else {
+        return findings.settle(&Source { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
+    };
+    let source = Source { name, text, shown: secrets::shown(text, &tree) };
+    let file = mcp_json::read(tree, &mut findings);
+    finish(file, &source, environment, findings)
+}
+
+fn finish(
+    file: file::File,
+    source: &Source<'_>,
+    environment: &dyn Fn(&str) -> Option<String>,
+    mut findings: Findings,
+) -> Result<Plan, ConfigErrors> {
+    let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
+    let surroundings = Surroundings { environment, folder, read: BTreeSet::new() };
+    let plan = teams::build(file, source, surroundings, &mut findings);
+    let warnings = findings.settle(source)?;
+    Ok(Plan { warnings, ..plan })
+}

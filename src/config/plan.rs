@@ -1,0 +1,147 @@
+//! The configuration as meant. `check` and `teams` are the way from what was typed to here.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::InstanceConfig;
+
+use super::errors::ConfigErrors;
+
+/// What the satellite is to do: complete, checked, defaults filled in.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Of the satellite: 10–32 characters of `a-z 0-9 - _`.
+    pub name: String,
+    /// What is permitted.
+    pub profile: Profile,
+    /// Where the gateway listens.
+    pub listen: SocketAddr,
+    /// Where events go.
+    pub sink: SinkPlan,
+    /// How events are batched.
+    pub batch: BatchPolicy,
+    /// What each team may spend on unwanted exits.
+    pub team_budget: TeamBudgetPolicy,
+    /// Spawns under way at once; `None` is twice the cores, at least 4.
+    pub start_permits: Option<usize>,
+    /// One for each installation and user, in the order of the file. Instances with equal policies share one.
+    pub instances: Vec<InstanceConfig>,
+    /// How many teams there are.
+    pub teams: usize,
+    /// How many users there are, each counted once for each of its teams.
+    pub users: usize,
+    /// Variables of the satellite's environment that it read as secrets: no server may inherit them.
+    pub secret_variables: BTreeSet<String>,
+    /// What works and is probably not what was meant, with its place in front.
+    pub warnings: Vec<String>,
+}
+
+/// What is permitted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// Every command may be started.
+    #[default]
+    Development,
+    /// Only commands on the allow-list may be started.
+    Production,
+}
+
+/// Where events go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SinkPlan {
+    /// Files in the data directory.
+    File {
+        /// A file of this many bytes is closed and the next one begun.
+        rotate_bytes: u64,
+        /// Closed files that are kept.
+        keep: usize,
+    },
+    /// Lines on stdout.
+    Stdout,
+    /// Batches to an HTTP endpoint.
+    Http {
+        /// `http` or `https`, without credentials.
+        url: String,
+        /// Sent as a bearer token.
+        token: Option<Secret>,
+    },
+}
+
+/// The default of [`SinkPlan::File`]'s `rotate_bytes`.
+pub(super) const ROTATE_BYTES: u64 = 64 << 20;
+/// The default of [`SinkPlan::File`]'s `keep`.
+pub(super) const KEEP: usize = 8;
+
+impl Default for SinkPlan {
+    fn default() -> Self {
+        Self::File { rotate_bytes: ROTATE_BYTES, keep: KEEP }
+    }
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            name: "mcp-satellite".to_owned(),
+            profile: Profile::default(),
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7300)),
+            sink: SinkPlan::default(),
+            batch: BatchPolicy::default(),
+            team_budget: TeamBudgetPolicy::default(),
+            start_permits: None,
+            instances: Vec::new(),
+            teams: 0,
+            users: 0,
+            secret_variables: BTreeSet::new(),
+            warnings: Vec::new(),
+        }
+    }
+}
+
+impl Plan {
+    /// This plan with the other's instances too; every other setting stays this one's. An instance, or an instance's
+    /// name, that is in both is an error.
+    pub fn merge(mut self, other: Self) -> Result<Self, ConfigErrors> {
+        let key = |instance: &InstanceConfig| {
+            InstanceId::new(instance.team.clone(), instance.user.clone(), instance.installation.clone())
+        };
+        let ids: BTreeSet<_> = self.instances.iter().map(key).collect();
+        let names: BTreeSet<_> = self.instances.iter().map(name).collect();
+        let hint = "remove it from one of the two, or give it another name in one of them";
+        let clash = |instance: &InstanceConfig| {
+            let (id, name) = (key(instance), name(instance));
+            if ids.contains(&id) {
+                Some((format!("instance `{id}` is configured twice, in two files"), hint.to_owned()))
+            } else {
+                let message = || format!("two instances in two files are named `{name}`");
+                names.contains(&name).then(|| (message(), hint.to_owned()))
+            }
+        };
+        let clashes: Vec<_> = other.instances.iter().filter_map(clash).collect();
+        if !clashes.is_empty() {
+            return Err(ConfigErrors::nowhere("", clashes));
+        }
+
+        let team = |instance: &InstanceConfig| instance.team.clone();
+        let user = |instance: &InstanceConfig| (instance.team.clone(), instance.user.clone());
+        self.teams += other.teams - common(&self, &other, team);
+        self.users += other.users - common(&self, &other, user);
+        self.instances.extend(other.instances);
+        self.secret_variables.extend(other.secret_variables);
+        self.warnings.extend(other.warnings);
+        Ok(self)
+    }
+}
+
+/// How many teams, or users, have instances in both plans.
+fn common<K: Ord>(one: &Plan, other: &Plan, of: impl Fn(&InstanceConfig) -> K) -> usize {
+    let keys = |plan: &Plan| plan.instances.iter().map(&of).collect::<BTreeSet<_>>();
+    keys(one).intersection(&keys(other)).count()
+}
+
+/// The name that the runtime will give to an instance. Slugs hold hyphens, so two instances can come to the same one.
+pub(super) fn name(instance: &InstanceConfig) -> String {
+    format!("{}-{}-{}-{}", instance.server, instance.team_slug, instance.user_slug, instance.installation)
+}

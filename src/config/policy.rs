@@ -1,0 +1,168 @@
+//! The `policy` tables: as typed, every number may be missing; what is missing comes from the tier above, and at the top
+//! from the defaults of the runtime.
+
+use std::time::Duration;
+
+use mcp_satellite_actors::model::policy::{
+    BatchPolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy, TeamBudgetPolicy, WatchdogPolicy,
+};
+use toml_span::Span;
+
+use super::errors::Findings;
+use super::reader::Fields;
+
+/// One table as typed. The names of its fields are those of the policy: what is `field: Kind = reader` here is
+/// `policy.field` there.
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident of $policy:ident { $($field:ident: $kind:ty = $read:path),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        pub(super) struct $name {
+            at: Span,
+            $($field: Option<$kind>,)+
+        }
+
+        impl $name {
+            pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+                Self { at: fields.at, $($field: $read(fields, stringify!($field)),)+ }
+            }
+
+            /// Where it stands.
+            fn put(self, policy: &mut $policy) -> Span {
+                $(if let Some(value) = self.$field { policy.$field = value; })+
+                self.at
+            }
+        }
+    };
+}
+
+section!(
+    /// `[policy.restart]`
+    Restart of RestartPolicy {
+        window: Duration = Fields::positive,
+        max_crashes: usize = Fields::count::<1, _>,
+        delays: Vec<Duration> = Fields::durations,
+        quick: Duration = Fields::duration,
+    }
+);
+section!(
+    /// `[policy.session]`
+    Session of SessionPolicy {
+        handshake_timeout: Duration = Fields::positive,
+        request_timeout: Duration = Fields::positive,
+        request_timeout_max: Duration = Fields::positive,
+        terminate_grace: Duration = Fields::duration,
+        line_max: usize = Fields::count::<1024, _>,
+        calls_in_flight_max: usize = Fields::count::<1, _>,
+        callers_waiting_max: usize = Fields::count::<1, _>,
+        list_changed_debounce: Duration = Fields::duration,
+        list_pages_max: usize = Fields::count::<1, _>,
+        exit_drain: Duration = Fields::duration,
+        permit_hold_max: Duration = Fields::positive,
+    }
+);
+section!(
+    /// `[policy.watchdog]`
+    Watchdog of WatchdogPolicy {
+        silence: Duration = Fields::positive,
+        ping_timeout: Duration = Fields::positive,
+    }
+);
+section!(
+    /// `[policy.reconnect]`
+    Reconnect of ReconnectPolicy {
+        backoff_min: Duration = Fields::positive,
+        backoff_max: Duration = Fields::positive,
+    }
+);
+section!(
+    /// `[policy.logs]`
+    Logs of LogPolicy {
+        lines_per_second_max: u32 = Fields::count::<1, _>,
+        line_max: usize = Fields::count::<16, _>,
+        batch_delay: Duration = Fields::duration,
+        batch_lines_max: usize = Fields::count::<1, _>,
+    }
+);
+section!(
+    /// `[policy.team]`, at the top of the file only.
+    TeamBudget of TeamBudgetPolicy {
+        window: Duration = Fields::positive,
+        max_exits: usize = Fields::count::<1, _>,
+    }
+);
+section!(
+    /// The numbers in `[events]`.
+    Batching of BatchPolicy {
+        interval: Duration = Fields::positive,
+        batch_max: usize = Fields::count::<1, _>,
+        queue_max: usize = Fields::count::<1, _>,
+        backoff_max: Duration = Fields::positive,
+        flush_timeout: Duration = Fields::duration,
+    }
+);
+
+/// What a tier says about the policy of its instances.
+#[derive(Debug, Default)]
+pub(super) struct Tier {
+    restart: Restart,
+    session: Session,
+    watchdog: Watchdog,
+    reconnect: Reconnect,
+    logs: Logs,
+}
+
+impl Tier {
+    pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            restart: fields.section("restart", Restart::read),
+            session: fields.section("session", Session::read),
+            watchdog: fields.section("watchdog", Watchdog::read),
+            reconnect: fields.section("reconnect", Reconnect::read),
+            logs: fields.section("logs", Logs::read),
+        }
+    }
+
+    /// The policy of the tier above with what this one says in its place.
+    pub(super) fn over(self, above: &Policy, findings: &mut Findings) -> Policy {
+        let mut policy = above.clone();
+        self.restart.put(&mut policy.restart);
+        let session = self.session.put(&mut policy.session);
+        self.watchdog.put(&mut policy.watchdog);
+        let reconnect = self.reconnect.put(&mut policy.reconnect);
+        self.logs.put(&mut policy.logs);
+
+        // Two numbers that contradict each other are reported where the second of them came in.
+        let was_good = above.session.request_timeout <= above.session.request_timeout_max;
+        if was_good && policy.session.request_timeout > policy.session.request_timeout_max {
+            let message = "`request_timeout` is longer than `request_timeout_max`";
+            findings.error(session, message, "give `request_timeout_max` too; its default is \"5m\"");
+        }
+        let was_good = above.reconnect.backoff_min <= above.reconnect.backoff_max;
+        if was_good && policy.reconnect.backoff_min > policy.reconnect.backoff_max {
+            let message = "`backoff_min` is longer than `backoff_max`";
+            findings.error(reconnect, message, "give `backoff_max` too; its default is \"3m\"");
+        }
+        policy
+    }
+}
+
+impl TeamBudget {
+    pub(super) fn meant(self) -> TeamBudgetPolicy {
+        let mut policy = TeamBudgetPolicy::default();
+        self.put(&mut policy);
+        policy
+    }
+}
+
+impl Batching {
+    pub(super) fn meant(self, findings: &mut Findings) -> BatchPolicy {
+        let mut policy = BatchPolicy::default();
+        let at = self.put(&mut policy);
+        if policy.batch_max > policy.queue_max {
+            let message = "`batch_max` is larger than `queue_max`: a full batch could never be gathered";
+            findings.error(at, message, "make `queue_max` at least as large; its default is 10000");
+        }
+        policy
+    }
+}

@@ -1,0 +1,354 @@
+//! Reads tables without giving up: a wrong value is an error and the reading goes on, a key that nobody asked for is an
+//! error too. TOML and JSON both arrive here as `toml_span`'s tree, in which every key and value knows its place.
+
+use std::time::Duration;
+
+use toml_span::value::{Key, Table, Value, ValueInner};
+use toml_span::{Span, Spanned};
+
+use super::errors::Findings;
+
+/// A value as typed. `Unreadable` has been reported, so that nobody reports it as missing as well.
+#[derive(Default)]
+pub(super) enum Typed<T> {
+    /// Not there.
+    #[default]
+    Absent,
+    /// There, and of the wrong kind.
+    Unreadable,
+    /// There.
+    Given(Spanned<T>),
+}
+
+impl<T> Typed<T> {
+    /// The value, if it is there and readable.
+    pub(super) fn given(&self) -> Option<&Spanned<T>> {
+        match self {
+            Self::Given(value) => Some(value),
+            Self::Absent | Self::Unreadable => None,
+        }
+    }
+
+    /// Whether nothing was typed at all.
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
+}
+
+/// A text and where it stands.
+pub(super) type Text = Spanned<String>;
+
+/// Numbers beyond this are typing errors, and some would overflow what they end up in.
+const COUNT_MAX: i64 = 1 << 40;
+/// Durations beyond this are typing errors, and some would overflow the clock.
+const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// One table being read.
+pub(super) struct Fields<'f, 'de> {
+    /// Where it stands.
+    pub(super) at: Span,
+    /// Where errors go.
+    pub(super) findings: &'f mut Findings,
+    table: Table<'de>,
+    what: String,
+    known: Vec<&'static str>,
+}
+
+impl<'f, 'de> Fields<'f, 'de> {
+    /// Opens `value` as a table; `what` is its name for people.
+    pub(super) fn open(mut value: Value<'de>, at: Span, what: String, findings: &'f mut Findings) -> Option<Self> {
+        match value.take() {
+            ValueInner::Table(table) => Some(Self { at, findings, table, what, known: Vec::new() }),
+            other => {
+                wrong_kind(findings, value.span, &what, "a table", &other, "write it as a table: { key = value }");
+                None
+            }
+        }
+    }
+
+    /// Every key that nobody asked for is an error.
+    pub(super) fn close(self) {
+        let Self { findings, table, what, known, .. } = self;
+        for key in table.into_keys() {
+            let hint = match nearest(&key.name, &known) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("known here: {}", known.join(", ")),
+            };
+            findings.error(key.span, format!("unknown key `{}` in {what}", key.name), hint);
+        }
+    }
+
+    /// The keys that nobody asked for, for a reader that is lenient with them.
+    pub(super) fn rest(self) -> (impl Iterator<Item = Key<'de>>, &'f mut Findings) {
+        (self.table.into_keys(), self.findings)
+    }
+
+    /// Whether there is such a key.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
+    /// A key with its value.
+    pub(super) fn take(&mut self, key: &'static str) -> Option<(Key<'de>, Value<'de>)> {
+        self.known.push(key);
+        self.table.remove_entry(key)
+    }
+
+    fn typed<T>(
+        &mut self,
+        key: &'static str,
+        wanted: &str,
+        hint: &str,
+        read: impl FnOnce(&ValueInner<'de>) -> Option<T>,
+    ) -> Typed<T> {
+        let Some((_, mut value)) = self.take(key) else { return Typed::Absent };
+        let inner = value.take();
+        if let Some(read) = read(&inner) {
+            return Typed::Given(Spanned::with_span(read, value.span));
+        }
+        wrong_kind(self.findings, value.span, &format!("`{key}`"), wanted, &inner, hint);
+        Typed::Unreadable
+    }
+
+    /// A string.
+    pub(super) fn text(&mut self, key: &'static str) -> Typed<String> {
+        self.typed(key, "a string", "put it in quotes", |value| value.as_str().map(str::to_owned))
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&mut self, key: &'static str) -> Typed<bool> {
+        self.typed(key, "true or false", "write true or false, without quotes", ValueInner::as_bool)
+    }
+
+    /// A whole number of at least `LEAST`.
+    pub(super) fn count<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str) -> Option<T> {
+        let Typed::Given(number) = self.typed(key, "a whole number", "write it without quotes", ValueInner::as_integer)
+        else {
+            return None;
+        };
+        let most = COUNT_MAX;
+        match T::try_from(number.value) {
+            Ok(fits) if (LEAST..=most).contains(&number.value) => Some(fits),
+            _ if number.value < LEAST => {
+                let message = format!("`{key}` is {}, which makes no sense here", number.value);
+                self.findings.error(number.span, message, format!("give at least {LEAST}"));
+                None
+            }
+            _ => {
+                self.findings.error(number.span, format!("`{key}` is too large"), "leave it out for the default");
+                None
+            }
+        }
+    }
+
+    /// A duration as `"5m"`.
+    pub(super) fn duration(&mut self, key: &'static str) -> Option<Duration> {
+        let typed = self.typed(key, "a duration", "write it as \"5m\", \"1h 30m\" or \"250ms\"", |value| {
+            value.as_str().map(str::to_owned)
+        });
+        duration(self.findings, key, typed.given()?)
+    }
+
+    /// A duration that is not zero.
+    pub(super) fn positive(&mut self, key: &'static str) -> Option<Duration> {
+        let at = self.table.get(key).map(|value| value.span);
+        let read = self.duration(key)?;
+        if read.is_zero() {
+            let message = format!("`{key}` is zero, which makes no sense here");
+            self.findings.error(at.unwrap_or(self.at), message, "give a time, such as \"1s\"");
+            return None;
+        }
+        Some(read)
+    }
+
+    /// A list of durations, at least one.
+    pub(super) fn durations(&mut self, key: &'static str) -> Option<Vec<Duration>> {
+        let at = self.table.get(key).map(|value| value.span)?;
+        let typed = self.texts(key)?;
+        if typed.is_empty() {
+            self.findings.error(at, format!("`{key}` is empty"), "give at least one, such as [\"1s\"]");
+            return None;
+        }
+        let read: Vec<_> = typed.iter().filter_map(|text| duration(self.findings, key, text)).collect();
+        (read.len() == typed.len()).then_some(read)
+    }
+
+    /// A size: a number of bytes, or `"64MiB"`.
+    pub(super) fn bytes(&mut self, key: &'static str) -> Typed<u64> {
+        let hint = "write it as \"64MiB\", or as a number of bytes";
+        let read = self.typed(key, "a size", hint, |value| match value {
+            ValueInner::Integer(bytes) => Some(u64::try_from(*bytes).ok()),
+            ValueInner::String(text) => Some(size(text)),
+            _ => None,
+        });
+        let read = match read {
+            Typed::Given(read) => read,
+            Typed::Absent => return Typed::Absent,
+            Typed::Unreadable => return Typed::Unreadable,
+        };
+        if let Some(bytes) = read.value.filter(|bytes| *bytes <= COUNT_MAX.unsigned_abs()) {
+            return Typed::Given(Spanned::with_span(bytes, read.span));
+        }
+        self.findings.error(read.span, format!("`{key}` is not a size"), hint);
+        Typed::Unreadable
+    }
+
+    /// A list of strings; `None` if there is no such list.
+    pub(super) fn texts(&mut self, key: &'static str) -> Option<Vec<Text>> {
+        let (_, mut value) = self.take(key)?;
+        let hint = "write it as a list: [\"one\", \"two\"]";
+        match value.take() {
+            ValueInner::Array(items) => {
+                let each = items.into_iter().filter_map(|mut item| match item.take() {
+                    ValueInner::String(text) => Some(Spanned::with_span(text.into_owned(), item.span)),
+                    other => {
+                        let what = format!("an entry of `{key}`");
+                        wrong_kind(self.findings, item.span, &what, "a string", &other, "put it in quotes");
+                        None
+                    }
+                });
+                Some(each.collect())
+            }
+            other => {
+                wrong_kind(self.findings, value.span, &format!("`{key}`"), "a list of strings", &other, hint);
+                None
+            }
+        }
+    }
+
+    /// A table of strings, in the order of the file.
+    pub(super) fn text_map(&mut self, key: &'static str) -> Vec<(Text, Text)> {
+        let Some((_, mut value)) = self.take(key) else { return Vec::new() };
+        let table = match value.take() {
+            ValueInner::Table(table) => table,
+            other => {
+                let hint = "write it as a table: { NAME = \"value\" }";
+                wrong_kind(self.findings, value.span, &format!("`{key}`"), "a table of strings", &other, hint);
+                return Vec::new();
+            }
+        };
+        let mut entries = Vec::new();
+        for (name, mut value) in table {
+            let name = Spanned::with_span(name.name.into_owned(), name.span);
+            match value.take() {
+                ValueInner::String(text) => entries.push((name, Spanned::with_span(text.into_owned(), value.span))),
+                other => {
+                    let what = format!("`{}` in `{key}`", name.value);
+                    wrong_kind(self.findings, value.span, &what, "a string", &other, "put it in quotes");
+                }
+            }
+        }
+        entries.sort_by_key(|(name, _)| name.span.start);
+        entries
+    }
+
+    /// The table under `key`, read by `read`; the default if there is none.
+    pub(super) fn section<T: Default>(&mut self, key: &'static str, read: impl FnOnce(&mut Fields<'_, 'de>) -> T) -> T {
+        let Some((name, value)) = self.take(key) else { return T::default() };
+        inside(value, name.span, format!("`{key}`"), self.findings, read).unwrap_or_default()
+    }
+
+    /// The tables under `[[key]]`, each read by `read`.
+    pub(super) fn list<T>(&mut self, key: &'static str, mut read: impl FnMut(&mut Fields<'_, 'de>) -> T) -> Vec<T> {
+        let Some((_, mut value)) = self.take(key) else { return Vec::new() };
+        match value.take() {
+            ValueInner::Array(items) => {
+                let one = |item: Value<'de>| {
+                    let at = item.span;
+                    inside(item, at, format!("an entry of `{key}`"), self.findings, &mut read)
+                };
+                items.into_iter().filter_map(one).collect()
+            }
+            other => {
+                let hint = format!("write each under a heading of its own, such as [[{key}]]");
+                wrong_kind(self.findings, value.span, &format!("`{key}`"), "a list of tables", &other, &hint);
+                Vec::new()
+            }
+        }
+    }
+
+    /// The values under `[key.NAME]`, in the order of the file.
+    pub(super) fn values(&mut self, key: &'static str) -> Vec<(Text, Value<'de>)> {
+        let Some((name, value)) = self.take(key) else { return Vec::new() };
+        let Some(inner) = Fields::open(value, name.span, format!("`{key}`"), self.findings) else { return Vec::new() };
+        let text = |name: Key<'de>| Spanned::with_span(name.name.into_owned(), name.span);
+        let mut values: Vec<_> = inner.table.into_iter().map(|(name, value)| (text(name), value)).collect();
+        values.sort_by_key(|(name, _)| name.span.start);
+        values
+    }
+
+    /// The tables under `[key.NAME]`, each read by `read`, in the order of the file.
+    pub(super) fn named<T>(
+        &mut self,
+        key: &'static str,
+        mut read: impl FnMut(Text, &mut Fields<'_, 'de>) -> T,
+    ) -> Vec<T> {
+        let mut tables = Vec::new();
+        for (name, value) in self.values(key) {
+            let what = format!("`{key}.{}`", name.value);
+            tables.extend(inside(value, name.span, what, self.findings, |fields| read(name, fields)));
+        }
+        tables
+    }
+}
+
+fn inside<'de, T>(
+    value: Value<'de>,
+    at: Span,
+    what: String,
+    findings: &mut Findings,
+    read: impl FnOnce(&mut Fields<'_, 'de>) -> T,
+) -> Option<T> {
+    let mut fields = Fields::open(value, at, what, findings)?;
+    let read = read(&mut fields);
+    fields.close();
+    Some(read)
+}
+
+fn wrong_kind(findings: &mut Findings, at: Span, what: &str, wanted: &str, found: &ValueInner<'_>, hint: &str) {
+    let article = if matches!(found, ValueInner::Integer(_) | ValueInner::Array(_)) { "an" } else { "a" };
+    // A string that was wanted as something else is not repeated: it could be a secret in the wrong place.
+    findings.error(at, format!("{what} must be {wanted}, not {article} {}", found.type_str()), hint);
+}
+
+fn duration(findings: &mut Findings, key: &str, text: &Text) -> Option<Duration> {
+    match humantime::parse_duration(&text.value) {
+        Ok(read) if read <= DURATION_MAX => Some(read),
+        Ok(_) => {
+            findings.error(text.span, format!("`{key}` is longer than a year"), "give at most \"365d\"");
+            None
+        }
+        Err(_) => {
+            let message = format!("`{key}` is not a duration");
+            findings.error(text.span, message, "write it as \"5m\", \"1h 30m\" or \"250ms\"");
+            None
+        }
+    }
+}
+
+/// `64MiB`, `10 MB`, `4096`: powers of 1024 and of 1000 by their own names.
+fn size(text: &str) -> Option<u64> {
+    let digits = text.len() - text.trim_start_matches(|digit: char| digit.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "kB" | "KB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+/// The known word that somebody who typed `word` most likely meant.
+pub(super) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let word = word.to_lowercase();
+    let close = |candidate: &str| {
+        let edits = strsim::damerau_levenshtein(&word, candidate);
+        (edits <= 1 + candidate.chars().count() / 4).then_some(edits)
+    };
+    known.iter().filter_map(|candidate| Some((close(candidate)?, *candidate))).min().map(|(_, candidate)| candidate)
+}

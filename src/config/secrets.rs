@@ -1,0 +1,282 @@
+//! What of a configuration must not be seen: references to secrets and how they are followed, literal values that look
+//! like secrets, and the text of a file with all of it masked.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use mcp_satellite_actors::model::secret::Secret;
+use toml_span::Span;
+use toml_span::value::{Value, ValueInner};
+
+use super::errors::Findings;
+use super::reader::Text;
+
+/// Never passed to a server, whatever the configuration says: each makes a program load or run something else.
+pub(super) const DENIED: [&str; 12] = [
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+    "LD_AUDIT",
+    "LD_DEBUG",
+    "LD_PROFILE",
+    "NODE_OPTIONS",
+    "NODE_PATH",
+    "PYTHONSTARTUP",
+    "PYTHONPATH",
+    "BASH_ENV",
+    "ENV",
+    "SHELL",
+];
+
+/// A value that stands somewhere else.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Reference<'a> {
+    /// `env:NAME`
+    Env(&'a str),
+    /// `file:PATH`; a `file://` URL is a value like any other.
+    File(&'a str),
+}
+
+/// The reference that `text` is.
+pub(super) fn reference(text: &str) -> Option<Reference<'_>> {
+    if let Some(name) = text.strip_prefix("env:") {
+        return Some(Reference::Env(name));
+    }
+    text.strip_prefix("file:").filter(|path| !path.starts_with("//")).map(Reference::File)
+}
+
+/// Whether an argument is or ends in a reference: `env:TOKEN`, `--token=env:TOKEN`.
+pub(super) fn refers(argument: &str) -> bool {
+    let value = argument.strip_prefix('-').and_then(|rest| rest.split_once('=')).map(|(_, value)| value);
+    reference(argument).is_some() || value.and_then(reference).is_some()
+}
+
+/// Where references lead.
+pub(super) struct Surroundings<'a> {
+    /// The satellite's own environment.
+    pub(super) environment: &'a dyn Fn(&str) -> Option<String>,
+    /// What paths are relative to: the folder of the configuration file.
+    pub(super) folder: &'a Path,
+    /// The variables that were read: a server must not inherit them.
+    pub(super) read: BTreeSet<String>,
+}
+
+impl Surroundings<'_> {
+    /// What `reference` leads to. `at` is where it stands.
+    pub(super) fn follow(&mut self, reference: &Reference<'_>, at: Span, findings: &mut Findings) -> Option<Secret> {
+        match reference {
+            Reference::Env(name) => {
+                self.read.insert((*name).to_owned());
+                let value = (self.environment)(name);
+                if value.is_none() {
+                    let message = format!("the environment variable `{name}` is not set");
+                    findings.error(at, message, format!("set {name} where the satellite is started"));
+                }
+                value.map(Secret::from)
+            }
+            Reference::File(path) => match std::fs::read_to_string(self.folder.join(path)) {
+                Ok(mut text) => {
+                    if text.ends_with('\n') {
+                        text.truncate(text.len() - 1);
+                        text.truncate(text.len() - usize::from(text.ends_with('\r')));
+                    }
+                    Some(Secret::from(text))
+                }
+                Err(error) => {
+                    let hint = "a path is relative to the folder of the configuration file";
+                    findings.error(at, format!("cannot read the file `{path}`: {error}"), hint);
+                    None
+                }
+            },
+        }
+    }
+
+    /// The secret that `text` refers to. A literal is an error: a configuration file is copied, shown and committed.
+    pub(super) fn referred(&mut self, what: &str, text: &Text, findings: &mut Findings) -> Option<Secret> {
+        let Some(reference) = reference(&text.value) else {
+            let hint = "write \"env:NAME\" or \"file:PATH\", so that it is not in this file";
+            findings.error(text.span, format!("{what} is written out"), hint);
+            return None;
+        };
+        let secret = self.follow(&reference, text.span, findings)?;
+        if secret.expose().is_empty() {
+            findings.error(text.span, format!("{what} is empty"), "an empty secret keeps nobody out; set it");
+            return None;
+        }
+        Some(secret)
+    }
+}
+
+/// Whether a literal value of an environment variable or query parameter is to be treated as a secret. It errs on the
+/// side of yes: a value too many is masked in a log, one too few is seen.
+pub(super) fn looks_secret(name: &str, value: &str) -> bool {
+    const TELLING: [&str; 11] =
+        ["KEY", "TOKEN", "SECRET", "PASSW", "AUTH", "CREDENTIAL", "PRIVATE", "SESSION", "COOKIE", "DSN", "CONN"];
+    let name = name.to_ascii_uppercase();
+    if TELLING.iter().any(|word| name.contains(word)) {
+        return true;
+    }
+    let harmless = value.chars().count() < 8
+        || value.parse::<f64>().is_ok()
+        || ["/", "./", "../", "~/"].iter().any(|start| value.starts_with(start))
+        || value.chars().all(|letter| letter.is_ascii_lowercase())
+        || is_plain_url(value);
+    !harmless
+}
+
+fn is_plain_url(value: &str) -> bool {
+    reqwest::Url::parse(value).is_ok_and(|url| {
+        url.has_host() && url.username().is_empty() && url.password().is_none() && url.query().is_none()
+    })
+}
+
+/// `text` as it may be shown: what `tree` holds in a place where secrets can be is masked, byte for byte.
+pub(super) fn shown(text: &str, tree: &Value<'_>) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    mask_leaves(&mut bytes, text, tree, "", Place::Named);
+    String::from_utf8(bytes).unwrap_or_default()
+}
+
+/// What a key says about the values below it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The key of a string says whether it may be seen.
+    Named,
+    /// Numbers and durations.
+    Policy,
+    /// `args`, `env`, `headers`, `query`: nothing but references may be seen.
+    Hidden,
+}
+
+/// Keys whose strings are no secrets. A key that is not here may be a misspelled `token`.
+const SEEN: [&str; 18] = [
+    "name",
+    "profile",
+    "listen",
+    "sink",
+    "rotate_at",
+    "id",
+    "slug",
+    "server",
+    "transport",
+    "type",
+    "command",
+    "cwd",
+    "url",
+    "keep",
+    "users",
+    "user_required",
+    "allowed_commands",
+    "request_logging_enabled",
+];
+
+fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place: Place) {
+    match value.as_ref() {
+        ValueInner::Table(table) => {
+            for (name, inner) in table {
+                let inner_place = match (place, &*name.name) {
+                    (Place::Hidden, _) | (_, "args" | "env" | "headers" | "query") => Place::Hidden,
+                    (_, "policy" | "events") => Place::Policy,
+                    (place, _) => place,
+                };
+                mask_leaves(bytes, text, inner, &name.name, inner_place);
+            }
+        }
+        ValueInner::Array(items) => items.iter().for_each(|item| mask_leaves(bytes, text, item, key, place)),
+        ValueInner::String(leaf) if reference(leaf).is_some() => {}
+        ValueInner::String(leaf) => match place {
+            Place::Named | Place::Policy if key == "url" => mask(bytes, url_secrets(text, value.span)),
+            Place::Named if SEEN.contains(&key) => {}
+            Place::Policy if key != "token" && leaf.len() < 16 => {}
+            _ => mask(bytes, [value.span]),
+        },
+        ValueInner::Integer(_) | ValueInner::Float(_) | ValueInner::Boolean(_) => {
+            if place == Place::Hidden || key == "token" {
+                mask(bytes, [value.span]);
+            }
+        }
+    }
+}
+
+/// User and password, and everything from the `?`.
+fn url_secrets(text: &str, at: Span) -> [Span; 2] {
+    let url = text.get(at.start..at.end).unwrap_or_default();
+    let host = url.find("://").map_or(0, |colon| colon + 3);
+    let path = url[host..].find(['/', '?', '#']).map_or(url.len(), |slash| host + slash);
+    let user = url[host..path].rfind('@').unwrap_or(0);
+    let query = url.find('?').unwrap_or(url.len());
+    [Span::new(at.start + host, at.start + host + user), Span::new(at.start + query, at.end)]
+}
+
+fn mask(bytes: &mut [u8], spans: impl IntoIterator<Item = Span>) {
+    for span in spans {
+        for byte in bytes.get_mut(span.start..span.end).unwrap_or_default() {
+            if !matches!(byte, b'\n' | b'\r' | b'"' | b'\'' | b' ') {
+                *byte = b'*';
+            }
+        }
+    }
+}
+
+/// The text of a file that could not be read as a tree, so that nobody knows what in it is a secret: all but punctuation
+/// and what looks like a key or a heading is masked.
+pub(super) fn shown_blind(text: &str) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let key = line.find(['=', ':']).filter(|end| *end <= 40 && !line[*end..].starts_with("=="));
+        let heading = line.trim_start().starts_with('[') && !line.contains(['"', '\'', ',']);
+        let from = if heading { line.len() } else { key.unwrap_or(0) };
+        for byte in &mut bytes[at + from..at + line.len()] {
+            if byte.is_ascii_alphanumeric() || !byte.is_ascii() {
+                *byte = b'*';
+            }
+        }
+        at += line.len();
+    }
+    String::from_utf8(bytes).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_secret_by_its_name_or_by_its_looks() {
+        for (name, value) in [
+            ("API_KEY", "1"),
+            ("github_token", "x"),
+            ("DATABASE", "postgres://user:pass@db/acme"),
+            ("CALLBACK", "https://example.com/?code=abc"),
+            ("X", "Tr0ub4dor&3"),
+            ("X", "ghp_0123456789"),
+        ] {
+            assert!(looks_secret(name, value), "{name}={value}");
+        }
+        for (name, value) in [
+            ("LOG_LEVEL", "information"),
+            ("PORT", "1234567890"),
+            ("RATIO", "0.12345678"),
+            ("ROOT", "/srv/acme/files"),
+            ("ROOT", "./data/files"),
+            ("ENDPOINT", "https://example.com/api"),
+            ("MODE", "Fast"),
+        ] {
+            assert!(!looks_secret(name, value), "{name}={value}");
+        }
+    }
+
+    #[test]
+    fn a_reference_is_told_from_a_value() {
+        assert_eq!(reference("env:TOKEN"), Some(Reference::Env("TOKEN")));
+        assert_eq!(reference("file:secrets/token"), Some(Reference::File("secrets/token")));
+        assert_eq!(reference("file:///srv/db.sqlite"), None);
+        assert!(refers("--token=env:TOKEN") && refers("file:x"));
+        assert!(!refers("--url=file:///srv") && !refers("a=env:b"));
+    }
+
+    #[test]
+    fn a_broken_file_is_shown_without_its_values() {
+        let shown = shown_blind("[teams]\nid = hunter2\ntoken = \"ghp_secret\"\nnaked\n");
+        assert_eq!(shown, "[teams]\nid = *******\ntoken = \"***_******\"\n*****\n");
+    }
+}

@@ -1,0 +1,311 @@
+//! From the file to the plan: the settings, then team after team, its users, its installations, and the instances that
+//! come of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, Layer, Target};
+use toml_span::{Span, Spanned};
+
+use super::check::{Check, Server, Unique};
+use super::errors::{Findings, Source};
+use super::file;
+use super::plan::{self, Plan, Profile};
+use super::reader::{Text, Typed, nearest};
+use super::secrets::Surroundings;
+
+/// What `file` means. Whether the plan is good is for the caller to see from the findings.
+pub(super) fn build(
+    file: file::File,
+    source: &Source<'_>,
+    surroundings: Surroundings<'_>,
+    findings: &mut Findings,
+) -> Plan {
+    let mut check = Check::new(source, surroundings, findings);
+    let mut plan = Plan::default();
+    if let Some(name) = file.name.given() {
+        check.satellite_name(name);
+        plan.name.clone_from(&name.value);
+    }
+    let profiles = [("development", Profile::Development), ("production", Profile::Production)];
+    plan.profile = check.word(&file.profile, "profile", &profiles).unwrap_or_default();
+    if plan.profile == Profile::Production {
+        check.restrict_commands(&file.allowed_commands);
+    }
+    if let Some(listen) = file.listen.given() {
+        plan.listen = check.address(listen).unwrap_or(plan.listen);
+    }
+    plan.start_permits = file.start_permits;
+    plan.team_budget = file.team_budget.meant();
+    let policy = file.policy.over(&Policy::default(), check.findings);
+    let (sink, batch) = check.sink(file.events);
+    plan.sink = sink;
+    plan.batch = batch.meant(check.findings);
+
+    let mut templates = BTreeMap::new();
+    for (slug, server) in file.servers {
+        check.slug(&slug, "the name of a template");
+        let who = format!("the template `{}`", slug.value);
+        let server = check.server(&who, server, None);
+        templates.insert(slug.value, server);
+    }
+    let mut teams = Teams {
+        check,
+        plan,
+        templates,
+        ids: Unique::default(),
+        slugs: Unique::default(),
+        tokens: Unique::default(),
+        names: BTreeMap::new(),
+        policies: Vec::new(),
+    };
+    for team in file.teams {
+        teams.team(team, &policy);
+    }
+    Plan { secret_variables: teams.check.surroundings.read, ..teams.plan }
+}
+
+/// The plan as it grows.
+struct Teams<'a> {
+    check: Check<'a>,
+    plan: Plan,
+    templates: BTreeMap<String, Server>,
+    ids: Unique,
+    slugs: Unique,
+    /// Of all users: a token says which team and user its bearer is.
+    tokens: Unique,
+    /// Of all instances, with the slugs that they are made of.
+    names: BTreeMap<String, [String; 3]>,
+    /// Equal policies are one.
+    policies: Vec<Arc<Policy>>,
+}
+
+struct Team {
+    id: String,
+    slug: String,
+    users: Vec<User>,
+    policy: Policy,
+}
+
+struct User {
+    id: String,
+    slug: String,
+    /// By installation; taken out as the installations are made.
+    tiers: Vec<(Text, file::Tier)>,
+}
+
+impl Teams<'_> {
+    fn team(&mut self, typed: file::Team, above: &Policy) {
+        let id = self.check.id(&typed.id, "a team", "id", typed.at, &mut self.ids);
+        let slug = self.check.id(&typed.slug, "a team", "slug", typed.at, &mut self.slugs);
+        let policy = typed.policy.over(above, self.check.findings);
+        let users = self.users(typed.users);
+        self.plan.teams += 1;
+        self.plan.users += users.len();
+        if users.is_empty() && !typed.installations.is_empty() {
+            let message = format!("the team `{slug}` has installations and no users, so nothing runs for it");
+            self.check.findings.warning(typed.at, message);
+        }
+
+        let installed = typed.installations.iter().filter_map(|installation| installation.id.given());
+        let installed: Vec<String> = installed.map(|id| id.value.clone()).collect();
+        let mut team = Team { id, slug, users, policy };
+        let mut ids = Unique::default();
+        for installation in typed.installations {
+            self.installation(&mut team, installation, &mut ids);
+        }
+        let known: Vec<&str> = installed.iter().map(String::as_str).collect();
+        for (user, (installation, _)) in
+            team.users.iter().flat_map(|user| user.tiers.iter().map(move |tier| (user, tier)))
+        {
+            let message = if known.contains(&installation.value.as_str()) {
+                format!("`{}` is not installed for the user `{}`", installation.value, user.slug)
+            } else {
+                format!("the team has no installation `{}`", installation.value)
+            };
+            let others: Vec<&str> = known.iter().copied().filter(|id| *id != installation.value).collect();
+            let hint = match nearest(&installation.value, &others) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => "name one by its `id`, of those whose `users` do not leave this user out".to_owned(),
+            };
+            self.check.findings.error(installation.span, message, hint);
+        }
+    }
+
+    fn users(&mut self, typed: Vec<file::User>) -> Vec<User> {
+        let (mut ids, mut slugs) = (Unique::default(), Unique::default());
+        let mut users = Vec::new();
+        for user in typed {
+            let id = self.check.id(&user.id, "a user", "id", user.at, &mut ids);
+            let slug = self.check.id(&user.slug, "a user", "slug", user.at, &mut slugs);
+            if let Some(token) = user.token.given() {
+                let what = format!("the token of the user `{slug}`");
+                if let Some(secret) = self.check.surroundings.referred(&what, token, self.check.findings) {
+                    let secret = Spanned::with_span(secret.expose().to_owned(), token.span);
+                    self.check.unique(&secret, &format!("{what} is another user's as well"), &mut self.tokens);
+                }
+            }
+            users.push(User { id, slug, tiers: user.tiers });
+        }
+        users
+    }
+
+    fn installation(&mut self, team: &mut Team, typed: file::Installation, ids: &mut Unique) {
+        let at = typed.own.at;
+        let id = self.check.id(&typed.id, "an installation", "id", at, ids);
+        let who = if id.is_empty() { "an installation".to_owned() } else { format!("installation `{id}`") };
+        let keeps = [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn)];
+        let keep = self.check.word(&typed.keep, "way to keep a server", &keeps).unwrap_or_default();
+        let policy = typed.policy.over(&team.policy, self.check.findings);
+        let policy = self.shared(policy);
+        let slug = self.server_slug(&typed.server, &who, at);
+        let members = self.members(team, typed.users, at);
+
+        // With a template the installation says only what the team adds to it.
+        let mut team_layer = Layer::default();
+        let server = if let Some(template) = self.templates.get(&slug).cloned() {
+            self.adapted(&who, &slug, template, typed.own, &mut team_layer)
+        } else {
+            let templates: Vec<&str> = self.templates.keys().map(String::as_str).collect();
+            let near = nearest(&slug, &templates).map(str::to_owned);
+            self.check.server(&who, typed.own, near.as_deref())
+        };
+        self.check.layer(&who, server.target.as_ref(), typed.team, &mut team_layer);
+
+        for index in members {
+            let user = &mut team.users[index];
+            let mut user_layer = Layer::default();
+            if let Some(position) = user.tiers.iter().position(|(installation, _)| installation.value == id) {
+                let (_, tier) = user.tiers.remove(position);
+                let who = format!("{who} of `{}`", user.slug);
+                self.check.layer(&who, server.target.as_ref(), tier, &mut user_layer);
+            }
+            let Some(target) = server.target.clone() else { continue };
+            let mut instance = InstanceConfig {
+                team: team.id.clone().into(),
+                team_slug: team.slug.clone().into(),
+                user: user.id.clone().into(),
+                user_slug: user.slug.clone().into(),
+                installation: id.clone().into(),
+                server: slug.clone().into(),
+                target,
+                server_layer: server.layer.clone(),
+                team_layer: team_layer.clone(),
+                user_layer,
+                user_required: server.user_required.clone(),
+                keep,
+                request_logging: typed.request_logging.given().is_none_or(|logging| logging.value),
+                policy: Arc::clone(&policy),
+            };
+            hide_required(&mut instance);
+            self.name(&instance, typed.id.given().map_or(at, |id| id.span));
+            self.plan.instances.push(instance);
+        }
+    }
+
+    /// Slugs hold hyphens, so different ones can come to the same name. (What has the same slugs is reported as that.)
+    fn name(&mut self, instance: &InstanceConfig, at: Span) {
+        let slugs = [&instance.server, &instance.team_slug, &instance.user_slug].map(|slug| slug.as_str().to_owned());
+        let name = plan::name(instance);
+        match self.names.get(&name) {
+            None => {
+                self.names.insert(name, slugs);
+            }
+            Some(others) if *others == slugs => {}
+            Some(_) => {
+                let message = format!("two instances would be named `{name}`");
+                let hint = "give this installation another id, or its server, team or user another slug";
+                self.check.findings.error(at, message, hint);
+            }
+        }
+    }
+
+    /// The slug of an installation's server; empty if it has none.
+    fn server_slug(&mut self, typed: &Typed<String>, who: &str, at: Span) -> String {
+        if let Some(slug) = typed.given() {
+            self.check.slug(slug, "the name of a server");
+            return slug.value.clone();
+        }
+        if typed.is_absent() {
+            let hint = "add server = \"…\", its name for people";
+            self.check.findings.error(at, format!("{who} has no `server`"), hint);
+        }
+        String::new()
+    }
+
+    /// Which of the team's users get an installation, by index.
+    fn members(&mut self, team: &Team, typed: Option<Vec<Text>>, at: Span) -> Vec<usize> {
+        let Some(names) = typed else { return (0..team.users.len()).collect() };
+        if names.is_empty() {
+            self.check.findings.error(at, "`users` is empty", "leave it out for all users of the team");
+        }
+        let mut members = Vec::new();
+        for name in names {
+            let position = team.users.iter().position(|user| user.id == name.value);
+            match position {
+                Some(index) if members.contains(&index) => {
+                    let message = format!("the user `{}` is named twice", name.value);
+                    self.check.findings.error(name.span, message, "remove one");
+                }
+                Some(index) => members.push(index),
+                None => {
+                    let known: Vec<&str> = team.users.iter().map(|user| user.id.as_str()).collect();
+                    let by_slug = team.users.iter().find(|user| user.slug == name.value).map(|user| user.id.as_str());
+                    let hint = match by_slug.or_else(|| nearest(&name.value, &known)) {
+                        Some(near) => format!("did you mean `{near}`?"),
+                        None => format!("users are named by id; of this team: {}", known.join(", ")),
+                    };
+                    self.check.findings.error(name.span, format!("the team has no user `{}`", name.value), hint);
+                }
+            }
+        }
+        members
+    }
+
+    /// A template as an installation of it has it.
+    fn adapted(&mut self, who: &str, slug: &str, template: Server, own: file::Server, team: &mut Layer) -> Server {
+        let Server { mut target, layer, mut user_required } = template;
+        for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
+            if let Some(text) = typed.given() {
+                let message = format!("{who} has a `{key}`, and so has its template `{slug}`");
+                let hint = format!("remove it, or the template [servers.{slug}]");
+                self.check.findings.error(text.span, message, hint);
+            }
+        }
+        if let Some(text) = own.cwd.given() {
+            match &mut target {
+                Some(Target::Stdio { cwd, .. }) => *cwd = Some(text.value.clone()),
+                Some(Target::Remote { .. }) => {
+                    self.check.findings.error(text.span, format!("{who} is a remote server with a `cwd`"), "remove it");
+                }
+                None => {}
+            }
+        }
+        self.check.layer(who, target.as_ref(), own.tier, team);
+        user_required.extend(self.check.user_required(&own.user_required));
+        user_required.sort();
+        user_required.dedup();
+        Server { target, layer, user_required }
+    }
+
+    fn shared(&mut self, policy: Policy) -> Arc<Policy> {
+        if let Some(known) = self.policies.iter().find(|known| ***known == policy) {
+            return Arc::clone(known);
+        }
+        let policy = Arc::new(policy);
+        self.policies.push(Arc::clone(&policy));
+        policy
+    }
+}
+
+/// What a user must give is a secret, whoever gives it and whatever it looks like.
+fn hide_required(instance: &mut InstanceConfig) {
+    for layer in [&mut instance.server_layer, &mut instance.team_layer, &mut instance.user_layer] {
+        for tier in [&mut layer.env, &mut layer.headers, &mut layer.query] {
+            for (_, value) in tier.iter_mut().filter(|(name, _)| instance.user_required.contains(name)) {
+                value.secret = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! A configuration is what was meant, or every error of it at once; and it never shows a secret.
+
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite::config::{self, ConfigErrors, Plan, Profile, SinkPlan};
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, RemoteTransport, Target};
+use miette::{GraphicalReportHandler, GraphicalTheme};
+
+const FULL: &str = include_str!("fixtures/config/full.toml");
+const BAD: &str = include_str!("fixtures/config/bad.toml");
+
+const SECRETS: [&str; 7] =
+    ["event-sink-token", "alice-token", "search-key", "search-token", "correct horse battery", "1234", "hunter2"];
+
+fn environment(name: &str) -> Option<String> {
+    let value = match name {
+        "ALICE_TOKEN" => "alice-token",
+        "SEARCH_KEY" => "search-key",
+        "SEARCH_TOKEN" => "search-token",
+        "BLANK" => "",
+        _ => return None,
+    };
+    Some(value.to_owned())
+}
+
+fn parse(text: &str) -> Result<Plan, ConfigErrors> {
+    config::parse("tests/fixtures/config/satellite.toml", text, &environment)
+}
+
+fn parse_json(text: &str) -> Result<Plan, ConfigErrors> {
+    config::parse_mcp_json("mcp.json", text, &environment)
+}
+
+/// One team with one user, `more` in front, and an installation that is completed by `installation`.
+fn small(more: &str, installation: &str) -> String {
+    format!(
+        "{more}\n[[teams]]\nid = \"t\"\nslug = \"t\"\n[[teams.users]]\nid = \"u\"\nslug = \"u\"\n\
+         [[teams.installations]]\nid = \"i\"\nserver = \"s\"\n{installation}\n"
+    )
+}
+
+fn messages(errors: &ConfigErrors) -> Vec<String> {
+    errors.items().into_iter().map(|item| item.message).collect()
+}
+
+fn render(errors: &ConfigErrors) -> String {
+    let mut drawn = String::new();
+    let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_width(100);
+    handler.render_report(&mut drawn, errors).unwrap();
+    drawn
+}
+
+fn exposed<'a>(values: impl IntoIterator<Item = &'a Secret>) -> Vec<&'a str> {
+    values.into_iter().map(Secret::expose).collect()
+}
+
+#[test]
+fn a_full_file_becomes_the_plan_that_was_meant() {
+    let plan = parse(FULL).unwrap();
+    assert_eq!((plan.name.as_str(), plan.profile), ("dev-satellite-001", Profile::Production));
+    assert_eq!(plan.listen, "127.0.0.1:7301".parse().unwrap());
+    let SinkPlan::Http { url, token } = &plan.sink else { panic!("{:?}", plan.sink) };
+    assert_eq!(url, "https://events.example.com/ingest?source=satellite");
+    assert_eq!(token.as_ref().unwrap().expose(), "event-sink-token", "the trailing newline is no part of it");
+    assert_eq!((plan.batch.interval, plan.batch.batch_max, plan.batch.queue_max), (Duration::from_secs(1), 50, 10_000));
+    assert_eq!((plan.team_budget.window, plan.team_budget.max_exits), (Duration::from_secs(30), 9));
+    assert_eq!((plan.start_permits, plan.teams, plan.users), (Some(6), 2, 3));
+
+    let who = |instance: &InstanceConfig| format!("{}/{}/{}", instance.team, instance.user, instance.installation);
+    assert_eq!(
+        plan.instances.iter().map(who).collect::<Vec<_>>(),
+        [
+            "team_acme/user_alice/abc123",
+            "team_acme/user_bob/abc123",
+            "team_acme/user_bob/def456",
+            "team_umbrella/user_carol/ghi789",
+        ]
+    );
+    let [alice, bob, search, carol] = &plan.instances[..] else { panic!() };
+    let cwd = Some("/srv/acme".to_owned());
+    assert_eq!(alice.target, Target::Stdio { command: "/opt/acme/bin/files".to_owned(), cwd });
+    assert_eq!((alice.keep, alice.request_logging), (Keep::AlwaysOn, true));
+    assert_eq!((carol.keep, search.request_logging), (Keep::Listed, false));
+    assert_eq!(
+        search.target,
+        Target::Remote { transport: RemoteTransport::Http, url: "https://search.example.com/mcp".to_owned() }
+    );
+
+    // Global, then team, then installation.
+    assert_eq!(carol.policy.restart.max_crashes, 4);
+    assert_eq!(carol.policy.restart.delays, [Duration::from_millis(100), Duration::from_secs(1)]);
+    assert_eq!(alice.policy.restart.max_crashes, 5);
+    assert_eq!((alice.policy.restart.window, alice.policy.session.line_max), (Duration::from_secs(120), 65536));
+    assert_eq!(search.policy.restart.max_crashes, 5);
+    assert_eq!(search.policy.session.request_timeout, Duration::from_secs(20));
+    assert!(Arc::ptr_eq(&alice.policy, &bob.policy) && !Arc::ptr_eq(&alice.policy, &carol.policy));
+
+    let read: Vec<_> = plan.secret_variables.iter().map(String::as_str).collect();
+    assert_eq!(read, ["ALICE_TOKEN", "SEARCH_KEY", "SEARCH_TOKEN"]);
+    assert_eq!(
+        plan.warnings,
+        [
+            "tests/fixtures/config/satellite.toml:96:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
+         a server"
+        ]
+    );
+}
+
+#[test]
+fn the_tiers_of_template_team_and_user_merge_in_that_order() {
+    let instances = parse(FULL).unwrap().instances;
+    let [alice, bob, search, _] = <[InstanceConfig; 4]>::try_from(instances).unwrap().map(InstanceConfig::merge);
+    assert_eq!(exposed(&alice.args), ["--template", "--team", "--alice"]);
+    let env: BTreeMap<_, _> = alice.env.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
+    assert_eq!(
+        env.into_iter().collect::<Vec<_>>(),
+        [
+            ("GREETING", "correct horse battery"),
+            ("LOG_LEVEL", "info"),
+            ("PIN", "1234"),
+            ("REGION", "us"),
+            ("ROOT", "/srv/acme")
+        ]
+    );
+    assert_eq!(alice.missing, [] as [&str; 0]);
+    assert_eq!(bob.missing, ["PIN"], "what the user must give and has not given is missing");
+    assert_eq!(exposed(&bob.args), ["--template", "--team"]);
+    assert_eq!(exposed(search.headers.values()), ["Bearer search-token", "acme"]);
+    assert_eq!(exposed(search.query.values()), ["search-key", "acme"]);
+}
+
+#[test]
+fn an_empty_file_is_the_defaults() {
+    let plan = parse("").unwrap();
+    assert_eq!((plan.name.as_str(), plan.profile), ("mcp-satellite", Profile::Development));
+    assert_eq!(plan.listen, "127.0.0.1:7300".parse().unwrap());
+    assert_eq!(plan.sink, SinkPlan::File { rotate_bytes: 64 * 1024 * 1024, keep: 8 });
+    assert_eq!((plan.start_permits, plan.instances.len(), plan.warnings.len()), (None, 0, 0));
+}
+
+#[test]
+fn every_error_of_a_file_is_reported_at_once_where_it_is() {
+    let errors = parse(BAD).unwrap_err();
+    let drawn: Vec<_> = errors
+        .items()
+        .into_iter()
+        .map(|item| format!("{}:{} {} -- {}", item.line, item.column, item.message, item.hint))
+        .collect();
+    insta::assert_snapshot!("errors_as_a_list", drawn.join("\n"));
+    assert_eq!(errors.count(), drawn.len());
+    insta::assert_snapshot!("errors_as_drawn", render(&errors));
+}
+
+#[test]
+fn a_syntax_error_says_where_without_showing_values() {
+    let errors = parse("[gateway]\nlisten = \"127.0.0.1:1\"\n\n[events]\ntoken = hunter2\n").unwrap_err();
+    assert_eq!((errors.count(), errors.items()[0].line, errors.items()[0].column), (1, 5, 9));
+    insta::assert_snapshot!("a_syntax_error", render(&errors));
+}
+
+#[test]
+fn neither_a_plan_nor_an_error_shows_a_secret() {
+    let plan = parse(FULL).unwrap();
+    let merged: Vec<_> = plan.instances.iter().cloned().map(InstanceConfig::merge).collect();
+    let errors = parse(BAD).unwrap_err();
+    let typed_nowhere_else = small("", "env = { A = [\"hunter2\"] }\nheaders = \"hunter2\"\nport = 5 # args");
+    let more = parse(&typed_nowhere_else).unwrap_err();
+    let broken = parse("[[teams]]\nid = \"x\"\nenv = { A = \"hunter2\" \"hunter2\" }").unwrap_err();
+    let json = parse_json(r#"{"mcpServers": {"a": {"command": 1, "env": {"A": "hunter2", "B": 2}}}}"#).unwrap_err();
+    let broken_json = parse_json("{\"mcpServers\": {\"a\": {\"env\": {\"A\": \"hunter2\" \"hunter2\"}}}}").unwrap_err();
+    let all = [&errors, &more, &broken, &json, &broken_json];
+    let drawn: Vec<_> = all.iter().map(|errors| format!("{} {errors:?} {errors}", render(errors))).collect();
+    let text = format!("{plan:?} {plan:#?} {merged:?} {}", drawn.concat());
+    for secret in SECRETS {
+        // The one number among them is also part of other numbers.
+        let secret = if secret == "1234" { "\"1234\"" } else { secret };
+        assert!(!text.contains(secret), "{secret}");
+    }
+}
+
+#[test]
+fn a_value_is_masked_if_it_was_referred_to_or_required_or_looks_like_a_secret() {
+    let plan = parse(FULL).unwrap();
+    let [alice, _, search, _] = &plan.instances[..] else { panic!() };
+    assert!(alice.team_layer.env["GREETING"].secret && alice.user_layer.env["PIN"].secret);
+    assert!(!alice.server_layer.env["LOG_LEVEL"].secret && !alice.team_layer.env["ROOT"].secret);
+    assert!(search.server_layer.query["api_key"].secret && !search.server_layer.query["tenant"].secret);
+    assert!(search.server_layer.headers["X-Client"].secret, "a header always is");
+}
+
+#[test]
+fn a_reference_in_args_is_refused_in_every_tier() {
+    for (text, line) in [
+        (small("", "command = \"npx\"\nargs = [\"-y\", \"env:ALICE_TOKEN\"]"), 12),
+        (small("", "command = \"npx\"\nargs = [\"--token=file:token.txt\"]"), 12),
+        (small("", "command = \"npx\"\n[teams.installations.team]\nargs = [\"env:ALICE_TOKEN\"]"), 13),
+        (small("[servers.s]\ncommand = \"npx\"\nargs = [\"env:ALICE_TOKEN\"]", ""), 3),
+    ] {
+        let items = parse(&text).unwrap_err().items();
+        assert_eq!(items.len(), 1, "{items:?}");
+        assert_eq!((items[0].line, items[0].message.as_str()), (line, "a secret is referred to in `args`"));
+        assert!(items[0].hint.contains("visible to every process on the machine; pass it by env"));
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_an_error() {
+    let http = "transport = \"http\"\nurl = \"https://example.com\"";
+    for (more, installation, message) in [
+        ("", "", "installation `i` has no `command`"),
+        ("", "transport = \"sse\"", "installation `i` has no `url`"),
+        ("", "transport = \"http\"\nurl = \"ftp://example.com\"", "`url` is neither http nor https"),
+        ("", "transport = \"http\"\nurl = \"nonsense\"", "`url` is not a URL: relative URL without a base"),
+        ("", "command = \"npx -y server\"", "`command` is a command line, not a program"),
+        ("", "command = \"\"", "`command` is empty"),
+        ("", "command = \"x\"\nheaders = { A = \"b\" }", "installation `i` is a stdio server with `headers`"),
+        ("", &format!("{http}\nenv = {{ A = \"b\" }}"), "installation `i` is a remote server with `env`"),
+        ("", &format!("{http}\nheaders = {{ \"A B\" = \"b\" }}"), "`A B` is no name for a header"),
+        ("", &format!("{http}\nheaders = {{ A = \"b\\nc\" }}"), "the value of the header `A` cannot be sent"),
+        ("", "command = \"x\"\nkeep = \"always\"", "`always` is no way to keep a server"),
+        ("", "command = \"x\"\nusers = []", "`users` is empty"),
+        ("", "command = \"x\"\nuser_required = [\"\"]", "`user_required` has an empty name"),
+        ("", "command = \"x\"\nenv = { A = \"\\u0000\" }", "the value of `A` holds a zero byte"),
+        (
+            "[servers.s]\ncommand = \"a\"",
+            "command = \"b\"",
+            "installation `i` has a `command`, and so has its template `s`",
+        ),
+        ("[servers.ss]\ncommand = \"a\"", "", "installation `i` has no `command`"),
+        (
+            "[policy.session]\nrequest_timeout = \"10m\"",
+            "command = \"x\"",
+            "`request_timeout` is longer than `request_timeout_max`",
+        ),
+        ("[policy.reconnect]\nbackoff_max = \"1ms\"", "command = \"x\"", "`backoff_min` is longer than `backoff_max`"),
+        ("[policy.watchdog]\nsilence = \"0s\"", "command = \"x\"", "`silence` is zero, which makes no sense here"),
+        ("[policy.session]\nexit_drain = \"2000 years\"", "command = \"x\"", "`exit_drain` is longer than a year"),
+        ("[policy.start]\npermits = 0", "command = \"x\"", "`permits` is 0, which makes no sense here"),
+        ("[events]\nsink = \"http\"", "command = \"x\"", "the http sink has no `url`"),
+        ("[events]\nsink = \"stdout\"\nkeep = 2", "command = \"x\"", "`keep` says nothing to this sink"),
+        (
+            "[events]\nsink = \"http\"\nurl = \"https://e/?api_key=abc\"",
+            "command = \"x\"",
+            "the URL of the sink holds what looks like a secret",
+        ),
+        (
+            "[events]\nqueue_max = 10",
+            "command = \"x\"",
+            "`batch_max` is larger than `queue_max`: a full batch could never be gathered",
+        ),
+        (
+            "[events]\nsink = \"http\"\nurl = \"https://e/\"\ntoken = \"env:BLANK\"",
+            "command = \"x\"",
+            "the token is empty",
+        ),
+        (
+            "[satellite]\nprofile = \"production\"",
+            "command = \"/tmp/npx\"",
+            "the command `/tmp/npx` is not allowed in the production profile",
+        ),
+    ] {
+        let result = parse(&small(more, installation));
+        assert_eq!(result.map_or_else(|errors| messages(&errors), |plan| plan.warnings), [message]);
+    }
+}
+
+#[test]
+fn in_production_only_listed_commands_are_started() {
+    let production = "[satellite]\nprofile = \"production\"\nallowed_commands = [\"/opt/server\"]";
+    for command in ["npx", "deno", "/opt/server"] {
+        parse(&small(production, &format!("command = \"{command}\""))).unwrap();
+    }
+    parse(&small(production, "command = \"bash\"")).unwrap_err();
+    parse(&small("", "command = \"bash\"")).unwrap();
+}
+
+#[test]
+fn names_that_only_their_hyphens_tell_apart_are_an_error() {
+    let team = |slug: &str, user: &str| {
+        format!(
+            "[[teams]]\nid = \"{slug}\"\nslug = \"{slug}\"\n[[teams.users]]\nid = \"u\"\nslug = \"{user}\"\n\
+             [[teams.installations]]\nid = \"i\"\nserver = \"s\"\ncommand = \"x\"\n"
+        )
+    };
+    parse(&(team("a", "b") + &team("c", "b"))).unwrap();
+    let errors = parse(&(team("a-b", "c") + &team("a", "b-c"))).unwrap_err();
+    assert_eq!(messages(&errors), ["two instances would be named `s-a-b-c-i`"]);
+}
+
+#[test]
+fn two_users_with_one_token_are_an_error() {
+    let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\n[[teams.users]]\nid = \"a\"\nslug = \"a\"\ntoken = \
+                \"env:ALICE_TOKEN\"\n[[teams.users]]\nid = \"b\"\nslug = \"b\"\ntoken = \"env:ALICE_TOKEN\"\n";
+    assert_eq!(messages(&parse(text).unwrap_err()), ["the token of the user `b` is another user's as well"]);
+}
+
+/// Each instance of an `mcp.json`, as far as the clients differ in how they write it.
+fn summary(plan: &Plan) -> Vec<String> {
+    let line = |config: &InstanceConfig| {
+        let spec = config.clone().merge();
+        let target = match &spec.target {
+            Target::Stdio { command, .. } => command.clone(),
+            Target::Remote { url, .. } => url.clone(),
+        };
+        let values = |tier: &BTreeMap<String, _>| exposed(tier.values()).join(",");
+        let (env, headers, query) = (values(&spec.env), values(&spec.headers), values(&spec.query));
+        let (name, transport, args) = (&spec.name, spec.transport(), exposed(&spec.args).join(" "));
+        format!("{name} {transport} {target} [{args}] [{env}] [{headers}] [{query}]")
+    };
+    plan.instances.iter().map(line).collect()
+}
+
+#[test]
+fn the_mcp_json_of_claude_cursor_and_vs_code_is_read() {
+    let claude = parse_json(include_str!("fixtures/config/claude_desktop_config.json")).unwrap();
+    assert_eq!(
+        summary(&claude),
+        [
+            "filesystem-local-me-filesystem stdio npx [-y @modelcontextprotocol/server-filesystem /srv] [] [] []",
+            "github-local-me-github stdio uvx [mcp-server-github] [search-token] [] []",
+            "remote-local-me-remote http https://mcp.example.com/mcp [] [] [Bearer search-token] []",
+        ]
+    );
+    assert_eq!((claude.teams, claude.users), (1, 1));
+    let cursor = parse_json(include_str!("fixtures/config/cursor.json")).unwrap();
+    assert_eq!(
+        summary(&cursor),
+        [
+            "linear-local-me-linear sse https://mcp.linear.app/sse [] [] [] []",
+            "search-local-me-search http https://search.example.com/mcp [] [] [Bearer literal] [acme]",
+        ]
+    );
+    assert_eq!(
+        cursor.warnings,
+        ["mcp.json:9:8: `autoApprove` of `search` is not used", "mcp.json:12:6: `old` is disabled and left out",]
+    );
+    let code = parse_json(include_str!("fixtures/config/vscode.json")).unwrap();
+    assert_eq!(
+        summary(&code),
+        [
+            "playwright-local-me-playwright stdio npx [@playwright/mcp@latest] [] [] []",
+            "remote-local-me-remote sse https://example.com/events [] [] [] []",
+        ]
+    );
+}
+
+#[test]
+fn an_mcp_json_that_cannot_be_meant_says_where() {
+    for (text, place, message) in [
+        ("{}", (1, 1), "the file has neither `mcpServers` nor `servers`"),
+        ("{\n \"mcpServers\": {\"a\" {}}}", (2, 21), "expected `:`"),
+        ("{\"mcpServers\": {\"a b\": {\"command\": \"x\"}}}", (1, 18), "`a b` cannot be the id of an installation"),
+        ("{\"servers\": {\"a\": {\"args\": []}}}", (1, 15), "installation `a` has no `command`"),
+        (
+            "{\"servers\": {\"a\": {\"command\": \"x\", \"args\": [\"${input:key}\"]}}}",
+            (1, 46),
+            "a variable that cannot be filled in here",
+        ),
+        (
+            "{\"servers\": {\"a\": {\"command\": \"x\", \"args\": [\"env:KEY\"]}}}",
+            (1, 46),
+            "a secret is referred to in `args`",
+        ),
+        ("{\"servers\": {\"a\": {\"command\": \"x\"}, \"a\": {\"command\": \"y\"}}}", (1, 38), "`a` is given twice"),
+    ] {
+        let items = parse_json(text).unwrap_err().items();
+        assert_eq!(((items[0].line, items[0].column), items[0].message.as_str()), (place, message), "{text}");
+    }
+}
+
+#[test]
+fn a_config_and_an_mcp_json_merge_unless_an_instance_is_in_both() {
+    let json = |name: &str| parse_json(&format!("{{\"mcpServers\": {{\"{name}\": {{\"command\": \"x\"}}}}}}")).unwrap();
+    let both = parse(FULL).unwrap().merge(json("files")).unwrap();
+    assert_eq!((both.instances.len(), both.teams, both.users), (5, 3, 4));
+    assert_eq!((both.name.as_str(), both.warnings.len()), ("dev-satellite-001", 1));
+    let both = json("one").merge(json("two")).unwrap();
+    assert_eq!((both.instances.len(), both.teams, both.users), (2, 1, 1));
+
+    let errors = json("files").merge(json("files")).unwrap_err();
+    assert_eq!(messages(&errors), ["instance `local/me/files` is configured twice, in two files"]);
+    assert_eq!((errors.items()[0].line, errors.to_string().as_str()), (0, "1 error in the configuration"));
+}
+
+#[test]
+fn a_file_is_loaded_with_its_references_and_one_that_is_not_there_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("satellite.toml");
+    std::fs::write(folder.path().join("token"), "from-a-file\r\n").unwrap();
+    std::fs::write(&file, small("", "command = \"x\"\nenv = { T = \"file:token\" }")).unwrap();
+    assert_eq!(config::load(&file).unwrap().instances[0].server_layer.env["T"].text.expose(), "from-a-file");
+
+    let missing = folder.path().join("none.toml");
+    let errors = config::load(&missing).unwrap_err().and(config::load_mcp_json(&missing).unwrap_err());
+    assert_eq!(errors.count(), 2);
+    assert!(errors.items()[0].message.starts_with("cannot read the configuration: No such file"));
+}
