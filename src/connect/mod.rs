@@ -1,0 +1,3 @@
+//! Connectors: where servers come from. Each implements the seam's [`Connector`](mcp_satellite_actors::seam::Connector).
+
+pub mod sim;
