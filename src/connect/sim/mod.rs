@@ -21,6 +21,7 @@ mod rmcp_server;
 mod script;
 mod server;
 mod tools;
+mod wire;
 
 pub use connector::{ServerKind, SimConnector, SimHandle, SimPlan};
 pub use process::serve_stdio;

@@ -19,8 +19,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::control::Control;
 use super::script::{Dice, Script};
-use super::server::{Add, Sleep};
 use super::tools;
+use super::wire::{Add, Sleep};
 
 /// Serves until the server ends, or is ended from outside.
 pub(super) async fn run(

@@ -7,7 +7,6 @@
 //!     └─────────────────────────┴──exit, crash, EOF, SIGTERM──> Ended
 //! ```
 
-use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -17,21 +16,19 @@ use bytes::{BufMut, BytesMut};
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::ProcessEnd;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::script::{Dice, Script};
 use super::tools;
-
-const PARSE_ERROR: i32 = -32700;
-const INVALID_REQUEST: i32 = -32600;
-const METHOD_NOT_FOUND: i32 = -32601;
-const INVALID_PARAMS: i32 = -32602;
-const INTERNAL_ERROR: i32 = -32603;
+use super::wire::{
+    Add, Big, Call, Cancelled, Crash, Echo, Failure, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Initialize, List,
+    METHOD_NOT_FOUND, Message, PARSE_ERROR, Sleep, Variable, parse, put_answer, put_error, put_filled, put_result,
+    put_text,
+};
 
 /// The versions that it knows; the last is answered where an unknown one is offered.
-pub(super) const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 /// What `big` gives at most.
 const BIG_MAX: usize = 256 * 1024 * 1024;
@@ -41,9 +38,6 @@ const CANCELLED_MAX: usize = 1024;
 
 /// Lines at a higher rate than one in this time are printed several at once.
 const CHATTER_TICK: Duration = Duration::from_millis(10);
-
-/// Room made for an answer, in bytes: most need no more, and so one allocation.
-const ANSWER_SIZE: usize = 256;
 
 /// Alternately no JSON, and JSON that is not JSON-RPC.
 const GARBAGE: [&str; 5] = ["npm warn deprecated", r#"{"level":"info"}"#, r#"{"jsonrpc":"2.0","#, "[1,2]", "42"];
@@ -134,100 +128,6 @@ struct Progress {
     every: Duration,
     done: Duration,
     total: Duration,
-}
-
-/// A string that is borrowed from its line where it can be: inside an `Option`, serde copies a bare `Cow`.
-#[derive(Deserialize)]
-#[serde(transparent)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-
-#[derive(Deserialize)]
-struct Message<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    method: Option<Text<'a>>,
-    #[serde(borrow)]
-    params: Option<&'a RawValue>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Initialize<'a> {
-    #[serde(borrow)]
-    protocol_version: Option<Text<'a>>,
-}
-
-#[derive(Default, Deserialize)]
-struct List<'a> {
-    #[serde(borrow)]
-    cursor: Option<Text<'a>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Cancelled<'a> {
-    #[serde(borrow)]
-    request_id: &'a RawValue,
-}
-
-#[derive(Deserialize)]
-struct Call<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    #[serde(borrow)]
-    arguments: Option<&'a RawValue>,
-    #[serde(borrow, rename = "_meta")]
-    meta: Option<Meta<'a>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Meta<'a> {
-    #[serde(borrow)]
-    progress_token: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Echo<'a> {
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct Add {
-    a: serde_json::Number,
-    b: serde_json::Number,
-}
-
-#[derive(Deserialize)]
-pub(super) struct Sleep {
-    pub(super) ms: u64,
-    pub(super) progress_every_ms: Option<u64>,
-    #[serde(default)]
-    pub(super) ignore_cancel: bool,
-}
-
-#[derive(Deserialize)]
-struct Big {
-    bytes: usize,
-}
-
-#[derive(Deserialize)]
-struct Failure {
-    #[serde(default)]
-    message: String,
-}
-
-#[derive(Deserialize)]
-struct Crash {
-    code: Option<i32>,
-    signal: Option<i32>,
-}
-
-#[derive(Deserialize)]
-struct Variable {
-    name: String,
 }
 
 impl Server {
@@ -636,15 +536,6 @@ impl Server {
     }
 }
 
-impl Add {
-    /// The sum as JSON: whole where both are and it fits.
-    pub(super) fn sum(&self) -> String {
-        let whole = self.a.as_i64().zip(self.b.as_i64()).and_then(|(a, b)| a.checked_add(b));
-        let real = || self.a.as_f64().zip(self.b.as_f64()).map(|(a, b)| serde_json::Value::from(a + b));
-        whole.map(serde_json::Value::from).or_else(real).unwrap_or_default().to_string()
-    }
-}
-
 impl PartialEq for Timer {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
@@ -664,54 +555,4 @@ impl Ord for Timer {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))
     }
-}
-
-fn parse<'a, T: Deserialize<'a>>(params: Option<&'a RawValue>) -> Result<T, serde_json::Error> {
-    serde_json::from_str(params.map_or("{}", RawValue::get))
-}
-
-fn put_answer(line: &mut BytesMut, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
-    line.reserve(ANSWER_SIZE);
-    line.put_slice(b"{\"jsonrpc\":\"2.0\",\"id\":");
-    line.put_slice(id.get().as_bytes());
-    line.put_u8(b',');
-    body(line);
-    line.put_slice(b"}\n");
-}
-
-fn put_text(line: &mut BytesMut, text: &str) {
-    // A buffer in memory takes everything, and a string is always JSON.
-    let _ = serde_json::to_writer(line.writer(), text);
-}
-
-fn put_error(line: &mut BytesMut, code: i32, message: &str) {
-    line.put_slice(format!("\"error\":{{\"code\":{code},\"message\":").as_bytes());
-    put_text(line, message);
-    line.put_u8(b'}');
-}
-
-fn put_result(line: &mut BytesMut, text: &str, structured: Option<&str>, is_error: bool) {
-    line.put_slice(b"\"result\":{\"content\":[{\"type\":\"text\",\"text\":");
-    put_text(line, text);
-    line.put_slice(b"}]");
-    if let Some(structured) = structured {
-        line.put_slice(b",\"structuredContent\":");
-        line.put_slice(structured.as_bytes());
-    }
-    if is_error {
-        line.put_slice(b",\"isError\":true");
-    }
-    line.put_u8(b'}');
-}
-
-/// A result whose text is as long as `length` says, given the length of the rest of the line.
-fn put_filled(line: &mut BytesMut, length: impl FnOnce(usize) -> usize) {
-    const BEFORE: &[u8] = b"\"result\":{\"content\":[{\"type\":\"text\",\"text\":\"";
-    const AFTER: &[u8] = b"\"}]}";
-    let start = line.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
-    let closing_brace = 1;
-    let rest = line.len() - start + BEFORE.len() + AFTER.len() + closing_brace;
-    line.put_slice(BEFORE);
-    line.put_bytes(b'x', length(rest));
-    line.put_slice(AFTER);
 }
