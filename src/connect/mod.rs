@@ -5,4 +5,5 @@
 
 pub mod environment;
 pub mod process;
+pub mod sim;
 pub mod stdio;

@@ -166,7 +166,11 @@ impl InstanceConfig {
             merged.query.extend(tier.query);
         }
         let values = || merged.env.values().chain(merged.headers.values()).chain(merged.query.values());
-        let mask = Mask::new(values().filter(|value| value.secret).map(|value| value.text.expose()));
+        // A server echoes a credential with or without its scheme: `Bearer X` hides X too.
+        let credentials = merged.headers.values().filter_map(|value| value.text.expose().split_once(' '));
+        let credentials = credentials.map(|(_scheme, credential)| credential.trim());
+        let secrets = values().filter(|value| value.secret).map(|value| value.text.expose());
+        let mask = Mask::new(secrets.chain(credentials));
         let texts = |tier: BTreeMap<String, Value>| tier.into_iter().map(|(key, value)| (key, value.text)).collect();
         InstanceSpec {
             id: InstanceId::new(self.team, self.user, self.installation),

@@ -1,0 +1,269 @@
+//! Simulated servers in process, as a [`Connector`]: thousands at once, in paused time if wanted.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::seam::{Connector, Link, OpenError, Process, ProcessEnd};
+use tokio::io::{DuplexStream, duplex};
+use tokio::time::Instant;
+
+use super::control::{Control, TaskGuard};
+use super::engine::{self, Pipes};
+use super::rmcp_server;
+use super::script::Script;
+use super::server::{Env, Server};
+
+/// What a pipe holds, in bytes; taken only as it is used.
+const PIPE_SIZE: usize = 4096;
+
+/// Simulated process ids start here, where few real ones are.
+static NEXT_PID: AtomicU32 = AtomicU32::new(1_000_000);
+
+/// Who answers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ServerKind {
+    /// The hand-written one: everything a script can say, in one task.
+    #[default]
+    Responder,
+    /// rmcp's server, for comparison: the default tools, lifetimes and signals of a script, and none of its other faults.
+    Rmcp,
+}
+
+/// What one opening of an instance comes to.
+#[derive(Debug, Clone)]
+pub struct SimPlan {
+    /// What the server does.
+    pub script: Arc<Script>,
+    /// Who answers.
+    pub kind: ServerKind,
+    /// Fails the opening, as where a command is missing.
+    pub open_error: Option<String>,
+    /// How long the opening takes, whether it fails or not.
+    pub open_delay: Duration,
+}
+
+impl SimPlan {
+    /// The script, started at once.
+    pub fn new(script: impl Into<Arc<Script>>) -> Self {
+        Self { script: script.into(), kind: ServerKind::Responder, open_error: None, open_delay: Duration::ZERO }
+    }
+
+    /// The script, started at once and served by rmcp.
+    pub fn rmcp(script: impl Into<Arc<Script>>) -> Self {
+        Self { kind: ServerKind::Rmcp, ..Self::new(script) }
+    }
+
+    /// No server: the opening fails for this reason.
+    pub fn fails(why: impl Into<String>) -> Self {
+        Self { open_error: Some(why.into()), ..Self::new(Script::default()) }
+    }
+}
+
+impl From<Script> for SimPlan {
+    fn from(script: Script) -> Self {
+        Self::new(script)
+    }
+}
+
+type Planner = dyn Fn(&InstanceSpec, Run) -> SimPlan + Send + Sync;
+
+/// Starts simulated servers. A clone is the same connector: keep one to count and to hurt what the other has started.
+#[derive(Clone)]
+pub struct SimConnector {
+    plan: Arc<Planner>,
+    census: Arc<Census>,
+}
+
+impl SimConnector {
+    /// Every instance follows the same script.
+    pub fn new(script: impl Into<Arc<Script>>) -> Self {
+        let plan = SimPlan::new(script);
+        Self::with(move |_, _| plan.clone())
+    }
+
+    /// Each run of each instance follows a plan of its own.
+    pub fn with(plan: impl Fn(&InstanceSpec, Run) -> SimPlan + Send + Sync + 'static) -> Self {
+        Self { plan: Arc::new(plan), census: Arc::default() }
+    }
+
+    /// Servers that are there now, those included of which only a grandchild is left.
+    pub fn alive(&self) -> usize {
+        self.census.books().alive
+    }
+
+    /// Servers ever started.
+    pub fn opened(&self) -> u64 {
+        self.census.books().opened
+    }
+
+    /// How often a server was started for an instance that still had one.
+    pub fn overlaps(&self) -> u64 {
+        self.census.books().overlaps
+    }
+
+    /// The server of an instance, the latest if there are several.
+    pub fn handle(&self, id: &InstanceId) -> Option<SimHandle> {
+        self.census.books().there.get(id)?.last().cloned().map(SimHandle)
+    }
+
+    fn start(&self, spec: Arc<InstanceSpec>, run: Run, plan: SimPlan) -> Link {
+        let SimPlan { script, kind, .. } = plan;
+        let control = Arc::new(Control::simulated(&script, Arc::downgrade(&self.census), spec.id.clone()));
+        self.census.enter(spec.id.clone(), Arc::clone(&control));
+
+        // Two, not the two directions of one: closing stdin must leave stdout open.
+        let (writer, stdin) = duplex(PIPE_SIZE);
+        let (stdout, reader) = duplex(PIPE_SIZE);
+        let (stderr, stderr_reader) =
+            script.writes_stderr().then(|| duplex(PIPE_SIZE)).map_or((None, None), |(a, b)| (Some(a), Some(b)));
+        let guard = TaskGuard(Arc::clone(&control));
+        let env = Env::Spec(spec);
+        match kind {
+            ServerKind::Responder => {
+                let server = Server::new(script, env, run, Instant::now());
+                let pipes = Pipes { stdin: Some(stdin), stdout, stderr };
+                tokio::spawn(respond(pipes, server, guard));
+            }
+            ServerKind::Rmcp => {
+                tokio::spawn(async move {
+                    let end = rmcp_server::run(stdin, stdout, script, run, &guard.0).await;
+                    guard.0.finish(end);
+                });
+            }
+        }
+        Link {
+            reader: Box::new(reader),
+            writer: Box::new(writer),
+            stderr: stderr_reader.map(|stderr| Box::new(stderr) as _),
+            process: Box::new(SimProcess {
+                pid: NEXT_PID.fetch_add(1, Ordering::Relaxed),
+                control: Arc::clone(&control),
+            }),
+            guard: Box::new(KillOnDrop(control)),
+        }
+    }
+}
+
+async fn respond(mut pipes: Pipes<DuplexStream, DuplexStream, DuplexStream>, server: Server, guard: TaskGuard) {
+    let end = engine::run(&mut pipes, server, &guard.0).await;
+    drop(pipes);
+    guard.0.finish(end);
+}
+
+impl Connector for SimConnector {
+    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+        let connector = self.clone();
+        Box::pin(async move {
+            let plan = (connector.plan)(&spec, run);
+            if !plan.open_delay.is_zero() {
+                tokio::time::sleep(plan.open_delay).await;
+            }
+            match plan.open_error {
+                Some(why) => Err(OpenError(why)),
+                None => Ok(connector.start(spec, run, plan)),
+            }
+        })
+    }
+}
+
+/// A way to hurt one server from outside, as a crash, the kernel or a bug of its own would.
+#[derive(Clone)]
+pub struct SimHandle(Arc<Control>);
+
+impl SimHandle {
+    /// It ends with this code.
+    pub fn exit(&self, code: i32) {
+        self.0.finish(ProcessEnd { code: Some(code), signal: None });
+    }
+
+    /// It ends by this signal.
+    pub fn signal(&self, signal: i32) {
+        self.0.finish(ProcessEnd { code: None, signal: Some(signal) });
+    }
+
+    /// It stays, and never does anything again but end by a signal that it does not handle. Not for
+    /// [`ServerKind::Rmcp`].
+    pub fn freeze(&self) {
+        self.0.freeze();
+    }
+}
+
+struct SimProcess {
+    pid: u32,
+    control: Arc<Control>,
+}
+
+impl Process for SimProcess {
+    fn pid(&self) -> Option<u32> {
+        Some(self.pid)
+    }
+
+    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+        Box::pin(self.control.ended())
+    }
+
+    fn gone(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(self.control.gone())
+    }
+
+    fn terminate(&mut self) {
+        self.control.terminate();
+    }
+
+    fn kill(&mut self) {
+        self.control.kill();
+    }
+}
+
+struct KillOnDrop(Arc<Control>);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}
+
+/// All servers of one connector.
+#[derive(Default)]
+pub(super) struct Census(Mutex<Books>);
+
+#[derive(Default)]
+struct Books {
+    there: HashMap<InstanceId, Vec<Arc<Control>>>,
+    alive: usize,
+    opened: u64,
+    overlaps: u64,
+}
+
+impl Census {
+    fn enter(&self, id: InstanceId, control: Arc<Control>) {
+        let mut books = self.books();
+        books.alive += 1;
+        books.opened += 1;
+        let there = books.there.entry(id).or_insert_with(|| Vec::with_capacity(1));
+        there.push(control);
+        if there.len() > 1 {
+            books.overlaps += 1;
+        }
+    }
+
+    /// This one is gone.
+    pub(super) fn strike(&self, id: &InstanceId, gone: &Control) {
+        let mut books = self.books();
+        let Some(there) = books.there.get_mut(id) else { return };
+        there.retain(|control| !std::ptr::eq(&raw const **control, gone));
+        if there.is_empty() {
+            books.there.remove(id);
+        }
+        books.alive -= 1;
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

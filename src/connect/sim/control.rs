@@ -1,0 +1,187 @@
+//! What an operating system knows of a process, for one that is simulated: whether it is there, how it ended, and which
+//! signals it was sent.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
+
+use futures::task::AtomicWaker;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::seam::ProcessEnd;
+use tokio::sync::Notify;
+
+use super::connector::Census;
+use super::script::{Grandchild, Script};
+
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+/// What becomes of a SIGTERM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OnSigterm {
+    /// It ends the process, as it does where nobody handles it.
+    Default,
+    /// The server is told.
+    Handle,
+    /// Nothing.
+    Ignore,
+}
+
+impl OnSigterm {
+    pub(super) fn of(script: &Script) -> Self {
+        match (script.ignore_sigterm, script.sigterm_delay) {
+            (true, _) => Self::Ignore,
+            (false, Some(_)) => Self::Handle,
+            (false, None) => Self::Default,
+        }
+    }
+}
+
+/// One process, as it is seen from outside.
+pub(super) struct Control {
+    on_sigterm: OnSigterm,
+    state: Mutex<State>,
+    /// The server's task.
+    server: AtomicWaker,
+    /// Those who wait for its end.
+    changed: Notify,
+    /// Where it is to be struck off once it is gone.
+    census: Option<(Weak<Census>, InstanceId)>,
+}
+
+#[derive(Default)]
+struct State {
+    end: Option<ProcessEnd>,
+    grandchild: Option<Grandchild>,
+    sigterm: bool,
+    frozen: bool,
+}
+
+impl State {
+    fn gone(&self) -> bool {
+        self.end.is_some() && self.grandchild.is_none()
+    }
+}
+
+impl Control {
+    /// Of a simulated process, its grandchild included.
+    pub(super) fn simulated(script: &Script, census: Weak<Census>, id: InstanceId) -> Self {
+        let state = State { grandchild: script.grandchild, ..State::default() };
+        Self { census: Some((census, id)), state: Mutex::new(state), ..Self::of_process(script) }
+    }
+
+    /// Of this process: only for what its engine must be told.
+    pub(super) fn of_process(script: &Script) -> Self {
+        Self {
+            on_sigterm: OnSigterm::of(script),
+            state: Mutex::default(),
+            server: AtomicWaker::new(),
+            changed: Notify::new(),
+            census: None,
+        }
+    }
+
+    /// From now on wakes the server's task at every change.
+    pub(super) fn register(&self, waker: &Waker) {
+        self.server.register(waker);
+    }
+
+    pub(super) fn end(&self) -> Option<ProcessEnd> {
+        self.state().end
+    }
+
+    pub(super) fn frozen(&self) -> bool {
+        self.state().frozen
+    }
+
+    /// Whether it was sent a SIGTERM that it handles, since it was last asked.
+    pub(super) fn take_sigterm(&self) -> bool {
+        std::mem::take(&mut self.state().sigterm)
+    }
+
+    /// The leader has ended; only the first end counts.
+    pub(super) fn finish(&self, end: ProcessEnd) {
+        self.change(|state| {
+            state.end.get_or_insert(end);
+        });
+    }
+
+    pub(super) fn freeze(&self) {
+        self.change(|state| state.frozen = true);
+    }
+
+    /// SIGTERM to the group.
+    pub(super) fn terminate(&self) {
+        self.change(|state| {
+            if state.grandchild == Some(Grandchild::Plain) {
+                state.grandchild = None;
+            }
+            match self.on_sigterm {
+                OnSigterm::Default => {
+                    state.end.get_or_insert(ProcessEnd { code: None, signal: Some(SIGTERM) });
+                }
+                OnSigterm::Handle => state.sigterm = true,
+                OnSigterm::Ignore => {}
+            }
+        });
+    }
+
+    /// SIGKILL to everything.
+    pub(super) fn kill(&self) {
+        self.change(|state| {
+            state.grandchild = None;
+            state.end.get_or_insert(ProcessEnd { code: None, signal: Some(SIGKILL) });
+        });
+    }
+
+    pub(super) async fn ended(&self) -> ProcessEnd {
+        self.until(|state| state.end).await
+    }
+
+    pub(super) async fn gone(&self) {
+        self.until(|state| state.gone().then_some(())).await;
+    }
+
+    /// Resolves at a SIGTERM that it handles.
+    pub(super) async fn sigterm(&self) {
+        self.until(|state| state.sigterm.then_some(())).await;
+    }
+
+    async fn until<T>(&self, found: impl Fn(&State) -> Option<T>) -> T {
+        loop {
+            // Hears of every change from here on, also of one between the look and the wait.
+            let changed = self.changed.notified();
+            if let Some(found) = found(&self.state()) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let went = {
+            let mut state = self.state();
+            let before = state.gone();
+            change(&mut state);
+            !before && state.gone()
+        };
+        let census = self.census.as_ref().filter(|_| went);
+        if let Some((census, id)) = census.and_then(|(census, id)| Some((census.upgrade()?, id))) {
+            census.strike(id, self);
+        }
+        self.server.wake();
+        self.changed.notify_waiters();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends the process where its task is dropped before it has said how it ended: a runtime that shut down, or a panic.
+pub(super) struct TaskGuard(pub(super) Arc<Control>);
+
+impl Drop for TaskGuard {
+    fn drop(&mut self) {
+        self.0.finish(ProcessEnd { code: None, signal: Some(SIGKILL) });
+    }
+}

@@ -1,0 +1,28 @@
+//! A simulated MCP server: one script, three bodies.
+//!
+//! ```text
+//!            Script ──> Server (what is answered when: pure, time is an argument)
+//!                          │
+//!                        Engine (one task: reads, writes, one timer, signals)
+//!                 ┌────────┴─────────┐
+//!           SimConnector        serve_stdio              SimConnector, ServerKind::Rmcp
+//!      in process, 10,000 at   a real process with      the same tools served by rmcp, as
+//!      once, in paused time    real faults              the yardstick of the benches
+//! ```
+//!
+//! The first two share the engine, so that what is learned from a fleet in paused time holds for processes. All time is
+//! tokio's, all chance is drawn from the script's seed.
+
+mod connector;
+mod control;
+mod engine;
+mod process;
+mod rmcp_server;
+mod script;
+mod server;
+mod tools;
+mod wire;
+
+pub use connector::{ServerKind, SimConnector, SimHandle, SimPlan};
+pub use process::serve_stdio;
+pub use script::{Grandchild, Script};

@@ -1,0 +1,301 @@
+//! What a simulated server does, as data. The default is a healthy server with three tools.
+
+use std::time::Duration;
+
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::seam::ProcessEnd;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+/// A server's part in a test. Each field is a flag of `satellite sim-server` by the same name with hyphens, unless it
+/// says otherwise; durations are written `500ms`, `2s`, `1m30s`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
+pub struct Script {
+    /// Its name in `serverInfo`
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().name))]
+    pub name: String,
+    /// Its version in `serverInfo` (the flag is `--server-version`)
+    #[cfg_attr(feature = "cli", arg(long = "server-version", id = "server_version", value_name = "VERSION", default_value_t = Self::default().version))]
+    pub version: String,
+    /// The protocol version it answers; by default the offered one, where that is known
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub protocol_version: Option<String>,
+    /// Tools listed: `echo`, `add`, `sleep`, then `tool_4`, `tool_5` …
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().tools))]
+    pub tools: usize,
+    /// List the special tools too: `big`, `fail`, `tool_error`, `crash`, `env`, `huge`, `received`; they can always be
+    /// called
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub all_tools: bool,
+    /// Tools on one page of the list; 0 for all
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub page_size: usize,
+    /// Offer no tools capability, and know no tools methods
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub no_tools_capability: bool,
+    /// The seed of all chance
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub seed: u64,
+    /// Vary each delay and lifetime by up to this fraction either way, from 0 to 1
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0.0))]
+    pub jitter: f64,
+
+    /// Read nothing for this long after the start
+    #[cfg_attr(feature = "cli", arg(long, value_parser = duration, default_value = "0s"))]
+    #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::required")]
+    pub start_delay: Duration,
+    /// Answer `initialize` this late
+    #[cfg_attr(feature = "cli", arg(long, value_parser = duration, default_value = "0s"))]
+    #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::required")]
+    pub handshake_delay: Duration,
+    /// Never answer `initialize`
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub handshake_never: bool,
+    /// Answer `initialize` with a JSON-RPC error of this message
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub handshake_error: Option<String>,
+
+    /// End this long after `notifications/initialized`, by `exit_signal` or `exit_code`
+    #[cfg_attr(feature = "cli", arg(long, value_parser = duration))]
+    #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::optional")]
+    pub exit_after: Option<Duration>,
+    /// End as soon as it has started, before it reads anything
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub exit_before_handshake: bool,
+    /// The tool call by this number, from 1, ends it unanswered
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub exit_on_call: Option<u64>,
+    /// The code with which it ends where the script ends it, and after a SIGTERM that it handles
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub exit_code: i32,
+    /// The signal by which it ends where the script ends it, instead of a code
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub exit_signal: Option<i32>,
+
+    /// Answer every tool call this late
+    #[cfg_attr(feature = "cli", arg(long, value_parser = duration, default_value = "0s"))]
+    #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::required")]
+    pub call_delay: Duration,
+    /// After this many tool calls the next one is where it hangs: it stays there, and neither reads nor answers anything
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub hang_after: Option<u64>,
+    /// Never answer a tool call, but all else
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub hang_calls: bool,
+
+    /// Handle SIGTERM: end by `exit_code` after this long. End of file on stdin begins the same shutdown
+    #[cfg_attr(feature = "cli", arg(long, value_parser = duration))]
+    #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::optional")]
+    pub sigterm_delay: Option<Duration>,
+    /// Ignore SIGTERM
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub ignore_sigterm: bool,
+    /// Ignore end of file on stdin, where it would end with code 0
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub ignore_eof: bool,
+
+    /// Lines on stderr each second
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub stderr_lines_per_second: u32,
+    /// Bytes on stderr at the start, before it does anything else
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub stderr_burst_bytes: usize,
+    /// The line for stderr, printed once at the start if there is no rate; `{env:NAME}` stands for that variable
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub stderr_text: Option<String>,
+    /// Lines on stdout before each answer that are not JSON, or JSON but not JSON-RPC
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub garbage_lines: usize,
+    /// The same at the start
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub stdout_garbage_at_start: usize,
+    /// The length of the one line with which the tool `huge` answers
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().huge_line_bytes))]
+    pub huge_line_bytes: usize,
+
+    /// This long after `initialized` it has one more tool, and says `notifications/tools/list_changed`
+    #[cfg_attr(feature = "cli", arg(long, value_parser = duration))]
+    #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::optional")]
+    pub list_changed_after: Option<Duration>,
+    /// Answer `tools/list` with a JSON-RPC error
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub list_error: bool,
+    /// Answer only the first this many `tools/list` with an error
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub list_error_times: u64,
+
+    /// Start a process of its own that outlives it
+    #[cfg_attr(feature = "cli", arg(long, value_enum))]
+    pub grandchild: Option<Grandchild>,
+}
+
+/// What a server starts and leaves behind. A simulated one is there, for `gone()`, until a signal reaches it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Grandchild {
+    /// Ends by the SIGTERM to its group.
+    Plain,
+    /// Ignores SIGTERM.
+    IgnoreTerm,
+    /// In a session of its own, where no signal to the group reaches it.
+    Setsid,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            name: "sim-server".to_owned(),
+            version: "1.0.0".to_owned(),
+            protocol_version: None,
+            tools: 3,
+            all_tools: false,
+            page_size: 0,
+            no_tools_capability: false,
+            seed: 0,
+            jitter: 0.0,
+            start_delay: Duration::ZERO,
+            handshake_delay: Duration::ZERO,
+            handshake_never: false,
+            handshake_error: None,
+            exit_after: None,
+            exit_before_handshake: false,
+            exit_on_call: None,
+            exit_code: 0,
+            exit_signal: None,
+            call_delay: Duration::ZERO,
+            hang_after: None,
+            hang_calls: false,
+            sigterm_delay: None,
+            ignore_sigterm: false,
+            ignore_eof: false,
+            stderr_lines_per_second: 0,
+            stderr_burst_bytes: 0,
+            stderr_text: None,
+            garbage_lines: 0,
+            stdout_garbage_at_start: 0,
+            // One MiB over the satellite's default limit of a line.
+            huge_line_bytes: 17 * 1024 * 1024,
+            list_changed_after: None,
+            list_error: false,
+            list_error_times: 0,
+            grandchild: None,
+        }
+    }
+}
+
+impl Script {
+    /// How it ends where the script ends it.
+    pub(super) fn end(&self) -> ProcessEnd {
+        match self.exit_signal {
+            Some(signal) => ProcessEnd { code: None, signal: Some(signal) },
+            None => ProcessEnd { code: Some(self.exit_code), signal: None },
+        }
+    }
+
+    /// Whether anything is ever written to stderr. Where not, a simulated server has none, and ten thousand save a pipe.
+    pub(super) fn writes_stderr(&self) -> bool {
+        self.stderr_lines_per_second > 0 || self.stderr_burst_bytes > 0 || self.stderr_text.is_some()
+    }
+}
+
+/// All chance of one run: the same seed and run draw the same.
+pub(super) struct Dice {
+    seed: u64,
+    run: Run,
+    drawn: u64,
+}
+
+impl Dice {
+    pub(super) fn new(seed: u64, run: Run) -> Self {
+        Self { seed, run, drawn: 0 }
+    }
+
+    /// `duration`, give or take up to the fraction `jitter`.
+    pub(super) fn vary(&mut self, duration: Duration, jitter: f64) -> Duration {
+        if jitter <= 0.0 || duration.is_zero() {
+            return duration;
+        }
+        let jitter = jitter.min(1.0);
+        // A generator per draw: ten thousand idle servers keep 24 bytes each, not a generator's state.
+        let mut seed = [0; 32];
+        for (part, number) in seed.chunks_exact_mut(8).zip([self.seed, self.run.0, self.drawn]) {
+            part.copy_from_slice(&number.to_le_bytes());
+        }
+        self.drawn += 1;
+        duration.mul_f64(1.0 + StdRng::from_seed(seed).random_range(-jitter..=jitter))
+    }
+}
+
+#[cfg(feature = "cli")]
+fn duration(text: &str) -> Result<Duration, jiff::Error> {
+    jiff::fmt::friendly::SpanParser::new().parse_unsigned_duration(text)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+    use super::*;
+
+    #[cfg(feature = "cli")]
+    fn flags(flags: &[&str]) -> Script {
+        use clap::{Args, FromArgMatches};
+        let command = Script::augment_args(clap::Command::new("sim-server").no_binary_name(true));
+        Script::from_arg_matches(&command.try_get_matches_from(flags).unwrap()).unwrap()
+    }
+
+    #[cfg(feature = "cli")]
+    #[test]
+    fn without_flags_it_is_the_default_and_each_flag_sets_its_field() {
+        assert_eq!(flags(&[]), Script::default());
+        let given = flags(&[
+            "--tools=5",
+            "--exit-after=1m30s",
+            "--handshake-delay=500ms",
+            "--exit-code=3",
+            "--ignore-sigterm",
+            "--grandchild=ignore-term",
+            "--server-version=2",
+        ]);
+        let meant = Script {
+            tools: 5,
+            exit_after: Some(Duration::from_secs(90)),
+            handshake_delay: Duration::from_millis(500),
+            exit_code: 3,
+            ignore_sigterm: true,
+            grandchild: Some(Grandchild::IgnoreTerm),
+            version: "2".to_owned(),
+            ..Script::default()
+        };
+        assert_eq!(given, meant);
+    }
+
+    #[test]
+    fn a_script_survives_json_and_a_short_one_is_completed() {
+        let script = Script { exit_after: Some(Duration::from_millis(1500)), ..Script::default() };
+        let json = serde_json::to_string(&script).unwrap();
+        assert_eq!(serde_json::from_str::<Script>(&json).unwrap(), script);
+        let short = r#"{"exit_after": "1500ms"}"#;
+        assert_eq!(serde_json::from_str::<Script>(short).unwrap(), script);
+        assert!(serde_json::from_str::<Script>(r#"{"exitAfter": "1s"}"#).is_err());
+    }
+
+    #[test]
+    fn the_same_seed_and_run_draw_the_same_and_another_run_does_not() {
+        let second = Duration::from_secs(1);
+        let draw = |seed, run| {
+            let mut dice = Dice::new(seed, Run(run));
+            [dice.vary(second, 0.5), dice.vary(second, 0.5)]
+        };
+        assert_eq!(draw(1, 7), draw(1, 7));
+        assert_ne!(draw(1, 7), draw(1, 8));
+        assert_ne!(draw(1, 7), draw(2, 7));
+        let [first, next] = draw(1, 7);
+        assert_ne!(first, next);
+        assert!((0.5..=1.5).contains(&first.as_secs_f64()));
+    }
+}

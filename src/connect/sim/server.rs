@@ -1,0 +1,558 @@
+//! What a simulated server answers, and when: a script, lines in, lines out. Pure: no I/O, and time is an argument, so
+//! the same server runs in ten thousand copies in paused time and as a real process. One line is handled at a time,
+//! without allocating for it unless its answer is late.
+//!
+//! ```text
+//! Starting ──start_delay──> Serving ──hang_after──> Hung
+//!     └─────────────────────────┴──exit, crash, EOF, SIGTERM──> Ended
+//! ```
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{BufMut, BytesMut};
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::seam::ProcessEnd;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use super::script::{Dice, Script};
+use super::tools;
+use super::wire::{
+    Add, Big, Call, Cancelled, Crash, Echo, Failure, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Initialize, List,
+    METHOD_NOT_FOUND, Message, PARSE_ERROR, Sleep, Variable, parse, put_answer, put_error, put_filled, put_result,
+    put_text,
+};
+
+/// The versions that it knows; the last is answered where an unknown one is offered.
+const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+
+/// What `big` gives at most.
+const BIG_MAX: usize = 256 * 1024 * 1024;
+
+/// Cancelled ids that `received` remembers.
+const CANCELLED_MAX: usize = 1024;
+
+/// Lines at a higher rate than one in this time are printed several at once.
+const CHATTER_TICK: Duration = Duration::from_millis(10);
+
+/// Alternately no JSON, and JSON that is not JSON-RPC.
+const GARBAGE: [&str; 5] = ["npm warn deprecated", r#"{"level":"info"}"#, r#"{"jsonrpc":"2.0","#, "[1,2]", "42"];
+
+/// Where the values of environment variables come from.
+pub(super) enum Env {
+    /// What the process would have been given.
+    Spec(Arc<InstanceSpec>),
+    /// What the process was given.
+    Process,
+}
+
+impl Env {
+    pub(super) fn get(&self, name: &str) -> Option<String> {
+        match self {
+            Self::Spec(spec) => spec.env.get(name).map(|value| value.expose().to_owned()),
+            Self::Process => std::env::var(name).ok(),
+        }
+    }
+}
+
+/// Where it is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Reads nothing yet.
+    Starting,
+    /// Reads and answers.
+    Serving,
+    /// Alive, and will never read or answer again.
+    Hung,
+    /// Ends so, once what it has written is read.
+    Ended(ProcessEnd),
+}
+
+/// One server.
+pub(super) struct Server {
+    /// Written to stdout and not yet taken.
+    pub(super) out: BytesMut,
+    /// Written to stderr and not yet taken.
+    pub(super) err: BytesMut,
+    /// Where it is in its life.
+    pub(super) phase: Phase,
+    script: Arc<Script>,
+    env: Env,
+    dice: Dice,
+    timers: BinaryHeap<Timer>,
+    timers_set: u64,
+    born: Instant,
+    stopping: bool,
+    more_tools: usize,
+    garbage: usize,
+    chatter: u64,
+    lists: u64,
+    calls: u64,
+    pings: u64,
+    initialized: u64,
+    cancelled: Vec<Box<str>>,
+}
+
+struct Timer {
+    at: Instant,
+    /// Breaks ties: what was set first comes first.
+    order: u64,
+    event: Event,
+}
+
+enum Event {
+    Started,
+    Chatter,
+    MoreTools,
+    End(ProcessEnd),
+    Answer(Box<Answer>),
+    Progress(Box<Progress>),
+}
+
+/// An answer that is late.
+struct Answer {
+    id: Box<str>,
+    ignore_cancel: bool,
+    line: BytesMut,
+}
+
+/// The next of several progress notifications.
+struct Progress {
+    id: Box<str>,
+    ignore_cancel: bool,
+    token: Box<str>,
+    every: Duration,
+    done: Duration,
+    total: Duration,
+}
+
+impl Server {
+    /// A server that has just been started.
+    pub(super) fn new(script: Arc<Script>, env: Env, run: Run, now: Instant) -> Self {
+        let mut server = Self {
+            out: BytesMut::new(),
+            err: BytesMut::new(),
+            phase: Phase::Starting,
+            dice: Dice::new(script.seed, run),
+            script,
+            env,
+            timers: BinaryHeap::new(),
+            timers_set: 0,
+            born: now,
+            stopping: false,
+            more_tools: 0,
+            garbage: 0,
+            chatter: 0,
+            lists: 0,
+            calls: 0,
+            pings: 0,
+            initialized: 0,
+            cancelled: Vec::new(),
+        };
+        server.begin(now);
+        server
+    }
+
+    fn begin(&mut self, now: Instant) {
+        let script = Arc::clone(&self.script);
+        for _ in 0..script.stderr_burst_bytes {
+            let column = self.err.len() % 80;
+            self.err.put_u8(if column == 79 { b'\n' } else { b'#' });
+        }
+        if script.stderr_burst_bytes > 0 {
+            self.err.put_u8(b'\n');
+        }
+        if script.stderr_lines_per_second > 0 {
+            self.set(now + self.chatter_tick(), Event::Chatter);
+        } else if script.stderr_text.is_some() {
+            self.say_text();
+        }
+        self.garbage(script.stdout_garbage_at_start);
+        match self.vary(script.start_delay) {
+            Duration::ZERO => self.started(),
+            delay => self.set(now + delay, Event::Started),
+        }
+    }
+
+    fn started(&mut self) {
+        self.phase = if self.script.exit_before_handshake { Phase::Ended(self.script.end()) } else { Phase::Serving };
+    }
+
+    /// When it next does something by itself.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.timers.peek().map(|timer| timer.at)
+    }
+
+    /// Does what is due, in order.
+    pub(super) fn due(&mut self, now: Instant) {
+        while matches!(self.phase, Phase::Starting | Phase::Serving) && self.next().is_some_and(|at| at <= now) {
+            let Some(timer) = self.timers.pop() else { return };
+            match timer.event {
+                Event::Started => self.started(),
+                Event::Chatter => {
+                    let due = now.duration_since(self.born).as_millis()
+                        * u128::from(self.script.stderr_lines_per_second)
+                        / 1000;
+                    while u128::from(self.chatter) < due {
+                        self.chatter += 1;
+                        self.say_text();
+                    }
+                    self.set(now + self.chatter_tick(), Event::Chatter);
+                }
+                Event::MoreTools => {
+                    self.more_tools += 1;
+                    self.out.put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n");
+                }
+                Event::End(end) => self.phase = Phase::Ended(end),
+                Event::Answer(answer) => {
+                    self.garbage(self.script.garbage_lines);
+                    self.out.put_slice(&answer.line);
+                }
+                Event::Progress(progress) => self.progress(timer.at, progress),
+            }
+        }
+    }
+
+    /// Begins a shutdown: it was sent a SIGTERM, and handles it.
+    pub(super) fn terminate(&mut self, now: Instant) {
+        if !self.stopping {
+            self.stopping = true;
+            let delay = self.vary(self.script.sigterm_delay.unwrap_or_default());
+            let end = ProcessEnd { code: Some(self.script.exit_code), signal: None };
+            self.set(now + delay, Event::End(end));
+        }
+    }
+
+    /// Its stdin was closed.
+    pub(super) fn eof(&mut self, now: Instant) {
+        match (self.script.ignore_eof, self.script.sigterm_delay) {
+            (true, _) => {}
+            (false, Some(_)) => self.terminate(now),
+            (false, None) => self.phase = Phase::Ended(ProcessEnd { code: Some(0), signal: None }),
+        }
+    }
+
+    /// Prints a line to stderr.
+    pub(super) fn say(&mut self, line: &str) {
+        self.err.put_slice(line.as_bytes());
+        self.err.put_u8(b'\n');
+    }
+
+    fn say_text(&mut self) {
+        let script = Arc::clone(&self.script);
+        let template = script.stderr_text.as_deref().unwrap_or("still here");
+        let mut parts = template.split("{env:");
+        self.err.put_slice(parts.next().unwrap_or_default().as_bytes());
+        for part in parts {
+            let (name, rest) = part.split_once('}').unwrap_or((part, ""));
+            self.err.put_slice(self.env.get(name).unwrap_or_default().as_bytes());
+            self.err.put_slice(rest.as_bytes());
+        }
+        self.err.put_u8(b'\n');
+    }
+
+    fn chatter_tick(&self) -> Duration {
+        (Duration::from_secs(1) / self.script.stderr_lines_per_second.max(1)).max(CHATTER_TICK)
+    }
+
+    fn vary(&mut self, duration: Duration) -> Duration {
+        self.dice.vary(duration, self.script.jitter)
+    }
+
+    fn set(&mut self, at: Instant, event: Event) {
+        self.timers_set += 1;
+        self.timers.push(Timer { at, order: self.timers_set, event });
+    }
+
+    fn garbage(&mut self, lines: usize) {
+        for _ in 0..lines {
+            self.out.put_slice(GARBAGE[self.garbage % GARBAGE.len()].as_bytes());
+            self.out.put_u8(b'\n');
+            self.garbage += 1;
+        }
+    }
+
+    /// Handles one line from stdin.
+    pub(super) fn line(&mut self, now: Instant, line: &[u8]) {
+        let line = line.trim_ascii();
+        if line.is_empty() {
+            return;
+        }
+        if !line.starts_with(b"{") {
+            return self.refuse(RawValue::NULL, PARSE_ERROR, "not a JSON object");
+        }
+        let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
+            return self.refuse(RawValue::NULL, PARSE_ERROR, "not JSON-RPC");
+        };
+        match (message.method.as_ref().map(|method| &*method.0), message.id) {
+            (Some("initialize"), Some(id)) => self.initialize(now, id, message.params),
+            (Some("ping"), Some(id)) => {
+                self.pings += 1;
+                self.answer(id, |line| line.put_slice(b"\"result\":{}"));
+            }
+            (Some("tools/list"), Some(id)) if !self.script.no_tools_capability => self.list(id, message.params),
+            (Some("tools/call"), Some(id)) if !self.script.no_tools_capability => self.call(now, id, message.params),
+            (Some(method), Some(id)) => self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}")),
+            (Some("notifications/initialized"), None) => self.initialized(now),
+            (Some("notifications/cancelled"), None) => self.cancel(message.params),
+            // Other notifications, and answers: this server asks nothing.
+            (Some(_), None) | (None, Some(_)) => {}
+            (None, None) => self.refuse(RawValue::NULL, INVALID_REQUEST, "neither a request nor an answer"),
+        }
+    }
+
+    fn initialize(&mut self, now: Instant, id: &RawValue, params: Option<&RawValue>) {
+        let script = Arc::clone(&self.script);
+        if script.handshake_never {
+            return;
+        }
+        if let Some(message) = &script.handshake_error {
+            return self.refuse(id, INTERNAL_ERROR, message);
+        }
+        let offered = parse::<Initialize<'_>>(params).unwrap_or_default().protocol_version;
+        let offered = offered.as_ref().map_or("", |version| &*version.0);
+        let known = if VERSIONS.contains(&offered) { offered } else { VERSIONS[VERSIONS.len() - 1] };
+        let version = script.protocol_version.as_deref().unwrap_or(known);
+        let body = |line: &mut BytesMut| {
+            line.put_slice(b"\"result\":{\"protocolVersion\":");
+            put_text(line, version);
+            line.put_slice(if script.no_tools_capability {
+                b",\"capabilities\":{}".as_slice()
+            } else {
+                b",\"capabilities\":{\"tools\":{\"listChanged\":true}}".as_slice()
+            });
+            line.put_slice(b",\"serverInfo\":{\"name\":");
+            put_text(line, &script.name);
+            line.put_slice(b",\"version\":");
+            put_text(line, &script.version);
+            line.put_slice(b"}}");
+        };
+        let delay = self.vary(script.handshake_delay);
+        self.answer_in(now, delay, id, body);
+    }
+
+    fn initialized(&mut self, now: Instant) {
+        self.initialized += 1;
+        if self.initialized > 1 {
+            return;
+        }
+        if let Some(lifetime) = self.script.exit_after {
+            let lifetime = self.vary(lifetime);
+            self.set(now + lifetime, Event::End(self.script.end()));
+        }
+        if let Some(delay) = self.script.list_changed_after {
+            let delay = self.vary(delay);
+            self.set(now + delay, Event::MoreTools);
+        }
+    }
+
+    fn cancel(&mut self, params: Option<&RawValue>) {
+        let Ok(cancelled) = parse::<Cancelled<'_>>(params) else { return };
+        let id = cancelled.request_id.get();
+        self.timers.retain(|timer| match &timer.event {
+            Event::Answer(answer) => answer.ignore_cancel || *answer.id != *id,
+            Event::Progress(progress) => progress.ignore_cancel || *progress.id != *id,
+            Event::Started | Event::Chatter | Event::MoreTools | Event::End(_) => true,
+        });
+        if self.cancelled.len() < CANCELLED_MAX {
+            self.cancelled.push(id.into());
+        }
+    }
+
+    fn list(&mut self, id: &RawValue, params: Option<&RawValue>) {
+        let script = Arc::clone(&self.script);
+        self.lists += 1;
+        if self.lists <= script.list_error_times || (script.list_error && script.list_error_times == 0) {
+            return self.refuse(id, INTERNAL_ERROR, "cannot list the tools");
+        }
+        let more = self.more_tools;
+        let count = tools::count(&script, more);
+        let cursor = parse::<List<'_>>(params).unwrap_or_default().cursor;
+        let Ok(first) = cursor.as_ref().map_or("0", |cursor| &*cursor.0).parse::<usize>() else {
+            return self.refuse(id, INVALID_PARAMS, "unknown cursor");
+        };
+        let page = if script.page_size == 0 { count } else { script.page_size };
+        let last = first.saturating_add(page).min(count);
+        self.answer(id, |line| {
+            line.put_slice(b"\"result\":{\"tools\":[");
+            for index in first..last {
+                if index > first {
+                    line.put_u8(b',');
+                }
+                line.put_slice(tools::definition(&script, more, index).as_bytes());
+            }
+            line.put_u8(b']');
+            if last < count {
+                line.put_slice(b",\"nextCursor\":");
+                put_text(line, &last.to_string());
+            }
+            line.put_u8(b'}');
+        });
+    }
+
+    fn call(&mut self, now: Instant, id: &RawValue, params: Option<&RawValue>) {
+        let Ok(call) = parse::<Call<'_>>(params) else {
+            return self.refuse(id, INVALID_PARAMS, "tools/call needs a name");
+        };
+        // Asking what was received changes nothing, and works whatever the script does to calls.
+        if call.name == "received" {
+            return self.received(id);
+        }
+        let script = Arc::clone(&self.script);
+        if script.hang_after == Some(self.calls) {
+            self.phase = Phase::Hung;
+            return;
+        }
+        self.calls += 1;
+        if script.exit_on_call == Some(self.calls) {
+            self.phase = Phase::Ended(script.end());
+            return;
+        }
+        if script.hang_calls {
+            return;
+        }
+        if let Err(error) = self.call_tool(now, id, &call) {
+            self.refuse(id, INVALID_PARAMS, &format!("invalid arguments for {}: {error}", call.name));
+        }
+    }
+
+    fn call_tool(&mut self, now: Instant, id: &RawValue, call: &Call<'_>) -> Result<(), serde_json::Error> {
+        let script = Arc::clone(&self.script);
+        let delay = self.vary(script.call_delay);
+        let arguments = call.arguments.map_or("{}", RawValue::get);
+        match &*call.name {
+            "echo" => {
+                let echo: Echo<'_> = serde_json::from_str(arguments)?;
+                let text = echo.text.map_or("null", RawValue::get);
+                self.answer_in(now, delay, id, |line| put_result(line, text, Some(arguments), false));
+            }
+            "add" => {
+                let sum = serde_json::from_str::<Add>(arguments)?.sum();
+                let structured = format!(r#"{{"result":{sum}}}"#);
+                self.answer_in(now, delay, id, |line| put_result(line, &sum, Some(&structured), false));
+            }
+            "sleep" => {
+                let sleep: Sleep = serde_json::from_str(arguments)?;
+                let total = Duration::from_millis(sleep.ms) + delay;
+                let ignore_cancel = sleep.ignore_cancel;
+                let token = call.meta.as_ref().and_then(|meta| meta.progress_token);
+                if let (Some(every), Some(token)) = (sleep.progress_every_ms, token) {
+                    let (id, token) = (id.get().into(), token.get().into());
+                    let every = Duration::from_millis(every.max(1));
+                    let progress = Progress { id, ignore_cancel, token, every, done: every, total };
+                    if every < total {
+                        self.set(now + every, Event::Progress(Box::new(progress)));
+                    }
+                }
+                let text = format!("slept {} ms", sleep.ms);
+                self.answer_at(now + total, id, ignore_cancel, |line| put_result(line, &text, None, false));
+            }
+            "big" => {
+                let big: Big = serde_json::from_str(arguments)?;
+                let bytes = big.bytes.min(BIG_MAX);
+                self.answer_in(now, delay, id, |line| put_filled(line, |_| bytes));
+            }
+            "huge" => {
+                let length = script.huge_line_bytes;
+                self.answer_in(now, delay, id, |line| put_filled(line, |rest| length.saturating_sub(rest)));
+            }
+            "fail" => {
+                let failure: Failure = serde_json::from_str(arguments)?;
+                let message = format!("failed as asked: {}", failure.message);
+                self.answer_in(now, delay, id, |line| put_error(line, INTERNAL_ERROR, &message));
+            }
+            "tool_error" => {
+                let failure: Failure = serde_json::from_str(arguments)?;
+                let text = format!("failed as asked: {}", failure.message);
+                self.answer_in(now, delay, id, |line| put_result(line, &text, None, true));
+            }
+            "crash" => {
+                let crash: Crash = serde_json::from_str(arguments)?;
+                let code = if crash.signal.is_none() { Some(crash.code.unwrap_or(1)) } else { None };
+                self.phase = Phase::Ended(ProcessEnd { code, signal: crash.signal });
+            }
+            "env" => {
+                let variable: Variable = serde_json::from_str(arguments)?;
+                let value = self.env.get(&variable.name);
+                let text = value.as_deref().unwrap_or("not set");
+                self.answer_in(now, delay, id, |line| put_result(line, text, None, value.is_none()));
+            }
+            name if tools::is_numbered(&script, self.more_tools, name) => {
+                self.answer_in(now, delay, id, |line| put_result(line, name, None, false));
+            }
+            name => self.refuse(id, INVALID_PARAMS, &format!("unknown tool: {name}")),
+        }
+        Ok(())
+    }
+
+    fn received(&mut self, id: &RawValue) {
+        let received = format!(
+            r#"{{"calls":{},"cancelled":[{}],"pings":{},"initialized":{}}}"#,
+            self.calls,
+            self.cancelled.join(","),
+            self.pings,
+            self.initialized
+        );
+        self.answer(id, |line| put_result(line, &received, Some(&received), false));
+    }
+
+    fn progress(&mut self, at: Instant, mut progress: Box<Progress>) {
+        self.out
+            .put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":");
+        self.out.put_slice(progress.token.as_bytes());
+        let (done, total) = (progress.done.as_millis(), progress.total.as_millis());
+        self.out.put_slice(format!(",\"progress\":{done},\"total\":{total}}}}}\n").as_bytes());
+        progress.done += progress.every;
+        if progress.done < progress.total {
+            self.set(at + progress.every, Event::Progress(progress));
+        }
+    }
+
+    fn refuse(&mut self, id: &RawValue, code: i32, message: &str) {
+        self.answer(id, |line| put_error(line, code, message));
+    }
+
+    fn answer(&mut self, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
+        self.garbage(self.script.garbage_lines);
+        put_answer(&mut self.out, id, body);
+    }
+
+    fn answer_in(&mut self, now: Instant, delay: Duration, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
+        if delay.is_zero() {
+            self.answer(id, body);
+        } else {
+            self.answer_at(now + delay, id, false, body);
+        }
+    }
+
+    fn answer_at(&mut self, at: Instant, id: &RawValue, ignore_cancel: bool, body: impl FnOnce(&mut BytesMut)) {
+        let mut line = BytesMut::new();
+        put_answer(&mut line, id, body);
+        self.set(at, Event::Answer(Box::new(Answer { id: id.get().into(), ignore_cancel, line })));
+    }
+}
+
+impl PartialEq for Timer {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Timer {}
+
+impl PartialOrd for Timer {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The earliest is the greatest, as the heap wants it.
+impl Ord for Timer {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.order).cmp(&(self.at, self.order))
+    }
+}

@@ -1,0 +1,169 @@
+//! What comes over a simulated server's wire, read without copying, and what goes, written without building it first.
+
+use std::borrow::Cow;
+
+use bytes::{BufMut, BytesMut};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+pub(super) const PARSE_ERROR: i32 = -32700;
+pub(super) const INVALID_REQUEST: i32 = -32600;
+pub(super) const METHOD_NOT_FOUND: i32 = -32601;
+pub(super) const INVALID_PARAMS: i32 = -32602;
+pub(super) const INTERNAL_ERROR: i32 = -32603;
+
+/// Room made for an answer, in bytes: most need no more, and so one allocation.
+const ANSWER_SIZE: usize = 256;
+
+/// A string that is borrowed from its line where it can be: inside an `Option`, serde copies a bare `Cow`.
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub(super) struct Text<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+
+#[derive(Deserialize)]
+pub(super) struct Message<'a> {
+    #[serde(borrow)]
+    pub(super) id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) method: Option<Text<'a>>,
+    #[serde(borrow)]
+    pub(super) params: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Initialize<'a> {
+    #[serde(borrow)]
+    pub(super) protocol_version: Option<Text<'a>>,
+}
+
+#[derive(Default, Deserialize)]
+pub(super) struct List<'a> {
+    #[serde(borrow)]
+    pub(super) cursor: Option<Text<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Cancelled<'a> {
+    #[serde(borrow)]
+    pub(super) request_id: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Call<'a> {
+    #[serde(borrow)]
+    pub(super) name: Cow<'a, str>,
+    #[serde(borrow)]
+    pub(super) arguments: Option<&'a RawValue>,
+    #[serde(borrow, rename = "_meta")]
+    pub(super) meta: Option<Meta<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Meta<'a> {
+    #[serde(borrow)]
+    pub(super) progress_token: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Echo<'a> {
+    #[serde(borrow)]
+    pub(super) text: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Add {
+    pub(super) a: serde_json::Number,
+    pub(super) b: serde_json::Number,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Sleep {
+    pub(super) ms: u64,
+    pub(super) progress_every_ms: Option<u64>,
+    #[serde(default)]
+    pub(super) ignore_cancel: bool,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Big {
+    pub(super) bytes: usize,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Failure {
+    #[serde(default)]
+    pub(super) message: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Crash {
+    pub(super) code: Option<i32>,
+    pub(super) signal: Option<i32>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Variable {
+    pub(super) name: String,
+}
+
+impl Add {
+    /// The sum as JSON: whole where both are and it fits.
+    pub(super) fn sum(&self) -> String {
+        let whole = self.a.as_i64().zip(self.b.as_i64()).and_then(|(a, b)| a.checked_add(b));
+        let real = || self.a.as_f64().zip(self.b.as_f64()).map(|(a, b)| serde_json::Value::from(a + b));
+        whole.map(serde_json::Value::from).or_else(real).unwrap_or_default().to_string()
+    }
+}
+
+pub(super) fn parse<'a, T: Deserialize<'a>>(params: Option<&'a RawValue>) -> Result<T, serde_json::Error> {
+    serde_json::from_str(params.map_or("{}", RawValue::get))
+}
+
+pub(super) fn put_answer(line: &mut BytesMut, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
+    line.reserve(ANSWER_SIZE);
+    line.put_slice(b"{\"jsonrpc\":\"2.0\",\"id\":");
+    line.put_slice(id.get().as_bytes());
+    line.put_u8(b',');
+    body(line);
+    line.put_slice(b"}\n");
+}
+
+pub(super) fn put_text(line: &mut BytesMut, text: &str) {
+    // A buffer in memory takes everything, and a string is always JSON.
+    let _ = serde_json::to_writer(line.writer(), text);
+}
+
+pub(super) fn put_error(line: &mut BytesMut, code: i32, message: &str) {
+    line.put_slice(format!("\"error\":{{\"code\":{code},\"message\":").as_bytes());
+    put_text(line, message);
+    line.put_u8(b'}');
+}
+
+pub(super) fn put_result(line: &mut BytesMut, text: &str, structured: Option<&str>, is_error: bool) {
+    line.put_slice(b"\"result\":{\"content\":[{\"type\":\"text\",\"text\":");
+    put_text(line, text);
+    line.put_slice(b"}]");
+    if let Some(structured) = structured {
+        line.put_slice(b",\"structuredContent\":");
+        line.put_slice(structured.as_bytes());
+    }
+    if is_error {
+        line.put_slice(b",\"isError\":true");
+    }
+    line.put_u8(b'}');
+}
+
+/// A result whose text is as long as `length` says, given the length of the rest of the line.
+pub(super) fn put_filled(line: &mut BytesMut, length: impl FnOnce(usize) -> usize) {
+    const BEFORE: &[u8] = b"\"result\":{\"content\":[{\"type\":\"text\",\"text\":\"";
+    const AFTER: &[u8] = b"\"}]}";
+    let start = line.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+    let closing_brace = 1;
+    let rest = line.len() - start + BEFORE.len() + AFTER.len() + closing_brace;
+    line.put_slice(BEFORE);
+    line.put_bytes(b'x', length(rest));
+    line.put_slice(AFTER);
+}

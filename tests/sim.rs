@@ -1,0 +1,602 @@
+//! The simulated server, driven over its link by hand-written lines, in paused time.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite::connect::sim::{Grandchild, Script, SimConnector, SimPlan};
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, Target};
+use mcp_satellite_actors::seam::{Connector, Process, ProcessEnd};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::time::{Instant, timeout};
+
+/// Longer than anything here takes; in paused time it costs nothing.
+const LONG: Duration = Duration::from_secs(24 * 3600);
+
+fn spec() -> Arc<InstanceSpec> {
+    Arc::new(InstanceSpec {
+        id: InstanceId::new("acme".into(), "alice".into(), "abc123".into()),
+        name: "files-acme-alice-abc123".into(),
+        server: "files".into(),
+        team_slug: "acme".into(),
+        user_slug: "alice".into(),
+        target: Target::Stdio { command: "files".to_owned(), cwd: None },
+        args: Vec::new(),
+        env: BTreeMap::from([("API_KEY".to_owned(), "hush-hush".into())]),
+        headers: BTreeMap::new(),
+        query: BTreeMap::new(),
+        missing: Vec::new(),
+        keep: Keep::Listed,
+        request_logging: true,
+        mask: Mask::default(),
+        policy: Arc::new(Policy::default()),
+    })
+}
+
+struct Client {
+    reader: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
+    writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
+    stderr: Option<Box<dyn AsyncRead + Send + Unpin>>,
+    process: Box<dyn Process>,
+    guard: Box<dyn Send>,
+}
+
+impl Client {
+    async fn open(connector: &SimConnector, run: u64) -> Self {
+        let link = connector.open(spec(), Run(run)).await.unwrap();
+        Self {
+            reader: BufReader::new(link.reader),
+            writer: Some(link.writer),
+            stderr: link.stderr,
+            process: link.process,
+            guard: link.guard,
+        }
+    }
+
+    async fn of(script: Script) -> Self {
+        Self::open(&SimConnector::new(script), 1).await
+    }
+
+    /// Opened, and past its handshake.
+    async fn ready(script: Script) -> Self {
+        let mut client = Self::of(script).await;
+        client.shake_hands().await;
+        client
+    }
+
+    async fn shake_hands(&mut self) -> Value {
+        let params =
+            json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}});
+        self.send(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params})).await;
+        let answer = self.line().await;
+        self.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
+        answer
+    }
+
+    async fn send(&mut self, message: &Value) {
+        self.writer.as_mut().unwrap().write_all(format!("{message}\n").as_bytes()).await.unwrap();
+    }
+
+    async fn request(&mut self, id: u64, method: &str, params: Value) {
+        self.send(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})).await;
+    }
+
+    async fn call(&mut self, id: u64, tool: &str, arguments: Value) {
+        self.request(id, "tools/call", json!({"name": tool, "arguments": arguments})).await;
+    }
+
+    async fn text(&mut self) -> String {
+        let mut line = String::new();
+        timeout(LONG, self.reader.read_line(&mut line)).await.unwrap().unwrap();
+        line
+    }
+
+    async fn line(&mut self) -> Value {
+        serde_json::from_str(&self.text().await).unwrap()
+    }
+
+    /// Calls a tool and gives what came back for it.
+    async fn result(&mut self, tool: &str, arguments: Value) -> Value {
+        self.call(99, tool, arguments).await;
+        let answer = self.line().await;
+        assert_eq!(answer["id"], 99);
+        answer
+    }
+
+    async fn silent(&mut self) -> bool {
+        timeout(LONG, self.reader.fill_buf()).await.is_err()
+    }
+
+    async fn ended(&mut self) -> ProcessEnd {
+        timeout(LONG, self.process.ended()).await.unwrap()
+    }
+}
+
+fn code(code: i32) -> ProcessEnd {
+    ProcessEnd { code: Some(code), signal: None }
+}
+
+fn signal(signal: i32) -> ProcessEnd {
+    ProcessEnd { code: None, signal: Some(signal) }
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    list["result"]["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect()
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn the_handshake_answers_the_offered_version_where_it_is_known() {
+    let mut client = Client::of(Script::default()).await;
+    for (offered, answered) in [("2024-11-05", "2024-11-05"), ("2026-07-28", "2025-11-25")] {
+        client.request(1, "initialize", json!({"protocolVersion": offered})).await;
+        let result = &client.line().await["result"];
+        assert_eq!(result["protocolVersion"], answered);
+        assert_eq!(result["serverInfo"], json!({"name": "sim-server", "version": "1.0.0"}));
+        assert_eq!(result["capabilities"]["tools"]["listChanged"], true);
+    }
+    let script = Script { protocol_version: Some("1999-01-01".to_owned()), ..Script::default() };
+    assert_eq!(Client::of(script).await.shake_hands().await["result"]["protocolVersion"], "1999-01-01");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handshake_can_be_late_refused_or_never_come() {
+    let start = Instant::now();
+    let late = Script { start_delay: SECOND, handshake_delay: 2 * SECOND, ..Script::default() };
+    Client::of(late).await.shake_hands().await;
+    assert_eq!(start.elapsed(), 3 * SECOND);
+
+    let refused = Script { handshake_error: Some("no licence".to_owned()), ..Script::default() };
+    assert_eq!(Client::of(refused).await.shake_hands().await["error"]["message"], "no licence");
+
+    let mut never = Client::of(Script { handshake_never: true, ..Script::default() }).await;
+    never.request(0, "initialize", json!({})).await;
+    assert!(never.silent().await);
+    never.request(1, "ping", json!({})).await;
+    assert_eq!(never.line().await, json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_list_comes_in_pages_with_special_tools_only_where_asked_for() {
+    let mut client = Client::ready(Script { tools: 5, page_size: 2, ..Script::default() }).await;
+    let (mut params, mut pages) = (json!({}), Vec::new());
+    loop {
+        client.request(1, "tools/list", params).await;
+        let page = client.line().await;
+        pages.push(names(&page).join(" "));
+        let Some(cursor) = page["result"].get("nextCursor") else { break };
+        params = json!({"cursor": cursor});
+    }
+    assert_eq!(pages, ["echo add", "sleep tool_4", "tool_5"]);
+    assert_eq!(client.result("tool_5", json!({})).await["result"]["content"][0]["text"], "tool_5");
+    assert_eq!(client.result("tool_6", json!({})).await["error"]["code"], -32602);
+
+    let mut client = Client::ready(Script { tools: 1, all_tools: true, ..Script::default() }).await;
+    client.request(1, "tools/list", json!({})).await;
+    let special = ["echo", "big", "fail", "tool_error", "crash", "env", "huge", "received"];
+    assert_eq!(names(&client.line().await), special);
+
+    let mut client = Client::of(Script { no_tools_capability: true, ..Script::default() }).await;
+    assert_eq!(client.shake_hands().await["result"]["capabilities"], json!({}));
+    client.request(1, "tools/list", json!({})).await;
+    assert_eq!(client.line().await["error"]["code"], -32601);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_tool_answers_what_it_says() {
+    let mut client = Client::ready(Script::default()).await;
+    let echoed = client.result("echo", json!({"text": {"a": [1, "ä\n"]}})).await["result"].clone();
+    assert_eq!(echoed["content"][0]["text"], r#"{"a":[1,"ä\n"]}"#);
+    assert_eq!(echoed["structuredContent"], json!({"text": {"a": [1, "ä\n"]}}));
+
+    assert_eq!(client.result("add", json!({"a": 2, "b": 3})).await["result"]["content"][0]["text"], "5");
+    let real = client.result("add", json!({"a": 0.5, "b": 3})).await;
+    assert_eq!(real["result"]["structuredContent"], json!({"result": 3.5}));
+    assert_eq!(client.result("add", json!({"a": 2})).await["error"]["code"], -32602);
+
+    let big = client.result("big", json!({"bytes": 100_000})).await;
+    assert_eq!(big["result"]["content"][0]["text"].as_str().unwrap().len(), 100_000);
+    let failed = client.result("fail", json!({"message": "of course"})).await;
+    assert!(failed["error"]["message"].as_str().unwrap().contains("of course"));
+    assert_eq!(client.result("tool_error", json!({})).await["result"]["isError"], true);
+    let value = client.result("env", json!({"name": "API_KEY"})).await;
+    assert_eq!(value["result"]["content"][0]["text"], "hush-hush");
+    assert_eq!(client.result("env", json!({"name": "HOME"})).await["result"]["isError"], true);
+
+    client.request(1, "resources/list", json!({})).await;
+    assert_eq!(client.line().await["error"]["code"], -32601);
+    client.send(&json!([1, 2])).await;
+    assert_eq!(client.line().await["error"]["code"], -32700);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_huge_line_is_exactly_as_long_as_the_script_says() {
+    let mut client = Client::ready(Script { huge_line_bytes: 3_000_000, ..Script::default() }).await;
+    client.call(1, "big", json!({"bytes": 10})).await;
+    client.call(12345, "huge", json!({})).await;
+    client.text().await;
+    assert_eq!(client.text().await.trim_end().len(), 3_000_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sleep_reports_progress_and_lets_others_overtake_it() {
+    let mut client = Client::ready(Script::default()).await;
+    let start = Instant::now();
+    let arguments = json!({"ms": 1000, "progress_every_ms": 400});
+    let params = json!({"name": "sleep", "arguments": arguments, "_meta": {"progressToken": "t-1"}});
+    client.request(1, "tools/call", params).await;
+    client.call(2, "sleep", json!({"ms": 500})).await;
+    client.call(3, "echo", json!({"text": 1})).await;
+
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        let line = client.line().await;
+        let what = if line["method"] == "notifications/progress" {
+            assert_eq!(line["params"]["progressToken"], "t-1");
+            format!("{} of {}", line["params"]["progress"], line["params"]["total"])
+        } else {
+            format!("answer to {}", line["id"])
+        };
+        seen.push(format!("{} ms: {what}", start.elapsed().as_millis()));
+    }
+    let expected = [
+        "0 ms: answer to 3",
+        "400 ms: 400 of 1000",
+        "500 ms: answer to 2",
+        "800 ms: 800 of 1000",
+        "1000 ms: answer to 1",
+    ];
+    assert_eq!(seen, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_sleep_is_not_answered_unless_it_ignores_that() {
+    let mut client = Client::ready(Script::default()).await;
+    client.call(1, "sleep", json!({"ms": 1000})).await;
+    client.call(2, "sleep", json!({"ms": 1000, "ignore_cancel": true})).await;
+    for id in [1, 2] {
+        let params = json!({"requestId": id});
+        client.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})).await;
+    }
+    assert_eq!(client.line().await["id"], 2);
+    assert!(client.silent().await);
+    let received = client.result("received", json!({})).await;
+    let expected = json!({"calls": 2, "cancelled": [1, 2], "pings": 0, "initialized": 1});
+    assert_eq!(received["result"]["structuredContent"], expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_has_its_code_or_signal_and_what_was_written_before_is_still_read() {
+    for (arguments, end) in [(json!({"code": 3}), code(3)), (json!({"signal": 11}), signal(11)), (json!({}), code(1))] {
+        let mut client = Client::ready(Script::default()).await;
+        for id in 0..100 {
+            client.call(id, "echo", json!({"text": "x".repeat(100)})).await;
+        }
+        client.call(100, "crash", arguments).await;
+        for id in 0..100 {
+            assert_eq!(client.line().await["id"], id);
+        }
+        assert_eq!(client.text().await, "");
+        assert_eq!(client.ended().await, end);
+        assert_eq!(client.ended().await, end, "it can be asked again");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_script_ends_it_on_a_call_before_the_handshake_or_after_its_lifetime() {
+    let mut client = Client::ready(Script { exit_on_call: Some(2), exit_code: 4, ..Script::default() }).await;
+    client.result("echo", json!({})).await;
+    client.call(2, "echo", json!({})).await;
+    assert_eq!(client.text().await, "");
+    assert_eq!(client.ended().await, code(4));
+
+    let script = Script { exit_before_handshake: true, exit_signal: Some(6), ..Script::default() };
+    assert_eq!(Client::of(script).await.ended().await, signal(6));
+
+    let mut client = Client::of(Script { exit_after: Some(SECOND), ..Script::default() }).await;
+    tokio::time::sleep(5 * SECOND).await;
+    client.shake_hands().await;
+    let start = Instant::now();
+    assert_eq!(client.ended().await, code(0));
+    assert_eq!(start.elapsed(), SECOND, "counted from initialized");
+}
+
+#[tokio::test(start_paused = true)]
+async fn jitter_is_drawn_from_seed_and_run() {
+    let lifetime = async |seed, run| {
+        let script = Script { exit_after: Some(100 * SECOND), jitter: 0.5, seed, ..Script::default() };
+        let mut client = Client::open(&SimConnector::new(script), run).await;
+        client.shake_hands().await;
+        let start = Instant::now();
+        client.ended().await;
+        start.elapsed()
+    };
+    let first = lifetime(1, 1).await;
+    assert_eq!(first, lifetime(1, 1).await);
+    assert_ne!(first, lifetime(1, 2).await);
+    assert_ne!(first, lifetime(2, 1).await);
+    assert!((50..=150).contains(&first.as_secs()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn sigterm_ends_it_at_once_slowly_or_not_at_all() {
+    let mut client = Client::ready(Script::default()).await;
+    client.process.terminate();
+    assert_eq!(client.ended().await, signal(15));
+    assert_eq!(client.text().await, "");
+
+    let slow = Script { sigterm_delay: Some(3 * SECOND), exit_code: 2, ..Script::default() };
+    let mut client = Client::ready(slow).await;
+    let start = Instant::now();
+    client.writer = None;
+    client.process.terminate();
+    assert_eq!(client.ended().await, code(2));
+    assert_eq!(start.elapsed(), 3 * SECOND);
+
+    let mut client = Client::ready(Script { ignore_sigterm: true, ..Script::default() }).await;
+    client.process.terminate();
+    client.result("echo", json!({})).await;
+    client.process.kill();
+    assert_eq!(client.ended().await, signal(9));
+    client.process.gone().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_of_file_on_stdin_ends_it_with_code_0_unless_it_is_ignored() {
+    let mut client = Client::ready(Script { exit_code: 7, ..Script::default() }).await;
+    client.call(1, "echo", json!({})).await;
+    client.writer = None;
+    assert_eq!(client.line().await["id"], 1);
+    assert_eq!(client.ended().await, code(0));
+
+    let mut client = Client::ready(Script { ignore_eof: true, ..Script::default() }).await;
+    client.writer = None;
+    assert!(timeout(LONG, client.process.ended()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_frozen_or_hung_server_answers_nothing_and_still_dies_by_sigterm() {
+    let connector = SimConnector::new(Script::default());
+    let mut client = Client::open(&connector, 1).await;
+    client.shake_hands().await;
+    client.call(1, "sleep", json!({"ms": 10})).await;
+    connector.handle(&spec().id).unwrap().freeze();
+    client.request(2, "ping", json!({})).await;
+    assert!(client.silent().await);
+    client.process.terminate();
+    assert_eq!(client.ended().await, signal(15));
+
+    let mut client = Client::ready(Script { hang_after: Some(1), ..Script::default() }).await;
+    client.result("echo", json!({})).await;
+    client.call(1, "echo", json!({})).await;
+    client.request(2, "ping", json!({})).await;
+    assert!(client.silent().await);
+    client.process.terminate();
+    assert_eq!(client.ended().await, signal(15));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_hangs_calls_answers_pings() {
+    let mut client = Client::ready(Script { hang_calls: true, ..Script::default() }).await;
+    client.call(1, "echo", json!({})).await;
+    client.request(2, "ping", json!({})).await;
+    assert_eq!(client.line().await["id"], 2);
+    assert!(client.silent().await);
+    let received = client.result("received", json!({})).await;
+    assert_eq!(received["result"]["structuredContent"]["calls"], 1);
+    assert_eq!(received["result"]["structuredContent"]["pings"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_delay_holds_every_answer_back() {
+    let mut client = Client::ready(Script { call_delay: SECOND, ..Script::default() }).await;
+    let start = Instant::now();
+    client.call(1, "echo", json!({})).await;
+    client.call(2, "add", json!({"a": 1, "b": 1})).await;
+    assert_eq!(client.line().await["id"], 1);
+    assert_eq!(client.line().await["id"], 2);
+    assert_eq!(start.elapsed(), SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_list_is_announced_and_has_one_more_tool() {
+    let mut client = Client::ready(Script { list_changed_after: Some(SECOND), ..Script::default() }).await;
+    let announced = client.line().await;
+    assert_eq!(announced, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+    client.request(1, "tools/list", json!({})).await;
+    assert_eq!(names(&client.line().await), ["echo", "add", "sleep", "tool_4"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_fails_as_often_as_the_script_says() {
+    let mut client = Client::ready(Script { list_error_times: 2, ..Script::default() }).await;
+    for failed in [true, true, false] {
+        client.request(1, "tools/list", json!({})).await;
+        assert_eq!(client.line().await.get("error").is_some(), failed);
+    }
+    let mut client = Client::ready(Script { list_error: true, ..Script::default() }).await;
+    for _ in 0..3 {
+        client.request(1, "tools/list", json!({})).await;
+        assert_eq!(client.line().await["error"]["code"], -32603);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn garbage_comes_at_the_start_and_before_each_answer() {
+    let script = Script { stdout_garbage_at_start: 2, garbage_lines: 3, ..Script::default() };
+    let mut client = Client::of(script).await;
+    client.request(1, "ping", json!({})).await;
+    for _ in 0..5 {
+        let line = client.text().await;
+        assert!(!serde_json::from_str::<Value>(&line).is_ok_and(|json| json.get("jsonrpc").is_some()), "{line}");
+    }
+    assert_eq!(client.line().await["id"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
+    let text = "key {env:API_KEY}, {env:NONE}end".to_owned();
+    let mut client = Client::of(Script { stderr_text: Some(text.clone()), ..Script::default() }).await;
+    let mut stderr = BufReader::new(client.stderr.take().unwrap()).lines();
+    assert_eq!(stderr.next_line().await.unwrap().unwrap(), "key hush-hush, end");
+
+    let script = Script { stderr_text: Some(text), stderr_lines_per_second: 250, ..Script::default() };
+    let mut client = Client::of(script).await;
+    let mut stderr = BufReader::new(client.stderr.take().unwrap()).lines();
+    let start = Instant::now();
+    for _ in 0..1000 {
+        stderr.next_line().await.unwrap().unwrap();
+    }
+    assert_eq!(start.elapsed(), 4 * SECOND);
+
+    let mut client = Client::of(Script { stderr_burst_bytes: 100_000, ..Script::default() }).await;
+    client.request(1, "ping", json!({})).await;
+    assert!(client.silent().await);
+    let mut stderr = client.stderr.take().unwrap();
+    let reading = tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
+    assert_eq!(client.line().await["id"], 1);
+    client.process.kill();
+    assert_eq!(reading.await.unwrap().unwrap(), 100_001);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_reader_stops_the_server_from_reading_and_loses_nothing() {
+    let mut client = Client::ready(Script::default()).await;
+    let mut asked = 0;
+    while timeout(SECOND, client.call(asked, "big", json!({"bytes": 10_000}))).await.is_ok() {
+        asked += 1;
+        assert!(asked < 1000, "the server reads without bound");
+    }
+    for id in 0..asked {
+        assert_eq!(client.line().await["id"], id);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_guard_kills_and_the_connector_counts() {
+    let connector = SimConnector::new(Script::default());
+    let mut first = Client::open(&connector, 1).await;
+    assert_eq!((connector.alive(), connector.opened(), connector.overlaps()), (1, 1, 0));
+    let second = Client::open(&connector, 2).await;
+    assert_eq!((connector.alive(), connector.opened(), connector.overlaps()), (2, 2, 1));
+    assert_ne!(first.process.pid(), second.process.pid());
+
+    first.guard = second.guard;
+    assert_eq!(connector.alive(), 1);
+    assert_eq!(first.ended().await, signal(9));
+    assert_eq!(first.text().await, "");
+    drop(first);
+    assert_eq!(connector.alive(), 0);
+    assert!(connector.handle(&spec().id).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_storm_can_be_raised_from_outside() {
+    let connector = SimConnector::new(Script::default());
+    let mut client = Client::open(&connector, 1).await;
+    connector.handle(&spec().id).unwrap().exit(5);
+    assert_eq!(client.ended().await, code(5));
+    let mut client = Client::open(&connector, 2).await;
+    connector.handle(&spec().id).unwrap().signal(11);
+    assert_eq!(client.ended().await, signal(11));
+    assert_eq!(connector.overlaps(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grandchild_is_there_until_a_signal_reaches_it() {
+    for (grandchild, gone_by_sigterm) in
+        [(Grandchild::Plain, true), (Grandchild::IgnoreTerm, false), (Grandchild::Setsid, false)]
+    {
+        let connector = SimConnector::new(Script { grandchild: Some(grandchild), ..Script::default() });
+        let mut client = Client::open(&connector, 1).await;
+        client.writer = None;
+        assert_eq!(client.ended().await, code(0));
+        assert!(timeout(LONG, client.process.gone()).await.is_err());
+        client.process.terminate();
+        assert_eq!(timeout(LONG, client.process.gone()).await.is_ok(), gone_by_sigterm);
+        assert_eq!(connector.alive() == 0, gone_by_sigterm);
+        client.process.kill();
+        client.process.gone().await;
+        assert_eq!(client.ended().await, code(0), "the leader's own end stays what it was");
+        assert_eq!(connector.alive(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_is_made_for_each_run_and_can_fail_the_opening() {
+    let connector = SimConnector::with(|spec, run| {
+        assert_eq!(&*spec.name, "files-acme-alice-abc123");
+        match run {
+            Run(1) => SimPlan { open_delay: SECOND, ..SimPlan::fails("cannot start `files`: no such file") },
+            Run(run) => {
+                Script { exit_before_handshake: true, exit_code: i32::try_from(run).unwrap(), ..Script::default() }
+                    .into()
+            }
+        }
+    });
+    let start = Instant::now();
+    let error = connector.open(spec(), Run(1)).await.err().unwrap();
+    assert_eq!(error.to_string(), "cannot start `files`: no such file");
+    assert_eq!(start.elapsed(), SECOND);
+    assert_eq!(connector.opened(), 0);
+    for run in [2, 3] {
+        assert_eq!(Client::open(&connector, run).await.ended().await, code(i32::try_from(run).unwrap()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rmcp_answers_the_same() {
+    let script = Script { tools: 5, page_size: 4, ..Script::default() };
+    let mut by_hand = Client::ready(script.clone()).await;
+    let connector = SimConnector::with(move |_, _| SimPlan::rmcp(script.clone()));
+    let mut by_rmcp = Client::open(&connector, 1).await;
+    let hands = by_rmcp.shake_hands().await;
+    assert_eq!(hands["result"]["protocolVersion"], "2025-11-25");
+    assert_eq!(hands["result"]["serverInfo"]["name"], "sim-server");
+
+    for (method, params) in [
+        ("tools/list", json!({})),
+        ("tools/list", json!({"cursor": "4"})),
+        ("tools/call", json!({"name": "echo", "arguments": {"text": [1, "two"]}})),
+        ("tools/call", json!({"name": "add", "arguments": {"a": 1, "b": 2}})),
+        ("tools/call", json!({"name": "sleep", "arguments": {"ms": 1}})),
+        ("tools/call", json!({"name": "tool_5", "arguments": {}})),
+        ("ping", json!({})),
+    ] {
+        by_hand.request(1, method, params.clone()).await;
+        by_rmcp.request(1, method, params).await;
+        assert_eq!(by_hand.line().await, by_rmcp.line().await, "{method}");
+    }
+
+    let params =
+        json!({"name": "sleep", "arguments": {"ms": 10, "progress_every_ms": 6}, "_meta": {"progressToken": 7}});
+    by_rmcp.request(2, "tools/call", params).await;
+    assert_eq!(by_rmcp.line().await["params"]["progressToken"], 7);
+    assert_eq!(by_rmcp.line().await["id"], 2);
+
+    by_rmcp.process.terminate();
+    assert_eq!(by_rmcp.ended().await, signal(15));
+    assert_eq!(by_rmcp.text().await, "");
+    assert_eq!(connector.alive(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_in_pieces_is_one_line() {
+    let mut client = Client::of(Script::default()).await;
+    let writer = client.writer.as_mut().unwrap();
+    for piece in ["{\"jsonrpc\":\"2.0\",", "\"id\":\"a\",\"meth", "od\":\"ping\"}", "\n\n"] {
+        writer.write_all(piece.as_bytes()).await.unwrap();
+        tokio::time::sleep(SECOND).await;
+    }
+    assert_eq!(client.line().await["id"], "a");
+    let mut rest = Vec::new();
+    client.writer = None;
+    client.reader.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.is_empty());
+}
