@@ -2,9 +2,15 @@
 //! `cli`, on by default — configuration files, the control socket and the command line.
 
 #[cfg(feature = "cli")]
+pub mod cli;
+#[cfg(feature = "cli")]
 pub mod config;
 pub mod connect;
+#[cfg(feature = "cli")]
+pub mod console;
 pub mod journal;
+#[cfg(feature = "cli")]
+mod satellite;
 pub mod sink;
 
 pub use mcp_satellite_actors as actors;

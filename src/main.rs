@@ -1,1 +1,8 @@
-fn main() {}
+//! The binary `satellite`.
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> std::process::ExitCode {
+    mcp_satellite::cli::main()
+}

@@ -86,7 +86,8 @@ impl Client {
         }
         let status = response.status();
         let text = response.text().await.map_err(|error| ClientError::Lost(error.to_string()))?;
-        let failure = serde_json::from_str(&text).unwrap_or_else(|_| Failure::new("bad_input", format!("{status}: {text}")));
+        let failure =
+            serde_json::from_str(&text).unwrap_or_else(|_| Failure::new("bad_input", format!("{status}: {text}")));
         Err(ClientError::Refused(Box::new(failure)))
     }
 }

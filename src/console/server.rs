@@ -202,7 +202,9 @@ fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, 
         [] => {
             if snapshot.iter().any(|view| named(&view) || slugged(&view)) {
                 tracing::warn!(
-                    server = selector.server, team = selector.team, user = selector.user,
+                    server = selector.server,
+                    team = selector.team,
+                    user = selector.user,
                     "a request named an instance of another team or user; it was answered as not found"
                 );
             }

@@ -184,9 +184,13 @@ struct Body<'a> {
     events: &'a [Envelope],
 }
 
-fn client(url: &Url) -> reqwest::Result<Client> {
-    // The process has one provider of cryptography. If a host has chosen another one, that is as good.
+/// The process has one provider of cryptography. If a host has chosen another one, that is as good.
+pub(crate) fn install_tls_provider() {
     rustls::crypto::ring::default_provider().install_default().ok();
+}
+
+fn client(url: &Url) -> reqwest::Result<Client> {
+    install_tls_provider();
     let mut builder = Client::builder()
         .redirect(redirect::Policy::none())
         .user_agent(concat!("mcp-satellite/", env!("CARGO_PKG_VERSION")));

@@ -17,6 +17,7 @@ mod fork;
 mod group;
 mod launch;
 mod scan;
+mod usage;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -33,6 +34,7 @@ use self::fork::{ForkThread, Started};
 use self::group::Group;
 pub(super) use self::launch::{Launch, LaunchError};
 use self::scan::Scanner;
+pub use self::usage::{Usage, usage};
 
 /// Starts processes. Clones share the threads behind it.
 #[derive(Clone)]

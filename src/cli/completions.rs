@@ -1,0 +1,21 @@
+//! `satellite completions`
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use super::{Cli, DONE, Failed};
+
+#[derive(Debug, Args)]
+pub(super) struct Completions {
+    /// The shell: source the output from its start-up file
+    shell: Shell,
+}
+
+impl Completions {
+    pub(super) fn run(self) -> Result<u8, Failed> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "satellite", &mut script);
+        super::say(&String::from_utf8_lossy(&script));
+        Ok(DONE)
+    }
+}

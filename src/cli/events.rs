@@ -1,0 +1,159 @@
+//! `satellite events`, `satellite logs`
+
+use clap::Args;
+use mcp_satellite_actors::model::event::{Envelope, Event, LogLine};
+
+use super::{DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, say};
+use crate::console::api::{EventQuery, InstanceStatus, Selector};
+use crate::console::client::{Client, ClientError};
+use crate::journal;
+
+#[derive(Debug, Args)]
+pub(super) struct Events {
+    #[command(flatten)]
+    data_dir: DataDir,
+    /// Only events after this number
+    #[arg(long, value_name = "SEQ")]
+    since: Option<u64>,
+    /// Go on with what happens, until interrupted
+    #[arg(long)]
+    follow: bool,
+    /// Only this type, such as mcp.server.crashed; may be repeated
+    #[arg(long = "type", value_name = "TYPE")]
+    types: Vec<String>,
+    /// Only this team (id)
+    #[arg(long, value_name = "TEAM")]
+    team: Option<String>,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Logs {
+    #[command(flatten)]
+    target: Target,
+    /// Go on with what it writes, until interrupted
+    #[arg(long)]
+    follow: bool,
+    #[command(flatten)]
+    data_dir: DataDir,
+}
+
+impl Events {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let query = EventQuery { since: self.since, follow: self.follow };
+        let filter = journal::Query { types: self.types, team: self.team, ..journal::Query::default() };
+        let json = self.json;
+        read(&self.data_dir, query, |envelope| {
+            if filter.matches(envelope) {
+                if json {
+                    // An envelope is made of what JSON is made of.
+                    say(&serde_json::to_string(envelope).unwrap_or_default());
+                } else {
+                    say(&in_words(envelope));
+                }
+            }
+        })
+        .await
+    }
+}
+
+impl Logs {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let client = self.data_dir.client()?;
+        let selector = Selector::from(self.target);
+        let (instance, server, team, user) = match client.post::<InstanceStatus>("/v1/resolve", &selector).await {
+            Ok(row) => (Some(row.instance), None, None, None),
+            // What is stored can be read without a satellite; the name is then taken as it is.
+            Err(ClientError::NotRunning { .. }) => (None, Some(selector.server), selector.team, selector.user),
+            Err(error) => return Err(error.into()),
+        };
+        let matches = |envelope: &Envelope| {
+            envelope.event.subject().is_some_and(|of| {
+                let is = |wanted: &Option<String>, actual: &str| wanted.as_ref().is_none_or(|wanted| wanted == actual);
+                is(&instance, &of.process_id)
+                    && server.as_ref().is_none_or(|name| name == of.server_slug.as_str() || **name == *of.process_id)
+                    && is(&team, of.team_id.as_str())
+                    && is(&user, of.user_id.as_str())
+            })
+        };
+        read(&self.data_dir, EventQuery { since: None, follow: self.follow }, |envelope| {
+            if let Event::ServerLogs { logs, .. } = &envelope.event
+                && matches(envelope)
+            {
+                logs.iter().for_each(|line| say(&log_line(line)));
+            }
+        })
+        .await
+    }
+}
+
+/// Reads events from the satellite if one runs, else from what it stored.
+async fn read(data_dir: &DataDir, query: EventQuery, mut show: impl FnMut(&Envelope)) -> Result<u8, Failed> {
+    let client = Client::new(&data_dir.data_dir)?;
+    let mut lines = match client.stream("/v1/events", &query).await {
+        Ok(lines) => lines,
+        Err(ClientError::NotRunning { .. }) if query.follow => {
+            let message = format!(
+                "no satellite is running on `{}`; without --follow the stored events are shown",
+                data_dir.data_dir.display()
+            );
+            return Err(Failed::new(NO_SATELLITE, message));
+        }
+        Err(ClientError::NotRunning { .. }) => return stored(data_dir, query.since, show),
+        Err(error) => return Err(error.into()),
+    };
+    while let Some(line) = lines.next().await? {
+        match serde_json::from_slice(&line) {
+            Ok(envelope) => show(&envelope),
+            Err(error) => complain(&format!("an event could not be read: {error}")),
+        }
+    }
+    if query.follow {
+        complain("the satellite has ended");
+        return Ok(FAILED);
+    }
+    Ok(DONE)
+}
+
+fn stored(data_dir: &DataDir, since: Option<u64>, mut show: impl FnMut(&Envelope)) -> Result<u8, Failed> {
+    let query = journal::Query { since, ..journal::Query::default() };
+    let unreadable =
+        |error| Failed::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.data_dir.display()));
+    if !data_dir.data_dir.is_dir() {
+        let message = format!("there is no data directory `{}`; name it with --data-dir", data_dir.data_dir.display());
+        return Err(Failed::new(NO_SATELLITE, message));
+    }
+    let mut events = journal::read(&data_dir.data_dir, query).map_err(unreadable)?;
+    for envelope in events.by_ref() {
+        show(&envelope);
+    }
+    if let Some(error) = events.take_error() {
+        return Err(unreadable(error));
+    }
+    match events.skipped() {
+        0 => {}
+        count => complain(&format!("{count} stored lines could not be read and were left out")),
+    }
+    Ok(DONE)
+}
+
+/// `   118  06:33:01.204Z  mcp.server.crashed  memory-acme-alice-m1  exit_code=null reason="killed by SIGKILL" …`
+fn in_words(envelope: &Envelope) -> String {
+    let subject = envelope.event.subject().map(|of| of.process_id.to_string()).unwrap_or_default();
+    let value = serde_json::to_value(&envelope.event).unwrap_or_default();
+    let known = ["installation_id", "team_id", "user_id", "process_id", "server_slug"];
+    let fields = value.get("data").and_then(serde_json::Value::as_object).into_iter().flatten();
+    let fields: Vec<String> = fields
+        .filter(|(key, value)| !(value.is_null() || !subject.is_empty() && known.contains(&key.as_str())))
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    let at = envelope.timestamp;
+    format!("{:>6}  {at:.3}  {:<28} {subject}  {}", envelope.seq, envelope.event.kind(), fields.join(" "))
+}
+
+fn log_line(line: &LogLine) -> String {
+    let level = format!("{:?}", line.level).to_uppercase();
+    format!("{:.3} {level:<5} {}", line.timestamp, line.message)
+}

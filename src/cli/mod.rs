@@ -1,0 +1,201 @@
+//! The command line: one verb, one file. Exit codes: 0 done, 1 a tool or a server failed, 2 bad input, 3 no satellite.
+
+mod check;
+mod completions;
+mod control;
+mod demo;
+mod events;
+mod run;
+mod status;
+mod table;
+mod tools;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::connect::sim::{Script, serve_stdio};
+use crate::console::client::{Client, ClientError};
+
+const DONE: u8 = 0;
+const FAILED: u8 = 1;
+const BAD_INPUT: u8 = 2;
+const NO_SATELLITE: u8 = 3;
+
+/// Supervises MCP servers: starts them, keeps them callable, and tells the truth about each.
+#[derive(Parser)]
+#[command(
+    name = "satellite",
+    version,
+    max_term_width = 110,
+    after_help = "\
+Getting started:
+  satellite demo                          two teams of example servers, and what to try with them
+  satellite run --mcp-json mcp.json       the servers of a Claude, Cursor or VS Code configuration
+  satellite status --watch                what they are doing
+  satellite call SERVER TOOL '{\"a\": 1}'   one tool call
+
+Exit codes: 0 done, 1 a tool or a server failed, 2 bad input, 3 no satellite is running."
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run the servers of a configuration, in the foreground, until SIGTERM or SIGINT
+    Run(run::Run),
+    /// Run an example: two teams, five users, real child processes
+    Demo(demo::Demo),
+    /// Report every error of a configuration at once
+    Check(check::Check),
+    /// Show every server: status, process, tools, restarts
+    Status(status::Status),
+    /// Call one tool and print its result as JSON
+    Call(control::Call),
+    /// List the tools that are offered
+    Tools(tools::Tools),
+    /// Print what happened
+    Events(events::Events),
+    /// Print what a server wrote to stderr
+    Logs(events::Logs),
+    /// Start a server again with a clean slate; also leaves permanently_failed
+    Restart(control::Control),
+    /// Stop a server; only `start` brings it back
+    Stop(control::Control),
+    /// Start a server that was stopped
+    Start(control::Control),
+    /// Print a completion script for a shell
+    Completions(completions::Completions),
+    /// Be a scripted MCP server over stdio, for tests, the demo and the load harness
+    #[command(hide = true)]
+    SimServer(Box<Script>),
+}
+
+/// Where a satellite keeps its data, and where its control socket is.
+#[derive(Debug, Clone, Args)]
+struct DataDir {
+    /// Where the satellite keeps its data and its control socket
+    #[arg(long, value_name = "DIR", default_value = ".satellite", env = "SATELLITE_DATA_DIR")]
+    data_dir: PathBuf,
+}
+
+impl DataDir {
+    fn client(&self) -> Result<Client, Failed> {
+        Ok(Client::new(&self.data_dir)?)
+    }
+}
+
+/// Which instance is meant.
+#[derive(Debug, Clone, Args)]
+struct Target {
+    /// A server's slug where it is unique, else the full name as `satellite status` shows it
+    server: String,
+    /// Only servers of this team (slug or id)
+    #[arg(long, value_name = "TEAM")]
+    team: Option<String>,
+    /// Only servers of this user (slug or id)
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+}
+
+/// What a verb could not do, with its exit code.
+struct Failed {
+    code: u8,
+    message: String,
+}
+
+impl Failed {
+    fn new(code: u8, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}
+
+impl From<ClientError> for Failed {
+    fn from(error: ClientError) -> Self {
+        let code = match &error {
+            ClientError::NotRunning { .. } => NO_SATELLITE,
+            ClientError::Refused(failure) => match failure.kind.as_str() {
+                "bad_input" | "ambiguous" | "not_found" => BAD_INPUT,
+                _ => FAILED,
+            },
+            ClientError::Lost(_) => FAILED,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(FAILED, error.to_string())
+    }
+}
+
+/// Runs the verb of this process's arguments.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.verb {
+        Verb::SimServer(script) => std::process::exit(simulate(*script)),
+        Verb::Completions(verb) => verb.run(),
+        Verb::Check(verb) => verb.run(),
+        verb => match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+            Ok(runtime) => runtime.block_on(run_verb(verb)),
+            Err(error) => Err(Failed::new(FAILED, format!("cannot start the async runtime: {error}"))),
+        },
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failed) => {
+            complain(&failed.message);
+            ExitCode::from(failed.code)
+        }
+    }
+}
+
+async fn run_verb(verb: Verb) -> Result<u8, Failed> {
+    match verb {
+        Verb::Run(verb) => verb.run().await,
+        Verb::Demo(verb) => verb.run().await,
+        Verb::Status(verb) => verb.run().await,
+        Verb::Call(verb) => verb.run().await,
+        Verb::Tools(verb) => verb.run().await,
+        Verb::Events(verb) => verb.run().await,
+        Verb::Logs(verb) => verb.run().await,
+        Verb::Restart(verb) => verb.run("restart").await,
+        Verb::Stop(verb) => verb.run("stop").await,
+        Verb::Start(verb) => verb.run("start").await,
+        Verb::Check(verb) => verb.run(),
+        Verb::Completions(verb) => verb.run(),
+        Verb::SimServer(script) => Ok(u8::try_from(simulate(*script)).unwrap_or(FAILED)),
+    }
+}
+
+fn simulate(script: Script) -> i32 {
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(serve_stdio(script)),
+        Err(error) => {
+            complain(&format!("cannot start the async runtime: {error}"));
+            i32::from(FAILED)
+        }
+    }
+}
+
+/// Prints to stdout. A reader that has left (`| head`) ends the process quietly, as it does any other tool.
+fn say(text: &str) {
+    use std::io::Write;
+    if writeln!(std::io::stdout().lock(), "{text}").is_err() {
+        std::process::exit(i32::from(DONE));
+    }
+}
+
+/// Prints to stderr; if even that is closed there is nobody to tell.
+fn complain(text: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr().lock(), "satellite: {text}");
+}
+
+fn to_json(value: &impl serde::Serialize) -> Result<String, Failed> {
+    serde_json::to_string_pretty(value).map_err(|error| Failed::new(FAILED, format!("cannot write JSON: {error}")))
+}

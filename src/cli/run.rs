@@ -1,0 +1,181 @@
+//! `satellite run`: the main job, in the foreground.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use mcp_satellite_actors::model::status::Status;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::check::Sources;
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, complain, say};
+use crate::config::Plan;
+use crate::satellite::{Satellite, StartError};
+
+/// ractor and rmcp tell much that is no news to an operator, and rmcp tells payloads.
+const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";
+
+#[derive(Debug, Args)]
+pub(super) struct Run {
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    data_dir: DataDir,
+    #[command(flatten)]
+    log: Log,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct Log {
+    /// How to write the log to stderr [default: human on a terminal, json elsewhere]; RUST_LOG filters it
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LogFormat {
+    /// For people
+    Human,
+    /// One object a line
+    Json,
+}
+
+impl Log {
+    pub(super) fn init(&self) {
+        let terminal = std::io::stderr().is_terminal();
+        let format = self.log_format.unwrap_or(if terminal { LogFormat::Human } else { LogFormat::Json });
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(QUIET));
+        let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        // An error says that a subscriber is there already: then the host has chosen.
+        let _ = match format {
+            LogFormat::Human => builder.with_ansi(terminal).with_target(false).try_init(),
+            LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        };
+    }
+}
+
+impl Run {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        self.log.init();
+        let plan = self.sources.load()?;
+        for warning in &plan.warnings {
+            tracing::warn!("{warning}");
+        }
+        let sources = self.sources;
+        let reload = move || sources.load();
+        supervise(plan, &self.data_dir.data_dir, reload, |satellite| {
+            let servers = satellite.runtime().snapshot().len();
+            let dir = satellite.data_dir().display();
+            say(&format!("satellite is running: {servers} servers, data in {dir}\n  satellite status --watch"));
+        })
+        .await
+    }
+}
+
+/// Runs a plan until a signal ends it. `greet` is called when all are installed.
+pub(super) async fn supervise(
+    plan: Plan,
+    data_dir: &Path,
+    reload: impl Fn() -> Result<Plan, Failed>,
+    greet: impl FnOnce(&Satellite),
+) -> Result<u8, Failed> {
+    let mut signals = Signals::new()?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut satellite = Satellite::start(plan, data_dir).await.map_err(|error| {
+        let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
+        Failed::new(code, error.to_string())
+    })?;
+    let progress = show_progress(&satellite);
+    greet(&satellite);
+    loop {
+        tokio::select! {
+            () = satellite.ended() => {
+                return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
+            }
+            _ = hangup.recv() => match reload() {
+                Ok(plan) => satellite.apply(plan).await,
+                Err(failed) => {
+                    tracing::error!("the configuration cannot be used and nothing was changed:\n{}", failed.message);
+                    satellite.refuse(failed.message);
+                }
+            },
+            () = signals.end() => break,
+        }
+    }
+    progress.abort();
+    tracing::info!("ending: every server gets its grace; a second signal kills at once");
+    tokio::select! {
+        farewell = satellite.shut_down() => {
+            if farewell.events_lost > 0 {
+                complain(&format!("{} events could not be delivered", farewell.events_lost));
+            }
+            if !farewell.in_time {
+                complain("some servers did not end within their grace and were killed");
+            }
+            Ok(DONE)
+        }
+        () = signals.end() => {
+            satellite.runtime().kill();
+            satellite.ended().await;
+            Err(Failed::new(FAILED, "killed by a second signal"))
+        }
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// While many servers start: a bar on a terminal, nothing elsewhere.
+fn show_progress(satellite: &Satellite) -> tokio::task::JoinHandle<()> {
+    let mut watch = satellite.runtime().watch();
+    tokio::spawn(async move {
+        let total = watch.borrow().len();
+        if total < 2 || !std::io::stderr().is_terminal() {
+            return;
+        }
+        let bar = ProgressBar::new(total as u64);
+        // The template is ours and fixed: if it were wrong the default would be shown.
+        if let Ok(style) = ProgressStyle::with_template("starting {bar:30} {pos}/{len} {msg}") {
+            bar.set_style(style);
+        }
+        loop {
+            let (settled, failed) = {
+                let snapshot = watch.borrow_and_update();
+                let settled = snapshot.iter().filter(|view| !view.status.is_transitional()).count();
+                let failed = snapshot.iter().filter(|view| view.status == Status::PermanentlyFailed).count();
+                (settled, failed)
+            };
+            bar.set_position(settled as u64);
+            if failed > 0 {
+                bar.set_message(format!("({failed} failed)"));
+            }
+            if settled >= total {
+                break;
+            }
+            // The pictures come faster than anybody reads.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            if watch.changed().await.is_err() {
+                break;
+            }
+        }
+        bar.finish_and_clear();
+    })
+}

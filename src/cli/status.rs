@@ -1,0 +1,114 @@
+//! `satellite status`
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::Args;
+use humantime::format_duration;
+
+use super::table::{rendered, status_cell, table};
+use super::{DONE, DataDir, Failed, say, to_json};
+use crate::console::api::{Filter, InstanceStatus, StatusReply};
+
+const REFRESH: Duration = Duration::from_secs(1);
+const CLEAR_SCREEN: &str = "\x1b[2J\x1b[H";
+
+#[derive(Debug, Args)]
+pub(super) struct Status {
+    #[command(flatten)]
+    data_dir: DataDir,
+    /// Only this team (slug or id)
+    #[arg(long, value_name = "TEAM")]
+    team: Option<String>,
+    /// Only this user (slug or id)
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// An array of objects, for scripts
+    #[arg(long)]
+    json: bool,
+    /// Again every second, until interrupted
+    #[arg(long)]
+    watch: bool,
+}
+
+impl Status {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let client = self.data_dir.client()?;
+        let filter = Filter { team: self.team, user: self.user };
+        loop {
+            let reply: StatusReply = client.get("/v1/status", &filter).await?;
+            let text = if self.json { to_json(&reply.instances)? } else { picture(&reply) };
+            if self.watch && std::io::stdout().is_terminal() && !self.json {
+                say(&format!("{CLEAR_SCREEN}{text}"));
+            } else {
+                say(&text);
+            }
+            if !self.watch {
+                return Ok(DONE);
+            }
+            tokio::time::sleep(REFRESH).await;
+        }
+    }
+}
+
+/// The table, and a line about the satellite.
+pub(super) fn picture(reply: &StatusReply) -> String {
+    let satellite = &reply.satellite;
+    let events = &satellite.events;
+    let mut text = if reply.instances.is_empty() {
+        "no servers are installed".to_owned()
+    } else {
+        rendered(&instances(&reply.instances))
+    };
+    let online = reply.instances.iter().filter(|row| row.status.as_str() == "online").count();
+    text.push_str(&format!(
+        "\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting",
+        reply.instances.len(),
+        satellite.name,
+        satellite.version,
+        satellite.pid,
+        format_duration(Duration::from_secs(satellite.uptime_seconds)),
+        events.sent,
+        events.queue_size,
+    ));
+    if events.dropped + events.failed > 0 {
+        text.push_str(&format!(", {} dropped, {} refused", events.dropped, events.failed));
+    }
+    if let Some(error) = &events.last_error {
+        text.push_str(&format!("\nevents are not taken: {error}"));
+    }
+    text
+}
+
+fn instances(rows: &[InstanceStatus]) -> comfy_table::Table {
+    let head = ["SERVER", "TEAM", "USER", "STATUS", "PID", "UPTIME", "TOOLS", "CALLS", "RESTARTS", "MEMORY", "MESSAGE"];
+    let mut table = table(&head);
+    for row in rows {
+        let status = if row.dormant { format!("{} (dormant)", row.status) } else { row.status.to_string() };
+        let or_dash = |text: Option<String>| comfy_table::Cell::new(text.unwrap_or_else(|| "-".to_owned()));
+        let uptime = row.uptime_seconds.map(|seconds| format_duration(Duration::from_secs(seconds)).to_string());
+        table.add_row(vec![
+            comfy_table::Cell::new(&row.server),
+            comfy_table::Cell::new(&row.team),
+            comfy_table::Cell::new(&row.user),
+            status_cell(row.status, status),
+            or_dash(row.pid.map(|pid| pid.to_string())),
+            or_dash(uptime),
+            comfy_table::Cell::new(row.tools),
+            comfy_table::Cell::new(row.calls),
+            comfy_table::Cell::new(row.restarts),
+            or_dash(row.rss_bytes.map(|bytes| format!("{:.1} MB", bytes as f64 / 1e6))),
+            comfy_table::Cell::new(message(row)),
+        ]);
+    }
+    table
+}
+
+/// Why it is as it is; the delay counts down.
+fn message(row: &InstanceStatus) -> String {
+    let message = row.status_message.clone().unwrap_or_default();
+    match row.next_retry_ms {
+        Some(left) => format!("{message} ({:.1} s left)", left as f64 / 1000.0),
+        None => message,
+    }
+}

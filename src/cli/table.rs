@@ -1,0 +1,46 @@
+//! Tables: aligned and coloured on a terminal, plain where the output goes elsewhere.
+
+use std::io::IsTerminal;
+
+use comfy_table::{Attribute, Cell, Color, ContentArrangement, Table, presets};
+use mcp_satellite_actors::model::status::Status;
+
+/// Whether stdout is a terminal that may be coloured.
+pub(super) fn is_terminal() -> bool {
+    std::io::stdout().is_terminal()
+}
+
+/// An empty table with this head.
+pub(super) fn table(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(head.iter().map(|title| Cell::new(title).add_attribute(Attribute::Bold)));
+    if is_terminal() {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+    } else {
+        table.force_no_tty();
+        table.set_content_arrangement(ContentArrangement::Disabled);
+    }
+    table
+}
+
+/// The text without the space that pads its last column.
+pub(super) fn rendered(table: &Table) -> String {
+    table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+/// A status in its colour: green for what can be called, red for what needs a person.
+pub(super) fn status_cell(status: Status, text: String) -> Cell {
+    let color = match status {
+        Status::Online => Color::Green,
+        Status::PermanentlyFailed | Status::RequiresReauth | Status::Error => Color::Red,
+        Status::AwaitingUserConfig | Status::Offline => Color::Magenta,
+        Status::Provisioning
+        | Status::CommandReceived
+        | Status::Connecting
+        | Status::DiscoveringTools
+        | Status::SyncingTools
+        | Status::Restarting => Color::Yellow,
+    };
+    Cell::new(text).fg(color)
+}

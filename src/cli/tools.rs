@@ -1,0 +1,50 @@
+//! `satellite tools`
+
+use clap::Args;
+
+use super::table::{rendered, table};
+use super::{DONE, DataDir, Failed, say, to_json};
+use crate::console::api::{Filter, ToolEntry};
+
+const DESCRIPTION_SHOWN: usize = 80;
+
+#[derive(Debug, Args)]
+pub(super) struct Tools {
+    #[command(flatten)]
+    data_dir: DataDir,
+    /// Only this team (slug or id)
+    #[arg(long, value_name = "TEAM")]
+    team: Option<String>,
+    /// Only this user (slug or id)
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// An array of objects, each with the tool's whole definition
+    #[arg(long)]
+    json: bool,
+}
+
+impl Tools {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let filter = Filter { team: self.team, user: self.user };
+        let entries: Vec<ToolEntry> = self.data_dir.client()?.get("/v1/tools", &filter).await?;
+        if self.json {
+            say(&to_json(&entries)?);
+            return Ok(DONE);
+        }
+        if entries.is_empty() {
+            say("no tools are offered: no server is online, or none has any; see `satellite status`");
+            return Ok(DONE);
+        }
+        let mut table = table(&["TOOL", "TEAM", "USER", "TOKENS", "DESCRIPTION"]);
+        for entry in &entries {
+            let definition: serde_json::Value = serde_json::from_str(entry.tool.get()).unwrap_or_default();
+            let description = definition.get("description").and_then(serde_json::Value::as_str).unwrap_or_default();
+            let first: String =
+                description.lines().next().unwrap_or_default().chars().take(DESCRIPTION_SHOWN).collect();
+            table.add_row([&entry.tool_path, &entry.team, &entry.user, &entry.tokens.to_string(), &first]);
+        }
+        let total: usize = entries.iter().map(|entry| entry.tokens).sum();
+        say(&format!("{}\n\n{} tools, about {total} tokens", rendered(&table), entries.len()));
+        Ok(DONE)
+    }
+}
