@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::model::ids::InstanceId;
 use crate::model::snapshot::{InstanceView, Snapshot};
@@ -17,6 +17,8 @@ pub(crate) enum Msg {
     Remove(InstanceId),
     /// Everything that queued up before this is applied: publish.
     Publish,
+    /// Publish what was told before this, then answer.
+    Barrier(oneshot::Sender<()>),
     /// For the load harness and the tests: panic, as a fault of ours would.
     Panic,
 }
@@ -59,8 +61,13 @@ impl Actor for StatusRegistry {
                 state.snapshot.instances.remove(&id);
             }
             Msg::Publish => {
-                state.due = false;
-                state.published.send_replace(Arc::new(state.snapshot.clone()));
+                state.publish();
+                return Ok(());
+            }
+            Msg::Barrier(reply) => {
+                state.publish();
+                // An error says that nobody waits any more.
+                let _ = reply.send(());
                 return Ok(());
             }
             Msg::Panic => std::panic::panic_any("asked to panic"),
@@ -71,5 +78,14 @@ impl Actor for StatusRegistry {
             let _ = cast!(myself, Msg::Publish);
         }
         Ok(())
+    }
+}
+
+impl State {
+    fn publish(&mut self) {
+        // A `Publish` behind a `Barrier` has nothing left to do.
+        if std::mem::take(&mut self.due) {
+            self.published.send_replace(Arc::new(self.snapshot.clone()));
+        }
     }
 }

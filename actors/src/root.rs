@@ -52,6 +52,8 @@ pub(crate) enum Msg {
     Forget(InstanceId),
     /// A supervisor that keeps dying has waited long enough.
     Revive(TeamId),
+    /// Answer when what the teams told before this is published.
+    Barrier(oneshot::Sender<()>),
     /// Send the queued events now.
     FlushEvents(oneshot::Sender<()>),
     /// End everything with grace, and tell what was lost.
@@ -218,6 +220,7 @@ impl Actor for Root {
             }
             Msg::Forget(id) => state.forget(&id),
             Msg::Revive(team) => state.spawn_team(&team, &myself).await,
+            Msg::Barrier(reply) => drop(cast!(state.registry, registry::Msg::Barrier(reply))),
             Msg::FlushEvents(reply) => {
                 if let Some(batcher) = &state.batcher {
                     let _ = cast!(batcher, batcher::Msg::FlushNow(reply));

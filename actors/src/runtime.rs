@@ -127,22 +127,38 @@ impl RuntimeHandle {
 
     /// Removes an instance; answers when nothing of it is left.
     pub async fn uninstall(&self, id: &InstanceId) -> Result<Uninstalled, ControlError> {
-        self.ask(|reply| root::Msg::Uninstall(id.clone(), reply)).await
+        let found = self.ask(|reply| root::Msg::Uninstall(id.clone(), reply)).await;
+        self.see().await;
+        found
     }
 
     /// Has an instance be there when called.
     pub async fn start(&self, id: &InstanceId) -> Result<(), ControlError> {
-        self.ask(|reply| root::Msg::Control(id.clone(), Verb::Start, reply)).await
+        self.control(id, Verb::Start).await
     }
 
     /// Has an instance stay down; answers when its process is gone.
     pub async fn stop(&self, id: &InstanceId) -> Result<(), ControlError> {
-        self.ask(|reply| root::Msg::Control(id.clone(), Verb::Stop, reply)).await
+        self.control(id, Verb::Stop).await
     }
 
     /// Starts an instance again with a clean slate; answers when that is under way.
     pub async fn restart(&self, id: &InstanceId) -> Result<(), ControlError> {
-        self.ask(|reply| root::Msg::Control(id.clone(), Verb::Restart, reply)).await
+        self.control(id, Verb::Restart).await
+    }
+
+    async fn control(&self, id: &InstanceId, verb: Verb) -> Result<(), ControlError> {
+        let done = self.ask(|reply| root::Msg::Control(id.clone(), verb, reply)).await;
+        self.see().await;
+        done
+    }
+
+    /// Who has changed something reads a snapshot that shows it: the team told the registry before it answered.
+    async fn see(&self) {
+        let (reply, published) = oneshot::channel();
+        let _ = cast!(self.root, root::Msg::Barrier(reply));
+        // An error says that the registry died meanwhile; the next one is told everything.
+        let _ = published.await;
     }
 
     /// Every instance, as last published. Never waits.

@@ -274,16 +274,18 @@ impl State {
         });
         // A stop is done when the process is gone; the others when they are under way, and `status` has the rest.
         let reply = match (denied, verb) {
-            (Some(why), _) => reply.send(Err(ControlError::Refused(why))).err().map(drop),
             (None, Verb::Stop) => {
                 instance.stopping.push(reply);
                 None
             }
-            (None, Verb::Start | Verb::Restart) => reply.send(Ok(())).err().map(drop),
+            (None, Verb::Start | Verb::Restart) => Some((reply, Ok(()))),
+            (Some(why), _) => Some((reply, Err(ControlError::Refused(why)))),
         };
-        // An error says that the person has gone; what was asked for is done all the same.
-        let _: Option<()> = reply;
         self.perform(id, effects, true, now, myself).await;
+        // Answered after the registry was told, so that whoever asked can see what it did.
+        if let Some((reply, answer)) = reply {
+            let _ = reply.send(answer);
+        }
     }
 
     async fn uninstall(
@@ -477,24 +479,32 @@ impl State {
             }
             instance.deadline = deadline;
         }
-        if matches!(instance.slot.phase, Phase::Stopped) {
-            instance.stopping.drain(..).for_each(|reply| drop(reply.send(Ok(()))));
-        } else if instance.slot.want != Want::Stopped {
-            instance.stopping.drain(..).for_each(|reply| drop(reply.send(Err(ControlError::Superseded))));
-        }
+        let stopping = match (&instance.slot.phase, instance.slot.want) {
+            (Phase::Stopped, _) => Some(Ok(())),
+            (_, Want::Running) => Some(Err(ControlError::Superseded)),
+            (_, Want::Stopped) => None,
+        };
+        let answered = stopping.map(|answer| (std::mem::take(&mut instance.stopping), answer));
         if remove {
-            if let Some(instance) = self.instances.remove(id) {
-                instance.removing.into_iter().for_each(|(found, reply)| drop(reply.send(Ok(found))));
-            }
+            let removed = self.instances.remove(id);
             // When the satellite is ending the last picture stays readable; uninstalled means gone from it.
             if !self.closing {
                 self.tell_registry(registry::Msg::Remove(id.clone()));
                 self.tell_root(root::Msg::Forget(id.clone()));
             }
+            for (found, reply) in removed.into_iter().flat_map(|instance| instance.removing) {
+                let _ = reply.send(Ok(found));
+            }
         } else if shows {
             let (memo, view) = (instance.slot.memo(), Arc::new(instance.view()));
             self.tell_root(root::Msg::Remember(id.clone(), memo));
             self.tell_registry(registry::Msg::Put(view));
+        }
+        // Answered after the registry was told, so that whoever asked can see what it did.
+        if let Some((replies, answer)) = answered {
+            for reply in replies {
+                let _ = reply.send(answer.clone());
+            }
         }
     }
 

@@ -64,7 +64,9 @@ impl Demo {
         let program = program.display().to_string();
         let plan = || example(&program);
         let data_dir = self.data_dir.data_dir;
-        supervise(plan()?, &data_dir, plan, |satellite| introduce(satellite, &program)).await
+        let first = plan()?;
+        let servers = first.instances.len();
+        supervise(first, &data_dir, plan, |satellite| introduce(satellite, servers, &program)).await
     }
 }
 
@@ -73,13 +75,11 @@ fn example(program: &str) -> Result<Plan, Failed> {
     config::parse("demo.toml", &text, &|_| None).map_err(|errors| Failed::new(FAILED, errors.to_string()))
 }
 
-fn introduce(satellite: &Satellite, program: &str) {
+fn introduce(satellite: &Satellite, servers: usize, program: &str) {
     let shell = |text: &str| shlex(program, text);
     let data_dir = satellite.data_dir().display();
-    let snapshot = satellite.runtime().snapshot();
     say(&format!(
-        "\nThe demo runs {} servers of 5 users in 2 teams. In another terminal, in this directory, try:\n",
-        snapshot.len()
+        "\nThe demo runs {servers} servers of 5 users in 2 teams. In another terminal, in this directory, try:\n"
     ));
     for (what, command) in [
         ("see them", shell("status --watch")),

@@ -66,8 +66,8 @@ impl Run {
         }
         let sources = self.sources;
         let reload = move || sources.load();
+        let servers = plan.instances.len();
         supervise(plan, &self.data_dir.data_dir, reload, |satellite| {
-            let servers = satellite.runtime().snapshot().len();
             let dir = satellite.data_dir().display();
             say(&format!("satellite is running: {servers} servers, data in {dir}\n  satellite status --watch"));
         })

@@ -164,8 +164,6 @@ async fn start(State(console): State<Arc<Console>>, Json(selector): Json<Selecto
 async fn stop(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
     let view = resolve(&console, &selector)?;
     console.runtime.stop(&view.spec.id).await?;
-    // The answer comes from the team; the picture that readers see follows at once.
-    console.runtime.wait_for(&view.spec.id, |view| view.pid.is_none()).await;
     shown(&console, &view)
 }
 
