@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio::time::Duration;
+use tokio::time::{Duration, Instant};
 
 use crate::model::exit::{CallError, Fate};
 use crate::model::ids::Run;
+use crate::model::spec::InstanceSpec;
 
 /// What a caller wants of a server.
 #[derive(Debug)]
@@ -32,6 +33,15 @@ pub enum Request {
         /// A JSON object, or nothing.
         params: Option<Box<RawValue>>,
     },
+}
+
+impl Request {
+    fn method(&self) -> &str {
+        match self {
+            Self::Tool { .. } => "tools/call",
+            Self::Method { method, .. } => method,
+        }
+    }
 }
 
 /// A caller's place in the session, from the door to the answer.
@@ -137,7 +147,7 @@ struct Port {
     run: Run,
     commands: mpsc::UnboundedSender<Command>,
     permits: Arc<Semaphore>,
-    limit: usize,
+    spec: Arc<InstanceSpec>,
     next_id: Arc<AtomicU64>,
     counters: Arc<Counters>,
 }
@@ -145,6 +155,12 @@ struct Port {
 impl fmt::Debug for CallPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CallPort({:?})", self.0.run)
+    }
+}
+
+impl Port {
+    fn limit(&self) -> usize {
+        self.spec.policy.session.calls_in_flight_max
     }
 }
 
@@ -171,12 +187,12 @@ impl Drop for Attendance<'_> {
 }
 
 impl CallPort {
-    /// A door with `limit` places. The channel behind it is unbounded, but every request in it holds a place.
-    pub(crate) fn new(run: Run, limit: usize, counters: Arc<Counters>) -> (Self, PortEnd) {
+    /// A door with as many places as the spec allows. The channel behind it is unbounded, but every request in it holds a place.
+    pub(crate) fn new(run: Run, spec: Arc<InstanceSpec>, counters: Arc<Counters>) -> (Self, PortEnd) {
         let (commands, end) = mpsc::unbounded_channel();
         let next_id = Arc::new(AtomicU64::new(1));
-        let permits = Arc::new(Semaphore::new(limit));
-        let port = Port { run, commands, permits, limit, next_id: next_id.clone(), counters };
+        let permits = Arc::new(Semaphore::new(spec.policy.session.calls_in_flight_max));
+        let port = Port { run, commands, permits, spec, next_id: next_id.clone(), counters };
         (Self(Arc::new(port)), PortEnd { commands: end, next_id })
     }
 
@@ -187,7 +203,7 @@ impl CallPort {
 
     /// Calls that are not answered yet.
     pub fn calls_in_flight(&self) -> usize {
-        self.0.limit.saturating_sub(self.0.permits.available_permits())
+        self.0.limit().saturating_sub(self.0.permits.available_permits())
     }
 
     /// Whether the run still takes requests.
@@ -200,12 +216,14 @@ impl CallPort {
     pub async fn request(&self, request: Request, timeout: Duration) -> Result<Box<RawValue>, CallError> {
         let port = &*self.0;
         let Ok(permit) = port.permits.clone().try_acquire_owned() else {
-            return Err(CallError::Busy { what: "calls in flight for this server", limit: port.limit });
+            return Err(CallError::Busy { what: "calls in flight for this server", limit: port.limit() });
         };
         let id = port.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
         let ticket = Ticket { reply: Some(reply), fate: Fate::NotSent, _permit: permit };
         port.counters.call();
+        let method = tracing::enabled!(tracing::Level::DEBUG).then(|| request.method().to_owned());
+        let started = Instant::now();
         let mut attendance = Attendance { port, id, answered: false };
         // If the run is over the command comes back, is dropped, and its ticket answers `not_sent`.
         let _ = port.commands.send(Command::Request { id, request, timeout, ticket });
@@ -215,6 +233,13 @@ impl CallPort {
         attendance.answered = true;
         if answer.is_err() {
             port.counters.error();
+        }
+        if let Some(method) = method {
+            let (spec, duration_ms) = (&port.spec, started.elapsed().as_millis());
+            tracing::debug!(
+                installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team,
+                request_id = id, method, duration_ms, ok = answer.is_ok(), "request"
+            );
         }
         answer
     }

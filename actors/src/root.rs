@@ -2,7 +2,7 @@
 //! batcher and each team's supervisor, so that the death of one touches no other. When Root itself ends, the satellite
 //! ends.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent, cast};
@@ -125,7 +125,8 @@ pub(crate) struct Root;
 
 pub(crate) struct State {
     args: Args,
-    instances: HashMap<InstanceId, (Arc<InstanceSpec>, Option<Memo>)>,
+    /// Ordered by team, so that a team's are a range.
+    instances: BTreeMap<InstanceId, (Arc<InstanceSpec>, Option<Memo>)>,
     teams: HashMap<TeamId, Team>,
     supervisors: HashMap<ActorId, TeamId>,
     registry: ActorRef<registry::Msg>,
@@ -161,7 +162,7 @@ impl Actor for Root {
         let permits = Permits::new(args.start_permits);
         Ok(State {
             args,
-            instances: HashMap::new(),
+            instances: BTreeMap::new(),
             teams: HashMap::new(),
             supervisors: HashMap::new(),
             registry,
@@ -291,12 +292,17 @@ impl State {
     fn forget(&mut self, id: &InstanceId) {
         self.instances.remove(id);
         self.permits.withdraw(id);
-        if !self.instances.keys().any(|other| other.team == id.team)
+        if self.of_team(&id.team).next().is_none()
             && let Some(supervisor) = self.teams.remove(&id.team).and_then(|team| team.supervisor)
         {
             self.supervisors.remove(&supervisor.get_id());
             supervisor.stop(None);
         }
+    }
+
+    fn of_team(&self, team: &TeamId) -> impl Iterator<Item = &(Arc<InstanceSpec>, Option<Memo>)> {
+        let of_team = |(id, _): &(&InstanceId, _)| id.team == *team;
+        self.instances.range(InstanceId::first_of(team)..).take_while(of_team).map(|(_, known)| known)
     }
 
     /// Starts a team's supervisor with all instances of the team, and what each had come to.
@@ -318,8 +324,7 @@ impl State {
             }
         };
         self.supervisors.insert(supervisor.get_id(), team.clone());
-        let of_team = self.instances.iter().filter(|(id, _)| id.team == *team);
-        for (spec, memo) in of_team.map(|(_, known)| known) {
+        for (spec, memo) in self.of_team(team) {
             let _ = cast!(supervisor, team::Msg::Install(spec.clone(), memo.clone()));
         }
         let entry = self.teams.entry(team.clone());

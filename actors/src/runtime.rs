@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use crate::batcher::{Emitter, WallClock};
 use crate::calls::{CallPort, Request};
-use crate::model::event::{Envelope, Event, Subject};
+use crate::model::catalogue::Catalogue;
+use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, Fate};
 use crate::model::ids::InstanceId;
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
@@ -125,6 +126,14 @@ impl RuntimeHandle {
         self.ask(|reply| root::Msg::Install(Arc::new(spec), reply)).await
     }
 
+    /// Changes the configuration of an instance that is there; one that is not is not installed.
+    pub async fn update(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
+        if self.snapshot().get(&spec.id).is_none() {
+            return Err(ControlError::NotFound);
+        }
+        self.install(spec).await
+    }
+
     /// Removes an instance; answers when nothing of it is left.
     pub async fn uninstall(&self, id: &InstanceId) -> Result<Uninstalled, ControlError> {
         let found = self.ask(|reply| root::Msg::Uninstall(id.clone(), reply)).await;
@@ -164,6 +173,16 @@ impl RuntimeHandle {
     /// Every instance, as last published. Never waits.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.borrow().clone()
+    }
+
+    /// One instance, as last published; `None` if there is none.
+    pub fn status(&self, id: &InstanceId) -> Option<Arc<InstanceView>> {
+        self.snapshot().get(id).cloned()
+    }
+
+    /// The tools that an instance offers now: none unless it is `online`.
+    pub fn tools(&self, id: &InstanceId) -> Option<Arc<Catalogue>> {
+        self.status(id).and_then(|view| view.offered().cloned())
     }
 
     /// To wait for changes.
@@ -219,21 +238,15 @@ impl RuntimeHandle {
         timeout: Option<Duration>,
     ) -> Result<Box<RawValue>, CallError> {
         let started = Instant::now();
-        let view = self.snapshot().get(id).cloned();
-        let Some(view) = view else { return Err(CallError::NotFound { what: "server".to_owned() }) };
+        let Some(view) = self.status(id) else { return Err(CallError::NotFound { what: "server".to_owned() }) };
         let repeatable =
             view.catalogue.as_deref().and_then(|catalogue| catalogue.tool(tool)).is_some_and(|tool| tool.repeatable);
         let request = || Request::Tool { name: tool.to_owned(), arguments: arguments.clone() };
         let may_repeat = |fate| fate == Fate::NotSent || (fate == Fate::MaybeExecuted && repeatable);
         let answer = self.request(&view, request, timeout, may_repeat).await;
         let elapsed = started.elapsed();
-        tracing::debug!(
-            installation_name = %view.spec.name, installation_id = %view.spec.id.installation,
-            team_id = %view.spec.id.team, method = "tools/call", tool, duration_ms = elapsed.as_millis(),
-            ok = answer.is_ok(), "call"
-        );
         self.events.emit(Event::ToolExecuted {
-            of: Arc::new(Subject::from(&*view.spec)),
+            of: view.subject.clone(),
             tool_name: tool.to_owned(),
             duration_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
             success: answer.is_ok(),

@@ -77,8 +77,7 @@ impl Actor for StdioWorker {
     type Arguments = Args;
 
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let limit = args.spec.policy.session.calls_in_flight_max;
-        let (port, end) = CallPort::new(args.run, limit, args.counters.clone());
+        let (port, end) = CallPort::new(args.run, args.spec.clone(), args.counters.clone());
         let (control, controlled) = mpsc::unbounded_channel();
         let mut tasks = Tasks::default();
         let opening = args.connector.open(args.spec.clone(), args.run);

@@ -603,6 +603,7 @@ impl Instance {
         let next_retry = slot.next_retry();
         InstanceView {
             spec: slot.spec.clone(),
+            subject: self.subject.clone(),
             status: slot.status,
             message: slot.message.clone(),
             want: slot.want,

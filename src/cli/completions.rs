@@ -3,7 +3,7 @@
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
-use super::{Cli, DONE, Failed};
+use super::{Cli, DONE};
 
 #[derive(Debug, Args)]
 pub(super) struct Completions {
@@ -12,10 +12,10 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub(super) fn run(self) -> Result<u8, Failed> {
+    pub(super) fn run(self) -> u8 {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "satellite", &mut script);
         super::say(&String::from_utf8_lossy(&script));
-        Ok(DONE)
+        DONE
     }
 }

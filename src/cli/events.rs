@@ -82,7 +82,9 @@ impl Logs {
             if let Event::ServerLogs { logs, .. } = &envelope.event
                 && matches(envelope)
             {
-                logs.iter().for_each(|line| say(&log_line(line)));
+                for line in logs {
+                    say(&log_line(line));
+                }
             }
         })
         .await

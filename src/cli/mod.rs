@@ -1,5 +1,7 @@
 //! The command line: one verb, one file. Exit codes: 0 done, 1 a tool or a server failed, 2 bad input, 3 no satellite.
 
+#![expect(clippy::doc_markdown, reason = "these comments are the text of --help")]
+
 mod check;
 mod completions;
 mod control;
@@ -138,8 +140,6 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.verb {
         Verb::SimServer(script) => std::process::exit(simulate(*script)),
-        Verb::Completions(verb) => verb.run(),
-        Verb::Check(verb) => verb.run(),
         verb => match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
             Ok(runtime) => runtime.block_on(run_verb(verb)),
             Err(error) => Err(Failed::new(FAILED, format!("cannot start the async runtime: {error}"))),
@@ -167,7 +167,7 @@ async fn run_verb(verb: Verb) -> Result<u8, Failed> {
         Verb::Stop(verb) => verb.run("stop").await,
         Verb::Start(verb) => verb.run("start").await,
         Verb::Check(verb) => verb.run(),
-        Verb::Completions(verb) => verb.run(),
+        Verb::Completions(verb) => Ok(verb.run()),
         Verb::SimServer(script) => Ok(u8::try_from(simulate(*script)).unwrap_or(FAILED)),
     }
 }

@@ -55,14 +55,19 @@ impl Status {
 pub(super) fn picture(reply: &StatusReply) -> String {
     let satellite = &reply.satellite;
     let events = &satellite.events;
-    let mut text = if reply.instances.is_empty() {
+    let servers = if reply.instances.is_empty() {
         "no servers are installed".to_owned()
     } else {
         rendered(&instances(&reply.instances))
     };
     let online = reply.instances.iter().filter(|row| row.status.as_str() == "online").count();
-    text.push_str(&format!(
-        "\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting",
+    let lost = match events.dropped + events.failed {
+        0 => String::new(),
+        _ => format!(", {} dropped, {} refused", events.dropped, events.failed),
+    };
+    let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
+    format!(
+        "{servers}\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}{}",
         reply.instances.len(),
         satellite.name,
         satellite.version,
@@ -70,14 +75,8 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         format_duration(Duration::from_secs(satellite.uptime_seconds)),
         events.sent,
         events.queue_size,
-    ));
-    if events.dropped + events.failed > 0 {
-        text.push_str(&format!(", {} dropped, {} refused", events.dropped, events.failed));
-    }
-    if let Some(error) = &events.last_error {
-        text.push_str(&format!("\nevents are not taken: {error}"));
-    }
-    text
+        complaint.unwrap_or_default(),
+    )
 }
 
 fn instances(rows: &[InstanceStatus]) -> comfy_table::Table {

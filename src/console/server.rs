@@ -210,12 +210,12 @@ fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, 
             Err(Failure::new("not_found", message).into())
         }
         several => {
-            let names: Vec<String> = several.iter().map(|view| format!("  {}", view.spec.name)).collect();
+            let full: Vec<String> = several.iter().map(|view| format!("  {}", view.spec.name)).collect();
             let message = format!(
                 "`{}` names {} servers; use --team, --user or one of the full names:\n{}",
                 selector.server,
                 several.len(),
-                names.join("\n")
+                full.join("\n")
             );
             Err(Failure::new("ambiguous", message).into())
         }

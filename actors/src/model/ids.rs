@@ -83,6 +83,11 @@ impl InstanceId {
     pub fn new(team: TeamId, user: UserId, installation: InstallationId) -> Self {
         Self(Arc::new(InstanceKey { team, user, installation }))
     }
+
+    /// Where a team's range begins: the empty text orders before every other.
+    pub(crate) fn first_of(team: &TeamId) -> Self {
+        Self::new(team.clone(), UserId::from(""), InstallationId::from(""))
+    }
 }
 
 impl std::ops::Deref for InstanceId {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::catalogue::Catalogue;
+use super::event::Subject;
 use super::ids::{InstallationId, InstanceId, TeamId, UserId};
 use super::spec::InstanceSpec;
 use super::status::Status;
@@ -23,6 +24,8 @@ pub struct Snapshot {
 pub struct InstanceView {
     /// What it is to be.
     pub spec: Arc<InstanceSpec>,
+    /// What its events are marked with.
+    pub subject: Arc<Subject>,
     /// What its user sees.
     pub status: Status,
     /// And why.
@@ -62,8 +65,8 @@ impl InstanceView {
     }
 
     /// The tools that its user is offered: none unless `online`.
-    pub fn offered(&self) -> Option<&Catalogue> {
-        (self.status == Status::Online).then_some(self.catalogue.as_deref()).flatten()
+    pub fn offered(&self) -> Option<&Arc<Catalogue>> {
+        (self.status == Status::Online).then_some(self.catalogue.as_ref()).flatten()
     }
 }
 
@@ -90,8 +93,7 @@ impl Snapshot {
 
     /// The instances of one team.
     pub fn team(&self, team: &TeamId) -> impl Iterator<Item = &Arc<InstanceView>> {
-        // The empty text orders before every other: the range begins at the team's first instance.
-        let first = InstanceId::new(team.clone(), UserId::from(""), InstallationId::from(""));
+        let first = InstanceId::first_of(team);
         let team = team.clone();
         self.instances.range(first..).map(|(_, view)| view).take_while(move |view| view.spec.id.team == team)
     }
