@@ -119,7 +119,8 @@ impl Satellite {
     /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched.
     pub(crate) async fn apply(&self, plan: Plan) {
         let started = Instant::now();
-        let specs: Vec<InstanceSpec> = plan.instances.into_iter().map(|instance| instance.merge()).collect();
+        let specs: Vec<InstanceSpec> =
+            plan.instances.into_iter().map(mcp_satellite_actors::model::spec::InstanceConfig::merge).collect();
         let hash = hash(&specs);
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use reqwest::Url;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -51,19 +52,19 @@ impl Client {
 
     /// Asks, and reads the whole answer.
     pub async fn get<T: DeserializeOwned>(&self, path: &str, query: &impl Serialize) -> Result<T, ClientError> {
-        let response = self.send(self.http.get(url(path, query))).await?;
+        let response = self.send(self.http.get(url(path, query)?)).await?;
         response.json().await.map_err(|error| ClientError::Lost(error.to_string()))
     }
 
     /// Asks, and reads the answer as it comes: JSON lines.
     pub async fn stream(&self, path: &str, query: &impl Serialize) -> Result<Lines, ClientError> {
-        Ok(Lines { response: self.send(self.http.get(url(path, query))).await?, buffer: Vec::new() })
+        Ok(Lines { response: self.send(self.http.get(url(path, query)?)).await?, buffer: Vec::new() })
     }
 
     /// Tells, and reads the whole answer as text.
     pub async fn post_text(&self, path: &str, body: &impl Serialize) -> Result<String, ClientError> {
         let body = serde_json::to_vec(body).map_err(|error| ClientError::Lost(error.to_string()))?;
-        let request = self.http.post(url(path, &())).header("content-type", "application/json").body(body);
+        let request = self.http.post(url(path, &())?).header("content-type", "application/json").body(body);
         self.send(request).await?.text().await.map_err(|error| ClientError::Lost(error.to_string()))
     }
 
@@ -93,24 +94,14 @@ impl Client {
 }
 
 /// The host is only a word: the socket decides where it goes.
-fn url(path: &str, query: &impl Serialize) -> String {
-    let fields = serde_json::to_value(query).ok();
-    let pairs = fields.as_ref().and_then(serde_json::Value::as_object).into_iter().flatten();
-    let mut url = format!("http://satellite{path}");
-    for (at, (key, value)) in pairs.filter(|(_, value)| !value.is_null()).enumerate() {
-        let text = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
-        url.push(if at == 0 { '?' } else { '&' });
-        url.push_str(key);
-        url.push('=');
-        for byte in text.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                url.push(char::from(byte));
-            } else {
-                url.push_str(&format!("%{byte:02X}"));
-            }
-        }
-    }
-    url
+fn url(path: &str, query: &impl Serialize) -> Result<Url, ClientError> {
+    let fields = serde_json::to_value(query).unwrap_or_default();
+    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+    let given = fields.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    let mut url = Url::parse("http://satellite").map_err(|error| ClientError::Lost(error.to_string()))?;
+    url.set_path(path);
+    url.query_pairs_mut().extend_pairs(given.map(|(key, value)| (key, text(value))));
+    Ok(url)
 }
 
 /// Lines of an answer that is still coming.

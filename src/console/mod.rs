@@ -4,6 +4,7 @@ pub mod api;
 pub mod client;
 pub(crate) mod server;
 
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 /// The socket's name in the data directory.
@@ -18,7 +19,6 @@ pub(crate) fn socket_path(data_dir: &Path) -> std::io::Result<(PathBuf, Option<s
     if path.as_os_str().len() < SOCKET_PATH_MAX {
         return Ok((path, None));
     }
-    use std::os::fd::AsRawFd;
     let directory = std::fs::File::open(data_dir)?;
     Ok((PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())), Some(directory)))
 }
