@@ -16,6 +16,7 @@ use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::TeamBudgetPolicy;
 use crate::model::snapshot::InstanceView;
 use crate::model::spec::InstanceSpec;
+use crate::model::status::Status;
 use crate::rules::permits::Urgency;
 use crate::rules::slot::{Effect, Input, Memo, Phase, Slot, Told, Want};
 use crate::rules::team_budget::{Change, TeamBudget};
@@ -431,10 +432,7 @@ impl State {
                 Effect::Stop(run) => instance.tell_worker(run, stdio_worker::Msg::Stop),
                 Effect::Discover(run) => instance.tell_worker(run, stdio_worker::Msg::Discover),
                 Effect::Status { status, message } => {
-                    tracing::info!(
-                        installation_name = %instance.slot.spec.name, installation_id = %id.installation,
-                        team_id = %id.team, %status, message, "status"
-                    );
+                    log_status(&instance.slot.spec, status, message.as_deref());
                     let of = instance.subject.clone();
                     self.args.events.emit(Event::StatusChanged { of, status, status_message: message });
                 }
@@ -446,6 +444,7 @@ impl State {
                     self.tell_budget(change);
                 }
                 Effect::Tell(told) => {
+                    log_unwanted(&instance.slot.spec, &told);
                     let (subject, pid) = (instance.subject.clone(), instance.slot.pid);
                     for event in events_of(told, &subject, pid, &instance.slot.spec, &self.args.events) {
                         self.args.events.emit(event);
@@ -621,6 +620,28 @@ impl Instance {
             last_exit: slot.last_exit.clone(),
         }
     }
+}
+
+/// Where an instance arrives is news; what it passes through on the way is not, with thousands of them.
+fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
+    let (installation_name, id) = (&spec.name, &spec.id);
+    if status.is_transitional() {
+        tracing::debug!(%installation_name, installation_id = %id.installation, team_id = %id.team, %status, reason = message, "status");
+    } else {
+        tracing::info!(%installation_name, installation_id = %id.installation, team_id = %id.team, %status, reason = message, "status");
+    }
+}
+
+fn log_unwanted(spec: &InstanceSpec, told: &Told) {
+    let (exit, will_restart) = match told {
+        Told::Crashed { exit, will_restart, .. } | Told::Exited { exit, will_restart } => (exit, *will_restart),
+        _ => return,
+    };
+    let (installation_name, id, uptime_seconds) = (&spec.name, &spec.id, exit.ran.unwrap_or_default().as_secs());
+    tracing::warn!(
+        %installation_name, installation_id = %id.installation, team_id = %id.team, pid = exit.pid,
+        reason = exit.reason(), uptime_seconds, will_restart, "the server ended unasked"
+    );
 }
 
 /// What a slot tells, with names and times.

@@ -1,11 +1,17 @@
 //! `satellite demo`: two teams, five users, real child processes of this binary's own `sim-server`.
 
-use clap::Args;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::run::{Log, supervise};
-use super::{DataDir, FAILED, Failed, say};
+use clap::Args;
+use mcp_satellite_actors::model::snapshot::Snapshot;
+
+use super::run::{Log, beside_the_bar, supervise};
+use super::{DEFAULT_DATA_DIR, DataDir, FAILED, Failed, say};
 use crate::config::{self, Plan};
-use crate::satellite::Satellite;
+
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// One server that flaps on purpose, so that there is something to see before anything is killed.
 const EXAMPLE: &str = r#"
@@ -66,7 +72,19 @@ impl Demo {
         let data_dir = self.data_dir.data_dir;
         let first = plan()?;
         let servers = first.instances.len();
-        supervise(first, &data_dir, plan, |satellite| introduce(satellite, servers, &program)).await
+        supervise(first, &data_dir, plan, |satellite| {
+            let (runtime, data_dir) = (satellite.runtime().clone(), satellite.data_dir().to_owned());
+            let program = program.clone();
+            tokio::spawn(async move {
+                let up = |snapshot: &Arc<Snapshot>| {
+                    snapshot.len() == servers && snapshot.iter().all(|view| !view.status.is_transitional())
+                };
+                // What to try is the last thing printed, and is printed also if a server does not come up.
+                let _ = tokio::time::timeout(PATIENCE, runtime.watch().wait_for(up)).await;
+                beside_the_bar(|| introduce(&data_dir, servers, &program));
+            });
+        })
+        .await
     }
 }
 
@@ -75,9 +93,12 @@ fn example(program: &str) -> Result<Plan, Failed> {
     config::parse("demo.toml", &text, &|_| None).map_err(|errors| Failed::new(FAILED, errors.to_string()))
 }
 
-fn introduce(satellite: &Satellite, servers: usize, program: &str) {
-    let shell = |text: &str| shlex(program, text);
-    let data_dir = satellite.data_dir().display();
+fn introduce(data_dir: &Path, servers: usize, program: &str) {
+    let elsewhere = data_dir.file_name() != Some(DEFAULT_DATA_DIR.as_ref());
+    let option =
+        if elsewhere { format!(" --data-dir {}", quoted(&data_dir.display().to_string())) } else { String::new() };
+    let shell = |text: &str| format!("{} {text}{option}", quoted(program));
+    let data_dir = data_dir.display();
     say(&format!(
         "\nThe demo runs {servers} servers of 5 users in 2 teams. In another terminal, in this directory, try:\n"
     ));
@@ -97,9 +118,8 @@ fn introduce(satellite: &Satellite, servers: usize, program: &str) {
     ));
 }
 
-/// The command as it can be typed: the program's path quoted if it must be.
-fn shlex(program: &str, rest: &str) -> String {
-    let plain = program.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte));
-    let quoted = if plain { program.to_owned() } else { format!("'{}'", program.replace('\'', r"'\''")) };
-    format!("{quoted} {rest}")
+/// As it can be typed: in quotes if it must be.
+fn quoted(path: &str) -> String {
+    let plain = path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte));
+    if plain { path.to_owned() } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }

@@ -76,11 +76,13 @@ enum Verb {
     SimServer(Box<Script>),
 }
 
+const DEFAULT_DATA_DIR: &str = ".satellite";
+
 /// Where a satellite keeps its data, and where its control socket is.
 #[derive(Debug, Clone, Args)]
 struct DataDir {
     /// Where the satellite keeps its data and its control socket
-    #[arg(long, value_name = "DIR", default_value = ".satellite", env = "SATELLITE_DATA_DIR")]
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DATA_DIR, env = "SATELLITE_DATA_DIR")]
     data_dir: PathBuf,
 }
 

@@ -1,11 +1,12 @@
 //! `satellite run`: the main job, in the foreground.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use mcp_satellite_actors::model::status::Status;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -48,12 +49,33 @@ impl Log {
         let terminal = std::io::stderr().is_terminal();
         let format = self.log_format.unwrap_or(if terminal { LogFormat::Human } else { LogFormat::Json });
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(QUIET));
-        let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| BesideTheBar);
         // An error says that a subscriber is there already: then the host has chosen.
         let _ = match format {
             LogFormat::Human => builder.with_ansi(terminal).with_target(false).try_init(),
             LogFormat::Json => builder.json().flatten_event(true).try_init(),
         };
+    }
+}
+
+/// The one place where bars are drawn.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// Runs `print` with the progress bar out of the way.
+pub(super) fn beside_the_bar(print: impl FnOnce()) {
+    BARS.suspend(print);
+}
+
+/// stderr, with the progress bar out of the way while a line of the log is written.
+struct BesideTheBar;
+
+impl Write for BesideTheBar {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        BARS.suspend(|| std::io::stderr().write(line))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stderr().flush()
     }
 }
 
@@ -151,7 +173,7 @@ fn show_progress(satellite: &Satellite) -> tokio::task::JoinHandle<()> {
         if total < 2 || !std::io::stderr().is_terminal() {
             return;
         }
-        let bar = ProgressBar::new(total as u64);
+        let bar = BARS.add(ProgressBar::new(total as u64));
         // The template is ours and fixed: if it were wrong the default would be shown.
         if let Ok(style) = ProgressStyle::with_template("starting {bar:30} {pos}/{len} {msg}") {
             bar.set_style(style);
