@@ -27,6 +27,10 @@ use crate::team::{self, ControlError, Reply, TeamSupervisor, Uninstalled, Verb};
 
 /// Beyond the longest grace a shutdown waits this long for workers to be gone, then kills what is left.
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(2);
+/// Beyond the longest grace a shutdown takes no longer than this, the last flush of the events included.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(5);
+/// A supervisor that could not be started is tried again after this.
+const SPAWN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// What Root is told.
 pub(crate) enum Msg {
@@ -145,6 +149,7 @@ struct Team {
 
 struct Closing {
     reply: oneshot::Sender<Farewell>,
+    deadline: Instant,
     in_time: bool,
     flushing: bool,
 }
@@ -319,7 +324,7 @@ impl State {
             Ok((supervisor, _)) => supervisor,
             Err(error) => {
                 tracing::error!(team_id = %team, %error, "cannot start a team's supervisor; trying again");
-                self.revive_later(team.clone(), SHUTDOWN_MARGIN, myself);
+                self.revive_later(team.clone(), SPAWN_AGAIN_AFTER, myself);
                 return;
             }
         };
@@ -422,11 +427,13 @@ impl State {
         if self.closing.is_some() {
             return;
         }
-        self.closing = Some(Closing { reply, in_time: true, flushing: false });
         let grace = self.instances.values().map(|(spec, _)| spec.policy.session.terminate_grace).max();
+        let grace = grace.unwrap_or_default();
+        let deadline = Instant::now() + grace + SHUTDOWN_MAX;
+        self.closing = Some(Closing { reply, deadline, in_time: true, flushing: false });
         let me = myself.clone();
         self.tasks.spawn(async move {
-            tokio::time::sleep(grace.unwrap_or_default() + SHUTDOWN_MARGIN).await;
+            tokio::time::sleep(grace + SHUTDOWN_MARGIN).await;
             let _ = cast!(me, Msg::ShutdownOverdue);
         });
         for team in self.teams.values().filter_map(|team| team.supervisor.as_ref()) {
@@ -463,9 +470,10 @@ impl State {
         if let Some(batcher) = &batcher {
             let _ = cast!(batcher, batcher::Msg::FlushAndEnd(reply));
         }
-        let (timeout, events, me) = (self.args.batch.flush_timeout, self.args.events.clone(), myself.clone());
+        let until = (Instant::now() + self.args.batch.flush_timeout).min(closing.deadline);
+        let (events, me) = (self.args.events.clone(), myself.clone());
         self.tasks.spawn(async move {
-            let lost = match tokio::time::timeout(timeout, flushed).await {
+            let lost = match tokio::time::timeout_at(until, flushed).await {
                 Ok(Ok(lost)) => lost,
                 Ok(Err(_)) | Err(_) => events.statistics().unsent(),
             };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -15,7 +16,7 @@ use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, Fate};
 use crate::model::ids::InstanceId;
-use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use crate::model::policy::{BatchPolicy, SessionPolicy, TeamBudgetPolicy};
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
 use crate::root::{self, Farewell, Installed, Part, Root};
@@ -25,6 +26,9 @@ use crate::team::{ControlError, Reply, Uninstalled, Verb};
 
 /// A satellite waits this long beyond its own limits for its last words.
 const FAREWELL_MARGIN: Duration = Duration::from_secs(5);
+
+/// Between two questions to a team whose supervisor is being replaced.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// What a runtime is made of.
 pub struct Options {
@@ -238,38 +242,47 @@ impl RuntimeHandle {
         timeout: Option<Duration>,
     ) -> Result<Box<RawValue>, CallError> {
         let started = Instant::now();
-        let Some(view) = self.status(id) else { return Err(CallError::NotFound { what: "server".to_owned() }) };
-        let repeatable =
-            view.catalogue.as_deref().and_then(|catalogue| catalogue.tool(tool)).is_some_and(|tool| tool.repeatable);
+        let view = self.status(id);
+        let known = view.as_ref().and_then(|view| view.catalogue.as_deref()?.tool(tool));
+        let repeatable = known.is_some_and(|tool| tool.repeatable);
         let request = || Request::Tool { name: tool.to_owned(), arguments: arguments.clone() };
         let may_repeat = |fate| fate == Fate::NotSent || (fate == Fate::MaybeExecuted && repeatable);
-        let answer = self.request(&view, request, timeout, may_repeat).await;
-        let elapsed = started.elapsed();
-        self.events.emit(Event::ToolExecuted {
-            of: view.subject.clone(),
-            tool_name: tool.to_owned(),
-            duration_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
-            success: answer.is_ok(),
-            error_message: answer.as_ref().err().map(ToString::to_string),
-        });
+        let answer = self.request(id, view.as_deref(), request, timeout, may_repeat).await;
+        // An instance that the registry had not heard of was tried all the same; by now it has.
+        if let Some(view) = view.or_else(|| self.status(id)) {
+            let error_message = match &answer {
+                Ok(result) => tool_error(result).map(|text| view.spec.mask.apply(&text)),
+                Err(error) => Some(error.to_string()),
+            };
+            self.events.emit(Event::ToolExecuted {
+                of: view.subject.clone(),
+                tool_name: tool.to_owned(),
+                duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+                success: error_message.is_none(),
+                error_message,
+            });
+        }
         answer
     }
 
     async fn request(
         &self,
-        view: &InstanceView,
+        id: &InstanceId,
+        view: Option<&InstanceView>,
         request: impl Fn() -> Request,
         timeout: Option<Duration>,
         may_repeat: impl Fn(Fate) -> bool,
     ) -> Result<Box<RawValue>, CallError> {
-        let timeout = timeout.unwrap_or(view.spec.policy.session.request_timeout);
+        let default =
+            || view.map_or(SessionPolicy::default().request_timeout, |view| view.spec.policy.session.request_timeout);
+        let timeout = timeout.unwrap_or_else(default);
         let deadline = Instant::now() + timeout;
-        let mut port = view.port.clone().filter(CallPort::is_open);
+        let mut port = view.and_then(|view| view.port.clone()).filter(CallPort::is_open);
         let mut repeated = false;
         loop {
             let open = match port.take() {
                 Some(port) => port,
-                None => self.ensure(&view.spec.id, deadline, timeout).await?,
+                None => self.ensure(id, deadline, timeout).await?,
             };
             let left = deadline.saturating_duration_since(Instant::now());
             let answer = open.request(request(), left).await;
@@ -336,4 +349,24 @@ impl RuntimeHandle {
     }
 }
 
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+/// What a tool said went wrong, if its result says that something did.
+fn tool_error(result: &RawValue) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Outcome {
+        #[serde(default)]
+        is_error: bool,
+        #[serde(default)]
+        content: Vec<Content>,
+    }
+    #[derive(Deserialize)]
+    struct Content {
+        #[serde(default)]
+        text: Option<String>,
+    }
+    // Most results are no errors, and some are large: they are not parsed.
+    memchr::memmem::find(result.get().as_bytes(), b"\"isError\"")?;
+    let outcome: Outcome = serde_json::from_str(result.get()).ok()?;
+    let text = || outcome.content.into_iter().find_map(|content| content.text).unwrap_or_default();
+    outcome.is_error.then(text)
+}

@@ -369,6 +369,13 @@ impl State {
             instance.port = None;
         }
         self.input(id, Input::Ended(run, exit), now, myself).await;
+        // Who came while the run was ending waits for the next one; one that sleeps now is woken for them.
+        if let Some(instance) = self.instances.get_mut(id) {
+            instance.callers.retain(|caller| !caller.is_closed());
+            if !instance.callers.is_empty() {
+                self.input(id, Input::Call, now, myself).await;
+            }
+        }
         if self.closing && self.instances.is_empty() {
             myself.stop(None);
         }
@@ -590,7 +597,9 @@ impl Instance {
     }
 
     fn admit(&mut self, run: Run) {
-        let Some(port) = self.port.as_ref().filter(|port| port.run() == run) else { return };
+        // A run whose session is over takes no calls, though the news of its end is still on its way: they wait for it.
+        let takes_calls = |port: &&CallPort| port.run() == run && port.is_open();
+        let Some(port) = self.port.as_ref().filter(takes_calls) else { return };
         for caller in self.callers.drain(..) {
             let _ = caller.send(Ok(port.clone()));
         }
