@@ -130,7 +130,7 @@ pub(crate) struct Root;
 pub(crate) struct State {
     args: Args,
     /// Ordered by team, so that a team's are a range.
-    instances: BTreeMap<InstanceId, (Arc<InstanceSpec>, Option<Memo>)>,
+    instances: BTreeMap<InstanceId, Desired>,
     teams: HashMap<TeamId, Team>,
     supervisors: HashMap<ActorId, TeamId>,
     registry: ActorRef<registry::Msg>,
@@ -139,6 +139,25 @@ pub(crate) struct State {
     last_run: u64,
     closing: Option<Closing>,
     tasks: Tasks,
+}
+
+/// An instance as desired, and what it has come to.
+struct Desired {
+    spec: Arc<InstanceSpec>,
+    memo: Option<Memo>,
+    /// Set while it is being removed.
+    leaving: Option<Leaving>,
+}
+
+/// An instance that is being removed, and what was installed under its identity meanwhile.
+struct Leaving {
+    next: Option<Arc<InstanceSpec>>,
+}
+
+impl Desired {
+    fn new(spec: Arc<InstanceSpec>) -> Self {
+        Self { spec, memo: None, leaving: None }
+    }
 }
 
 /// A team's supervisor, and how often it has died.
@@ -183,7 +202,8 @@ impl Actor for Root {
         match msg {
             Msg::Install(spec, reply) => state.install(spec, reply, &myself).await,
             Msg::Uninstall(id, reply) => {
-                if state.instances.contains_key(&id) {
+                if let Some(desired) = state.instances.get_mut(&id) {
+                    desired.leaving.get_or_insert(Leaving { next: None });
                     let team = id.team.clone();
                     state.tell_team(&team, team::Msg::Uninstall(id, reply));
                 } else {
@@ -220,11 +240,11 @@ impl Actor for Root {
                 state.grant();
             }
             Msg::Remember(id, memo) => {
-                if let Some((_, known)) = state.instances.get_mut(&id) {
-                    *known = Some(memo);
+                if let Some(desired) = state.instances.get_mut(&id) {
+                    desired.memo = Some(memo);
                 }
             }
-            Msg::Forget(id) => state.forget(&id),
+            Msg::Forget(id) => state.forget(&id, &myself).await,
             Msg::Revive(team) => state.spawn_team(&team, &myself).await,
             Msg::Barrier(reply) => drop(cast!(state.registry, registry::Msg::Barrier(reply))),
             Msg::FlushEvents(reply) => {
@@ -275,28 +295,40 @@ impl State {
         }
         let (id, team) = (spec.id.clone(), spec.id.team.clone());
         let installed = match self.instances.get_mut(&id) {
-            Some((known, _)) if *known == spec => Installed::Unchanged,
-            Some((known, _)) => {
-                known.clone_from(&spec);
+            // What was there is still ending: this comes after it, as something new.
+            Some(Desired { leaving: Some(leaving), .. }) => {
+                leaving.next = Some(spec);
+                Installed::New
+            }
+            Some(known) if known.spec == spec => Installed::Unchanged,
+            Some(known) => {
+                known.spec = spec.clone();
                 self.tell_team(&team, team::Msg::Update(spec));
                 Installed::Updated
             }
             None => {
-                self.instances.insert(id, (spec.clone(), None));
-                if self.teams.contains_key(&team) {
-                    self.tell_team(&team, team::Msg::Install(spec, None));
-                } else {
-                    self.spawn_team(&team, myself).await;
-                }
+                self.install_new(spec, myself).await;
                 Installed::New
             }
         };
         let _ = reply.send(Ok(installed));
     }
 
-    fn forget(&mut self, id: &InstanceId) {
-        self.instances.remove(id);
+    async fn install_new(&mut self, spec: Arc<InstanceSpec>, myself: &ActorRef<Msg>) {
+        let team = spec.id.team.clone();
+        self.instances.insert(spec.id.clone(), Desired::new(spec.clone()));
+        if self.teams.contains_key(&team) {
+            self.tell_team(&team, team::Msg::Install(spec, None));
+        } else {
+            self.spawn_team(&team, myself).await;
+        }
+    }
+
+    async fn forget(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
         self.permits.withdraw(id);
+        if let Some(spec) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
+            self.install_new(spec, myself).await;
+        }
         if self.of_team(&id.team).next().is_none()
             && let Some(supervisor) = self.teams.remove(&id.team).and_then(|team| team.supervisor)
         {
@@ -305,9 +337,22 @@ impl State {
         }
     }
 
-    fn of_team(&self, team: &TeamId) -> impl Iterator<Item = &(Arc<InstanceSpec>, Option<Memo>)> {
-        let of_team = |(id, _): &(&InstanceId, _)| id.team == *team;
-        self.instances.range(InstanceId::first_of(team)..).take_while(of_team).map(|(_, known)| known)
+    fn of_team(&self, team: &TeamId) -> impl Iterator<Item = &Desired> {
+        let of_team = |(id, _): &(&InstanceId, &Desired)| id.team == *team;
+        self.instances.range(InstanceId::first_of(team)..).take_while(of_team).map(|(_, desired)| desired)
+    }
+
+    /// What was being removed when its supervisor died is gone with it.
+    fn forget_leaving(&mut self, team: &TeamId) {
+        let leaving = self.of_team(team).filter(|desired| desired.leaving.is_some());
+        let leaving: Vec<InstanceId> = leaving.map(|desired| desired.spec.id.clone()).collect();
+        for id in leaving {
+            let next = self.instances.remove(&id).and_then(|desired| desired.leaving?.next);
+            match next {
+                Some(spec) => drop(self.instances.insert(id, Desired::new(spec))),
+                None => drop(cast!(self.registry, registry::Msg::Remove(id))),
+            }
+        }
     }
 
     /// Starts a team's supervisor with all instances of the team, and what each had come to.
@@ -329,8 +374,8 @@ impl State {
             }
         };
         self.supervisors.insert(supervisor.get_id(), team.clone());
-        for (spec, memo) in self.of_team(team) {
-            let _ = cast!(supervisor, team::Msg::Install(spec.clone(), memo.clone()));
+        for desired in self.of_team(team) {
+            let _ = cast!(supervisor, team::Msg::Install(desired.spec.clone(), desired.memo.clone()));
         }
         let entry = self.teams.entry(team.clone());
         entry.or_insert_with(|| Team { supervisor: None, deaths: History::default() }).supervisor = Some(supervisor);
@@ -382,6 +427,7 @@ impl State {
             self.flush_when_empty(myself);
             return;
         }
+        self.forget_leaving(team);
         let Some(entry) = self.teams.get_mut(team) else { return };
         entry.supervisor = None;
         tracing::error!(team_id = %team, why, "a team's supervisor died; starting another with its instances");
@@ -427,7 +473,7 @@ impl State {
         if self.closing.is_some() {
             return;
         }
-        let grace = self.instances.values().map(|(spec, _)| spec.policy.session.terminate_grace).max();
+        let grace = self.instances.values().map(|desired| desired.spec.policy.session.terminate_grace).max();
         let grace = grace.unwrap_or_default();
         let deadline = Instant::now() + grace + SHUTDOWN_MAX;
         self.closing = Some(Closing { reply, deadline, in_time: true, flushing: false });
