@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use mcp_satellite_actors::model::snapshot::Snapshot;
+use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 
 use super::run::{Log, beside_the_bar, supervise};
 use super::{DEFAULT_DATA_DIR, DataDir, FAILED, Failed, say};
@@ -28,7 +28,7 @@ args = ["sim-server", "--name", "search", "--tools", "3", "--call-delay", "50ms"
 
 [servers.flaky]
 command = "SELF"
-args = ["sim-server", "--name", "flaky", "--exit-after", "20s", "--exit-code", "1"]
+args = ["sim-server", "--name", "flaky", "--exit-after", "20s", "--exit-code", "1", "--stderr-text", "error: this server crashes on purpose after 20 s"]
 
 [[teams]]
 id = "team_acme"
@@ -73,15 +73,17 @@ impl Demo {
         let first = plan()?;
         let servers = first.instances.len();
         supervise(first, &data_dir, plan, |satellite| {
-            let (runtime, data_dir) = (satellite.runtime().clone(), satellite.data_dir().to_owned());
-            let program = program.clone();
+            let runtime = satellite.runtime().clone();
+            let (program, data_dir) = (program.clone(), data_dir.clone());
             tokio::spawn(async move {
                 let up = |snapshot: &Arc<Snapshot>| {
                     snapshot.len() == servers && snapshot.iter().all(|view| !view.status.is_transitional())
                 };
                 // What to try is the last thing printed, and is printed also if a server does not come up.
                 let _ = tokio::time::timeout(PATIENCE, runtime.watch().wait_for(up)).await;
-                beside_the_bar(|| introduce(&data_dir, servers, &program));
+                let snapshot = runtime.snapshot();
+                let victim = snapshot.iter().find(|view| view.spec.server.as_str() == "notes");
+                beside_the_bar(|| introduce(&data_dir, servers, &program, victim.map(|view| &**view)));
             });
         })
         .await
@@ -93,19 +95,21 @@ fn example(program: &str) -> Result<Plan, Failed> {
     config::parse("demo.toml", &text, &|_| None).map_err(|errors| Failed::new(FAILED, errors.to_string()))
 }
 
-fn introduce(data_dir: &Path, servers: usize, program: &str) {
-    let elsewhere = data_dir.file_name() != Some(DEFAULT_DATA_DIR.as_ref());
-    let option =
-        if elsewhere { format!(" --data-dir {}", quoted(&data_dir.display().to_string())) } else { String::new() };
+fn introduce(data_dir: &Path, servers: usize, program: &str, victim: Option<&InstanceView>) {
+    let elsewhere = data_dir != Path::new(DEFAULT_DATA_DIR);
+    let data_dir = data_dir.display().to_string();
+    let option = if elsewhere { format!(" --data-dir {}", quoted(&data_dir)) } else { String::new() };
     let shell = |text: &str| format!("{} {text}{option}", quoted(program));
-    let data_dir = data_dir.display();
+    let pid = victim.and_then(|view| view.pid).map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
+    let name = victim.map_or("one by the pid that status shows", |view| &view.spec.name);
+    let kill = format!("kill {name}, and see it come back as another process");
     say(&format!(
         "\nThe demo runs {servers} servers of 5 users in 2 teams. In another terminal, in this directory, try:\n"
     ));
     for (what, command) in [
         ("see them", shell("status --watch")),
         ("call one", shell("call notes echo '{\"text\": \"hello\"}' --user alice")),
-        ("kill one, by the PID that status shows, and see it come back", "kill -9 PID".to_owned()),
+        (&kill, format!("kill -9 {pid}")),
         ("see what happened", shell("events --follow")),
         ("stop one; only `start` brings it back", shell("stop search --user dave")),
         ("read what one wrote to stderr", shell("logs flaky")),
