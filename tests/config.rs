@@ -34,7 +34,7 @@ fn parse(text: &str) -> Result<Plan, ConfigErrors> {
 }
 
 fn parse_json(text: &str) -> Result<Plan, ConfigErrors> {
-    config::parse_mcp_json("mcp.json", text, &environment)
+    config::parse_mcp_json("mcp.json", text, &config::Base::default(), &environment)
 }
 
 /// One team with one user, `more` in front, and an installation that is completed by `installation`.
@@ -397,7 +397,19 @@ fn a_file_is_loaded_with_its_references_and_one_that_is_not_there_is_an_error() 
     assert_eq!(config::load(&file).unwrap().instances[0].server_layer.env["T"].text.expose(), "from-a-file");
 
     let missing = folder.path().join("none.toml");
-    let errors = config::load(&missing).unwrap_err().and(config::load_mcp_json(&missing).unwrap_err());
+    let errors =
+        config::load(&missing).unwrap_err().and(config::load_mcp_json(&missing, &config::Base::default()).unwrap_err());
     assert_eq!(errors.count(), 2);
     assert!(errors.items()[0].message.starts_with("cannot read the configuration: No such file"));
+}
+
+#[test]
+fn servers_of_an_mcp_json_are_held_to_what_the_satellites_own_file_says() {
+    let toml = "[satellite]\nprofile = \"production\"\n[policy.restart]\nmax_crashes = 9\n";
+    let own = config::parse("satellite.toml", toml, &|_| None).unwrap();
+    let json = |command: &str| format!(r#"{{"mcpServers": {{"files": {{"command": "{command}"}}}}}}"#);
+    let refused = config::parse_mcp_json("mcp.json", &json("/bin/sh"), &own.base, &|_| None).unwrap_err();
+    assert!(refused.items()[0].message.contains("`/bin/sh` is not allowed in the production profile"), "{refused:?}");
+    let plan = config::parse_mcp_json("mcp.json", &json("npx"), &own.base, &|_| None).unwrap();
+    assert_eq!(plan.instances[0].policy.restart.max_crashes, 9);
 }

@@ -61,6 +61,15 @@ struct Door {
     statistics: watch::Sender<Statistics>,
 }
 
+impl Door {
+    fn show(&self, envelope: &Envelope) {
+        if self.subscribers.receiver_count() > 0 {
+            // An error says that nobody listens any more.
+            let _ = self.subscribers.send(Arc::new(envelope.clone()));
+        }
+    }
+}
+
 impl Emitter {
     pub(crate) fn new(policy: &BatchPolicy, wall: WallClock) -> Self {
         Self(Arc::new(Door {
@@ -244,11 +253,8 @@ impl State {
         loop {
             outbox.lost_at_the_door(door.lost.swap(0, Ordering::AcqRel));
             let Some((timestamp, event)) = door.ring.pop() else { break };
-            if let Some(envelope) = outbox.push(timestamp, event)
-                && door.subscribers.receiver_count() > 0
-            {
-                // An error says that nobody listens any more.
-                let _ = door.subscribers.send(Arc::new(envelope.clone()));
+            if let Some(envelope) = outbox.push(timestamp, event) {
+                door.show(envelope);
             }
         }
         self.events.publish(outbox);
@@ -256,7 +262,11 @@ impl State {
 
     fn send_next(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &mut self.outbox else { return };
-        let Some(batch) = outbox.next_batch(Instant::now().into_std(), self.events.wall()) else { return };
+        let batch = outbox.next_batch(Instant::now().into_std(), self.events.wall());
+        for announcement in outbox.take_announced() {
+            self.events.0.show(&announcement);
+        }
+        let Some(batch) = batch else { return };
         let (sending, me) = (self.sink.send(batch), myself.clone());
         self.tasks.spawn(async move {
             let answer = AssertUnwindSafe(sending).catch_unwind().await;

@@ -202,13 +202,7 @@ impl Actor for Root {
         match msg {
             Msg::Install(spec, reply) => state.install(spec, reply, &myself).await,
             Msg::Uninstall(id, reply) => {
-                if let Some(desired) = state.instances.get_mut(&id) {
-                    desired.leaving.get_or_insert(Leaving { next: None });
-                    let team = id.team.clone();
-                    state.tell_team(&team, team::Msg::Uninstall(id, reply));
-                } else {
-                    let _ = reply.send(Err(ControlError::NotFound));
-                }
+                state.uninstall(id, reply);
             }
             Msg::Control(id, verb, reply) => {
                 let team = id.team.clone();
@@ -312,6 +306,22 @@ impl State {
             }
         };
         let _ = reply.send(Ok(installed));
+    }
+
+    fn uninstall(&mut self, id: InstanceId, reply: Reply<Uninstalled>) {
+        let Some(desired) = self.instances.get_mut(&id) else {
+            let _ = reply.send(Err(ControlError::NotFound));
+            return;
+        };
+        desired.leaving.get_or_insert(Leaving { next: None });
+        let team = id.team.clone();
+        if self.teams.get(&team).is_some_and(|team| team.supervisor.is_some()) {
+            self.tell_team(&team, team::Msg::Uninstall(id, reply));
+        } else {
+            // Its supervisor has died and its process with it: there is nothing to end.
+            self.forget_leaving(&team);
+            let _ = reply.send(Ok(Uninstalled { active: false, dormant: false }));
+        }
     }
 
     async fn install_new(&mut self, spec: Arc<InstanceSpec>, myself: &ActorRef<Msg>) {

@@ -23,7 +23,9 @@ impl Sources {
     pub(super) fn load(&self) -> Result<Plan, Failed> {
         let refused = |errors: ConfigErrors| Failed::new(BAD_INPUT, rendered(&errors));
         let toml = self.config.as_deref().map(config::load);
-        let json = self.mcp_json.as_deref().map(config::load_mcp_json);
+        // The satellite's own file says what the servers of the other one are held to, too.
+        let base = toml.as_ref().and_then(|plan| plan.as_ref().ok()).map(|plan| plan.base.clone()).unwrap_or_default();
+        let json = self.mcp_json.as_deref().map(|file| config::load_mcp_json(file, &base));
         match (toml, json) {
             (None, None) => Err(Failed::new(
                 BAD_INPUT,

@@ -13,7 +13,8 @@ use super::file;
 use super::plan::{KEEP, ROTATE_BYTES, SinkPlan};
 use super::policy::Batching;
 use super::reader::{Text, Typed, nearest};
-use super::secrets::{DENIED, Surroundings, looks_secret, reference, refers};
+use super::secrets::{Surroundings, looks_secret, reference, refers};
+use crate::connect::environment::DENIED;
 
 /// What may be started in production without being named.
 const ALLOWED: [&str; 8] = ["npx", "node", "uvx", "uv", "python", "python3", "deno", "bun"];
@@ -28,7 +29,7 @@ pub(super) struct Check<'a> {
     pub(super) surroundings: Surroundings<'a>,
     source: &'a Source<'a>,
     /// The commands that may be started; `None` is all.
-    allowed: Option<Vec<String>>,
+    pub(super) allowed: Option<Vec<String>>,
 }
 
 /// A server, installed or as a template, as meant.
@@ -41,8 +42,13 @@ pub(super) struct Server {
 }
 
 impl<'a> Check<'a> {
-    pub(super) fn new(source: &'a Source<'a>, surroundings: Surroundings<'a>, findings: &'a mut Findings) -> Self {
-        Self { findings, surroundings, source, allowed: None }
+    pub(super) fn new(
+        source: &'a Source<'a>,
+        surroundings: Surroundings<'a>,
+        allowed: Option<Vec<String>>,
+        findings: &'a mut Findings,
+    ) -> Self {
+        Self { findings, surroundings, source, allowed }
     }
 
     /// From here on only the commands on the list, and these, may be started.

@@ -22,7 +22,7 @@ use std::path::Path;
 use toml_span::ErrorKind;
 
 pub use errors::{ConfigErrors, Item};
-pub use plan::{Plan, Profile, SinkPlan};
+pub use plan::{Base, Plan, Profile, SinkPlan};
 
 use errors::{Findings, Source};
 use secrets::Surroundings;
@@ -33,9 +33,9 @@ pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
 }
 
 /// Reads an `mcp.json` of Claude, Cursor or VS Code: one team `local` with one user `me`, a server's name is the id of
-/// its installation.
-pub fn load_mcp_json(file: &Path) -> Result<Plan, ConfigErrors> {
-    parse_mcp_json(&file.display().to_string(), &text_of(file)?, &|name| std::env::var(name).ok())
+/// its installation. `base` is what the satellite's own file holds every server to; without one, the default.
+pub fn load_mcp_json(file: &Path, base: &Base) -> Result<Plan, ConfigErrors> {
+    parse_mcp_json(&file.display().to_string(), &text_of(file)?, base, &|name| std::env::var(name).ok())
 }
 
 fn text_of(file: &Path) -> Result<String, ConfigErrors> {
@@ -55,7 +55,7 @@ pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String
         Ok(tree) => {
             let source = Source { name, text, shown: secrets::shown(text, &tree) };
             let file = file::File::read(tree, &mut findings);
-            finish(file, &source, environment, findings)
+            finish(file, &Base::default(), &source, environment, findings)
         }
         Err(error) => {
             let hint = match &error.kind {
@@ -73,6 +73,7 @@ pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String
 pub fn parse_mcp_json(
     name: &str,
     text: &str,
+    base: &Base,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Plan, ConfigErrors> {
     let mut findings = Findings::default();
@@ -81,18 +82,19 @@ pub fn parse_mcp_json(
     };
     let source = Source { name, text, shown: secrets::shown(text, &tree) };
     let file = mcp_json::read(tree, &mut findings);
-    finish(file, &source, environment, findings)
+    finish(file, base, &source, environment, findings)
 }
 
 fn finish(
     file: file::File,
+    base: &Base,
     source: &Source<'_>,
     environment: &dyn Fn(&str) -> Option<String>,
     mut findings: Findings,
 ) -> Result<Plan, ConfigErrors> {
     let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
     let surroundings = Surroundings { environment, folder, read: BTreeSet::new() };
-    let plan = teams::build(file, source, surroundings, &mut findings);
+    let plan = teams::build(file, base, source, surroundings, &mut findings);
     let warnings = findings.settle(source)?;
     Ok(Plan { warnings, ..plan })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use mcp_satellite_actors::model::policy::{BatchPolicy, Policy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceConfig;
 
@@ -35,6 +35,8 @@ pub struct Plan {
     pub users: usize,
     /// Variables of the satellite's environment that it read as secrets: no server may inherit them.
     pub secret_variables: BTreeSet<String>,
+    /// What servers of further files are held to.
+    pub base: Base,
     /// What works and is probably not what was meant, with its place in front.
     pub warnings: Vec<String>,
 }
@@ -81,6 +83,15 @@ impl Default for SinkPlan {
     }
 }
 
+/// What a satellite holds every file's servers to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Base {
+    /// The only commands that may be started; `None` is any, as in the development profile.
+    pub(super) allowed_commands: Option<Vec<String>>,
+    /// The top-level `[policy]`.
+    pub(super) policy: Policy,
+}
+
 impl Default for Plan {
     fn default() -> Self {
         Self {
@@ -95,6 +106,7 @@ impl Default for Plan {
             teams: 0,
             users: 0,
             secret_variables: BTreeSet::new(),
+            base: Base::default(),
             warnings: Vec::new(),
         }
     }

@@ -11,22 +11,6 @@ use toml_span::value::{Value, ValueInner};
 use super::errors::Findings;
 use super::reader::Text;
 
-/// Never passed to a server, whatever the configuration says: each makes a program load or run something else.
-pub(super) const DENIED: [&str; 12] = [
-    "LD_PRELOAD",
-    "LD_LIBRARY_PATH",
-    "LD_AUDIT",
-    "LD_DEBUG",
-    "LD_PROFILE",
-    "NODE_OPTIONS",
-    "NODE_PATH",
-    "PYTHONSTARTUP",
-    "PYTHONPATH",
-    "BASH_ENV",
-    "ENV",
-    "SHELL",
-];
-
 /// A value that stands somewhere else.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reference<'a> {
@@ -223,7 +207,7 @@ pub(super) fn shown_blind(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let mut at = 0;
     for line in text.split_inclusive('\n') {
-        let key = line.find(['=', ':']).filter(|end| *end <= 40 && !line[*end..].starts_with("=="));
+        let key = line.find(['=', ':']).filter(|end| is_key(&line[..*end]));
         let heading = line.trim_start().starts_with('[') && !line.contains(['"', '\'', ',']);
         let from = if heading { line.len() } else { key.unwrap_or(0) };
         for byte in &mut bytes[at + from..at + line.len()] {
@@ -236,9 +220,24 @@ pub(super) fn shown_blind(text: &str) -> String {
     String::from_utf8(bytes).unwrap_or_default()
 }
 
+/// A name, in quotes or not. What ends in the middle of a quoted value is none.
+fn is_key(text: &str) -> bool {
+    let text = text.trim();
+    let unquoted = ['"', '\''].iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote));
+    let name = unquoted.unwrap_or(text);
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_shows_its_keys_and_no_value() {
+        let text = "API_KEY = \"a\n  \"c2VjcmV0LXZhbHVl=\",\n\"user:pass\"\n\"quoted\": x\n[teams.env]\n";
+        let shown = "API_KEY = \"*\n  \"****************=\",\n\"****:****\"\n\"quoted\": *\n[teams.env]\n";
+        assert_eq!(shown_blind(text), shown);
+    }
 
     #[test]
     fn a_value_is_secret_by_its_name_or_by_its_looks() {

@@ -11,18 +11,19 @@ use toml_span::{Span, Spanned};
 use super::check::{Check, Server, Unique};
 use super::errors::{Findings, Source};
 use super::file;
-use super::plan::{self, Plan, Profile};
+use super::plan::{self, Base, Plan, Profile};
 use super::reader::{Text, Typed, nearest};
 use super::secrets::Surroundings;
 
 /// What `file` means. Whether the plan is good is for the caller to see from the findings.
 pub(super) fn build(
     file: file::File,
+    base: &Base,
     source: &Source<'_>,
     surroundings: Surroundings<'_>,
     findings: &mut Findings,
 ) -> Plan {
-    let mut check = Check::new(source, surroundings, findings);
+    let mut check = Check::new(source, surroundings, base.allowed_commands.clone(), findings);
     let mut plan = Plan::default();
     if let Some(name) = file.name.given() {
         check.satellite_name(name);
@@ -38,7 +39,8 @@ pub(super) fn build(
     }
     plan.start_permits = file.start_permits;
     plan.team_budget = file.team_budget.meant();
-    let policy = file.policy.over(&Policy::default(), check.findings);
+    let policy = file.policy.over(&base.policy, check.findings);
+    plan.base = Base { allowed_commands: check.allowed.clone(), policy: policy.clone() };
     let (sink, batch) = check.sink(file.events);
     plan.sink = sink;
     plan.batch = batch.meant(check.findings);

@@ -5,4 +5,5 @@ pub mod file;
 #[cfg(feature = "cli")]
 pub mod http;
 pub mod stdout;
+pub mod stored;
 mod writer;

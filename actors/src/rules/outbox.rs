@@ -84,6 +84,8 @@ pub struct Outbox {
     cycle_end: u64,
     /// Dropped and not yet announced.
     gap: Option<(u64, u64)>,
+    /// Announced, and not yet shown to those who listen.
+    announced: Vec<Envelope>,
     reconnecting: HashMap<Arc<str>, u64>,
     statistics: Statistics,
 }
@@ -104,6 +106,7 @@ impl Outbox {
             not_before: None,
             cycle_end: 0,
             gap: None,
+            announced: Vec::new(),
             reconnecting: HashMap::new(),
             statistics: Statistics::default(),
             policy,
@@ -230,6 +233,11 @@ impl Outbox {
         }
     }
 
+    /// The announcements of gaps since the last time: they are made here, so nobody has pushed them.
+    pub fn take_announced(&mut self) -> Vec<Envelope> {
+        std::mem::take(&mut self.announced)
+    }
+
     /// Whether everything that was pushed is settled.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.in_flight.is_none() && self.gap.is_none()
@@ -319,7 +327,8 @@ impl Outbox {
     /// Queues the announcement of a gap, once a batch has made room for it.
     fn announce_gap(&mut self, wall: Timestamp) -> bool {
         let Some((from_seq, to_seq)) = self.gap.take() else { return false };
-        self.push(wall, Event::EventsDropped { from_seq, to_seq });
+        let announcement = self.push(wall, Event::EventsDropped { from_seq, to_seq }).cloned();
+        self.announced.extend(announcement);
         self.cycle_end = self.cycle_end.max(self.next_seq);
         true
     }
