@@ -16,6 +16,9 @@ use crate::model::exit::{CallError, Fate};
 use crate::model::ids::Run;
 use crate::model::spec::InstanceSpec;
 
+/// "No timeout" is a year: a deadline must be a time that a clock can show.
+pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// What a caller wants of a server.
 #[derive(Debug)]
 pub enum Request {
@@ -74,6 +77,7 @@ pub(crate) enum Command {
     Request {
         id: u64,
         request: Request,
+        started: Instant,
         timeout: Duration,
         ticket: Ticket,
     },
@@ -226,7 +230,8 @@ impl CallPort {
         let started = Instant::now();
         let mut attendance = Attendance { port, id, answered: false };
         // If the run is over the command comes back, is dropped, and its ticket answers `not_sent`.
-        let _ = port.commands.send(Command::Request { id, request, timeout, ticket });
+        let timeout = timeout.min(TIMEOUT_MAX);
+        let _ = port.commands.send(Command::Request { id, request, started, timeout, ticket });
         let answer = answer.await.unwrap_or_else(|_| {
             Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason: "the run ended".to_owned() })
         });

@@ -12,7 +12,9 @@ use crate::model::event::{Event, LogLevel, LogLine, Subject};
 use crate::model::policy::LogPolicy;
 use crate::model::secret::Mask;
 
-const READ_SIZE: usize = 8 * 1024;
+/// Small, because an idle server's stderr holds it; grown while reads fill it.
+const READ_SIZE: usize = 1024;
+const READ_SIZE_MAX: usize = 64 * 1024;
 const LIMIT_WINDOW: Duration = Duration::from_secs(1);
 const SUMMARY_EVERY: Duration = Duration::from_secs(60);
 
@@ -25,9 +27,8 @@ pub(crate) async fn drain(
     events: Emitter,
 ) {
     let mut keeper = Keeper::new(policy, mask, of, events);
-    let mut chunk = Vec::new();
+    let mut chunk = Vec::with_capacity(READ_SIZE);
     loop {
-        chunk.reserve(READ_SIZE);
         let read = match keeper.flush_at {
             Some(at) => match tokio::time::timeout_at(at, stderr.read_buf(&mut chunk)).await {
                 Ok(read) => read,
@@ -43,7 +44,12 @@ pub(crate) async fn drain(
             Ok(0) | Err(_) => return,
             Ok(_) => keeper.take(&chunk),
         }
-        chunk.clear();
+        let filled = chunk.len() == chunk.capacity();
+        match chunk.capacity() {
+            size if filled && size < READ_SIZE_MAX => chunk = Vec::with_capacity(size * 2),
+            size if !filled && size > READ_SIZE => chunk = Vec::with_capacity(READ_SIZE),
+            _ => chunk.clear(),
+        }
     }
 }
 

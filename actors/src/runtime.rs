@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::batcher::{Emitter, WallClock};
-use crate::calls::{CallPort, Request};
+use crate::calls::{CallPort, Request, TIMEOUT_MAX};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, Fate};
@@ -275,7 +275,7 @@ impl RuntimeHandle {
     ) -> Result<Box<RawValue>, CallError> {
         let default =
             || view.map_or(SessionPolicy::default().request_timeout, |view| view.spec.policy.session.request_timeout);
-        let timeout = timeout.unwrap_or_else(default);
+        let timeout = timeout.unwrap_or_else(default).min(TIMEOUT_MAX);
         let deadline = Instant::now() + timeout;
         let mut port = view.and_then(|view| view.port.clone()).filter(CallPort::is_open);
         let mut repeated = false;

@@ -5,7 +5,7 @@
 //! a link ended and what was malformed, must keep every field it does not know, and must let nothing be cached. rmcp
 //! gives the types of the handshake.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,15 +41,18 @@ const VERSIONS: [ProtocolVersion; 4] = [
 const METHOD_NOT_FOUND: i64 = -32601;
 const INTERNAL_ERROR: i64 = -32603;
 
-/// No more is accepted from callers while this much waits to be written.
-const OUTGOING_MAX: usize = 1024 * 1024;
+/// Answers to a server's own requests pile up if it does not read them: more unwritten bytes than this end it.
+const UNREAD_ANSWERS_MAX: usize = 16 * 1024 * 1024;
+/// Tables that grew in a burst are given back above this many places.
+const IDLE_CAPACITY_MAX: usize = 64;
 /// After this long without the process ending by itself, a closed stdout or stdin is a broken wire.
 const BROKEN_PATIENCE: Duration = Duration::from_secs(1);
 /// After SIGKILL nobody waits longer for a process that will not die.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Malformed lines logged one by one; then each doubling.
 const MALFORMED_LOGGED: u64 = 5;
-const MALFORMED_SHOWN: usize = 200;
+/// Of what a server sent, this much is quoted in a log or a message.
+const QUOTED_MAX: usize = 200;
 
 /// News of a session, told to the team as they happen.
 #[derive(Debug)]
@@ -113,7 +116,6 @@ struct Calls {
     pending: HashMap<u64, Pending>,
     deadlines: BTreeSet<(Instant, u64)>,
     written: u64,
-    reason: Option<String>,
 }
 
 impl Calls {
@@ -125,6 +127,9 @@ impl Calls {
     fn remove(&mut self, id: u64) -> Option<Pending> {
         let pending = self.pending.remove(&id)?;
         self.deadlines.remove(&(pending.deadline, id));
+        if self.pending.is_empty() && self.pending.capacity() > IDLE_CAPACITY_MAX {
+            self.pending = HashMap::new();
+        }
         Some(pending)
     }
 
@@ -143,7 +148,6 @@ impl Calls {
     }
 
     fn settle(&mut self, reason: &str) {
-        self.reason = Some(reason.to_owned());
         self.deadlines.clear();
         for (_, pending) in self.pending.drain() {
             if let Purpose::Caller { mut ticket, .. } = pending.purpose {
@@ -165,7 +169,9 @@ impl Drop for Calls {
 #[derive(Default)]
 struct Listing {
     tools: Vec<Tool>,
+    names: HashSet<Box<str>>,
     pages: usize,
+    cursor: Option<String>,
 }
 
 struct Session {
@@ -184,8 +190,11 @@ struct Session {
     queued: u64,
     calls: Calls,
     watchdog: Watchdog,
-    heard: bool,
+    /// Stdout has ended or broke: there is nothing more to read.
+    stdout_over: bool,
     initialized: Option<Instant>,
+    /// Whether the server said that it has tools.
+    has_tools: bool,
     listing: Option<Listing>,
     list_again_at: Option<Instant>,
     broken: Option<(String, Instant)>,
@@ -210,8 +219,9 @@ pub(crate) async fn run(args: Args) -> WorkerExit {
         queued: 0,
         calls: Calls::default(),
         watchdog: Watchdog::new(now.into_std()),
-        heard: false,
+        stdout_over: false,
         initialized: None,
+        has_tools: false,
         listing: None,
         list_again_at: None,
         broken: None,
@@ -227,9 +237,10 @@ impl Session {
     async fn serve(&mut self) -> Over {
         loop {
             let wake_at = self.wake_at();
-            let taking = self.out.len() < OUTGOING_MAX;
-            let reading = self.broken.is_none();
+            let reading = !self.stdout_over;
             let writing = !self.out.is_empty();
+            // In this order because a server may flood its stdout: reading is never short of work, and must not keep
+            // the others from theirs. Commands are bounded by their permits.
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control {
@@ -237,16 +248,16 @@ impl Session {
                     // A worker that is gone wants what a stop wants.
                     Some(Control::Stop) | None => return Over::Asked,
                 },
-                received = self.lines.next(), if reading => {
-                    if let Some(over) = self.on_received(received) {
+                () = sleep_until(wake_at), if wake_at.is_some() => {
+                    if let Some(over) = self.on_time() {
                         return over;
                     }
                 }
                 end = self.process.ended() => return Over::Process(end),
                 written = write(&mut self.writer, &self.out), if writing => self.on_written(written),
-                Some(command) = self.port.commands.recv(), if taking => self.on_command(command),
-                () = sleep_until(wake_at), if wake_at.is_some() => {
-                    if let Some(over) = self.on_time() {
+                Some(command) = self.port.commands.recv() => self.on_command(command),
+                received = self.lines.next(), if reading => {
+                    if let Some(over) = self.on_received(received) {
                         return over;
                     }
                 }
@@ -265,7 +276,8 @@ impl Session {
     }
 
     /// A look that changes nothing: the decision itself is taken in `on_time`.
-    fn watchdog_verdict(&self) -> Verdict {
+    fn watchdog_verdict(&mut self) -> Verdict {
+        self.watchdog.heard(self.lines.last_read.into_std());
         let open = if self.watchdog.is_suspicious() { self.calls.callers() } else { 0 };
         self.watchdog.clone().check(&self.spec.policy.watchdog, Instant::now().into_std(), open)
     }
@@ -287,9 +299,8 @@ impl Session {
     }
 
     fn on_initialize(&mut self, answer: Result<&RawValue, CallError>) -> Option<Over> {
-        // What is told may quote the server, and the server may quote its secrets.
-        let mask = self.spec.mask.clone();
-        let failed = |why: String| Some(Over::Failed(ExitCause::Handshake(mask.apply(&why))));
+        let spec = self.spec.clone();
+        let failed = |why: String| Some(Over::Failed(ExitCause::Handshake(quoted(&spec.mask, &why))));
         let result = match answer {
             Ok(result) => result,
             Err(error) => return failed(error.to_string()),
@@ -305,11 +316,13 @@ impl Session {
             ));
         }
         tracing::debug!(
-            installation_name = %self.spec.name, server = server.server_info.name,
-            version = server.server_info.version, protocol = %server.protocol_version, "initialized"
+            installation_name = %self.spec.name, server = quoted(&self.spec.mask, &server.server_info.name),
+            version = quoted(&self.spec.mask, &server.server_info.version), protocol = %server.protocol_version,
+            "initialized"
         );
         self.notify("notifications/initialized", None);
         self.initialized = Some(Instant::now());
+        self.has_tools = server.capabilities.tools.is_some();
         (self.news)(News::Initialized);
         if self.discover {
             self.list();
@@ -330,7 +343,7 @@ impl Session {
         self.list_page(None);
     }
 
-    fn list_page(&mut self, cursor: Option<&RawValue>) {
+    fn list_page(&mut self, cursor: Option<&str>) {
         let params = cursor.map(|cursor| format!(r#"{{"cursor":{cursor}}}"#));
         let deadline = Instant::now() + self.spec.policy.session.request_timeout;
         self.ask("tools/list", params.as_deref(), Purpose::List, deadline);
@@ -346,34 +359,40 @@ impl Session {
         }
         let Some(mut listing) = self.listing.take() else { return };
         let page = match answer {
-            // A server without tools is a server.
-            Err(CallError::Server { code: METHOD_NOT_FOUND, .. }) => Page { tools: Vec::new(), next_cursor: None },
+            // A server without tools is a server, in whatever words it says so.
+            Err(CallError::Server { code, .. }) if code == METHOD_NOT_FOUND || !self.has_tools => {
+                Page { tools: Vec::new(), next_cursor: None }
+            }
             Err(error) => return (self.news)(News::DiscoveryFailed(error.to_string())),
             Ok(result) => match serde_json::from_str::<Page<'_>>(result.get()) {
                 Ok(page) => page,
                 Err(error) => {
                     let why = format!("the answer to tools/list is not one: {error}");
-                    return (self.news)(News::DiscoveryFailed(self.spec.mask.apply(&why)));
+                    return (self.news)(News::DiscoveryFailed(quoted(&self.spec.mask, &why)));
                 }
             },
         };
         for raw in page.tools {
             match Tool::parse(raw) {
+                // The first of a name is the one that is called.
+                Ok(tool) if !listing.names.insert(tool.name.clone()) => {}
                 Ok(tool) => listing.tools.push(tool),
                 Err(error) => {
-                    tracing::warn!(installation_name = %self.spec.name, %error, "a tool without a usable definition is left out");
+                    let error = quoted(&self.spec.mask, &error.to_string());
+                    tracing::warn!(installation_name = %self.spec.name, error, "a tool without a usable definition is left out");
                 }
             }
         }
         listing.pages += 1;
-        let cursor = page.next_cursor;
-        if let Some(cursor) = cursor
-            && listing.pages >= self.spec.policy.session.list_pages_max
-        {
-            tracing::warn!(installation_name = %self.spec.name, pages = listing.pages, %cursor, "tools/list has too many pages; the rest is left out");
-        } else if let Some(cursor) = cursor {
-            self.listing = Some(listing);
-            return self.list_page(Some(cursor));
+        // A cursor that is empty or the same again would go on for ever.
+        let cursor = page.next_cursor.map(RawValue::get).filter(|cursor| *cursor != "\"\"");
+        if let Some(cursor) = cursor.filter(|cursor| listing.cursor.as_deref() != Some(*cursor)) {
+            if listing.pages < self.spec.policy.session.list_pages_max {
+                listing.cursor = Some(cursor.to_owned());
+                self.listing = Some(listing);
+                return self.list_page(Some(cursor));
+            }
+            tracing::warn!(installation_name = %self.spec.name, pages = listing.pages, "tools/list has too many pages; the rest is left out");
         }
         (self.news)(News::Discovered(Arc::new(Catalogue { tools: listing.tools })));
     }
@@ -382,13 +401,12 @@ impl Session {
 
     fn on_received(&mut self, received: Received) -> Option<Over> {
         match received {
+            Received::FirstByte => {
+                (self.news)(News::FirstByte);
+                None
+            }
             Received::Line(line) => {
                 let now = Instant::now();
-                self.watchdog.heard(now.into_std());
-                if !self.heard {
-                    self.heard = true;
-                    (self.news)(News::FirstByte);
-                }
                 if line.trim_ascii().is_empty() {
                     return None;
                 }
@@ -404,6 +422,7 @@ impl Session {
                 }
             }
             Received::End => {
+                self.stdout_over = true;
                 self.breaks("the server closed its stdout".to_owned());
                 None
             }
@@ -412,6 +431,7 @@ impl Session {
                 Some(Over::Failed(ExitCause::Wire(format!("a line from the server is longer than {limit} bytes"))))
             }
             Received::Failed(error) => {
+                self.stdout_over = true;
                 self.breaks(format!("cannot read the server's stdout: {error}"));
                 None
             }
@@ -420,12 +440,11 @@ impl Session {
 
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) -> Option<Over> {
         match (&frame.method, frame.id) {
-            (Some(method), Some(id)) => self.on_server_request(method, id),
+            (Some(method), Some(id)) => return self.on_server_request(method, id),
             (Some(method), None) => self.on_notification(method, frame.params, now),
             (None, Some(id)) => return self.on_response(id, frame),
             (None, None) => {
-                let error = frame.error.map_or("", RawValue::get);
-                tracing::warn!(installation_name = %self.spec.name, error = self.spec.mask.apply(error), "the server reports an error for no request");
+                self.on_malformed(frame.error.map_or("", RawValue::get).as_bytes(), "an error for no request");
             }
         }
         None
@@ -453,7 +472,11 @@ impl Session {
         }
     }
 
-    fn on_server_request(&mut self, method: &str, id: &RawValue) {
+    fn on_server_request(&mut self, method: &str, id: &RawValue) -> Option<Over> {
+        if self.out.len() > UNREAD_ANSWERS_MAX {
+            let why = "the server asks and does not read the answers".to_owned();
+            return Some(Over::Failed(ExitCause::Wire(why)));
+        }
         let answer = match method {
             "ping" => r#""result":{}"#.to_owned(),
             "roots/list" => r#""result":{"roots":[]}"#.to_owned(),
@@ -463,6 +486,7 @@ impl Session {
             _ => format!(r#""error":{{"code":{METHOD_NOT_FOUND},"message":"method not found"}}"#),
         };
         self.put(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), ",", &answer, "}"]);
+        None
     }
 
     fn on_notification(&mut self, method: &str, params: Option<&RawValue>, now: Instant) {
@@ -478,7 +502,8 @@ impl Session {
                     self.calls.extend(progress.progress_token, now, self.spec.policy.session.request_timeout_max);
                 }
             }
-            "notifications/tools/list_changed" => {
+            // Before the handshake is done there is nothing that could have changed, and nobody to ask.
+            "notifications/tools/list_changed" if self.initialized.is_some() => {
                 self.list_again_at.get_or_insert(now + self.spec.policy.session.list_changed_debounce);
             }
             other => tracing::trace!(installation_name = %self.spec.name, method = other, "notification"),
@@ -488,10 +513,8 @@ impl Session {
     fn on_malformed(&self, line: &[u8], why: &str) {
         let before = self.counters.malformed_line();
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
-            // Masked before it is cut, so that no part of a secret is left at the cut.
-            let mut text = self.spec.mask.apply(&String::from_utf8_lossy(&line[..line.len().min(64 * 1024)]));
-            text.truncate(text.floor_char_boundary(MALFORMED_SHOWN));
-            let why = self.spec.mask.apply(why);
+            let text = quoted(&self.spec.mask, &String::from_utf8_lossy(&line[..line.len().min(64 * 1024)]));
+            let why = quoted(&self.spec.mask, why);
             tracing::warn!(installation_name = %self.spec.name, why, line = text, count = before + 1, "a line on stdout is skipped");
         }
     }
@@ -504,8 +527,7 @@ impl Session {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Request { id, request, timeout, ticket } => {
-                let now = Instant::now();
+            Command::Request { id, request, started, timeout, ticket } => {
                 let starts_at = self.queued;
                 match request {
                     Request::Tool { name, arguments } => {
@@ -528,8 +550,8 @@ impl Session {
                         self.put_request(id, &method, params.as_deref().map(RawValue::get));
                     }
                 }
-                let purpose = Purpose::Caller { ticket, started: now, timeout };
-                self.calls.insert(id, Pending { purpose, deadline: now + timeout, starts_at });
+                let purpose = Purpose::Caller { ticket, started, timeout };
+                self.calls.insert(id, Pending { purpose, deadline: started + timeout, starts_at });
             }
             Command::Cancel { id } => {
                 if self.calls.remove(id).is_some() {
@@ -631,6 +653,7 @@ impl Session {
         if self.list_again_at.is_some_and(|at| now >= at) {
             self.list();
         }
+        self.watchdog.heard(self.lines.last_read.into_std());
         let open = if self.watchdog.is_suspicious() { self.calls.callers() } else { 0 };
         match self.watchdog.check(&self.spec.policy.watchdog, now.into_std(), open) {
             Verdict::Wait(_) => None,
@@ -658,7 +681,13 @@ impl Session {
         };
         exit.ran = ran;
         self.port.commands.close();
-        self.calls.settle(&exit.reason());
+        let reason = exit.reason();
+        self.calls.settle(&reason);
+        while let Ok(command) = self.port.commands.try_recv() {
+            if let Command::Request { ticket, .. } = command {
+                ticket.answer(Err(CallError::Terminated { fate: Fate::NotSent, reason: reason.clone() }));
+            }
+        }
         self.writer = None;
         if exit.cause == ExitCause::Asked {
             self.process.terminate();
@@ -676,7 +705,8 @@ impl Session {
     /// What the process wrote before it ended is still in the pipe. A grandchild may hold the other end for ever.
     async fn drain(&mut self) {
         let until = Instant::now() + self.spec.policy.session.exit_drain;
-        while self.broken.is_none() {
+        // A grandchild may also write for ever: the clock is looked at before each read.
+        while !self.stdout_over && Instant::now() < until {
             let Ok(received) = tokio::time::timeout_at(until, self.lines.next()).await else { return };
             if self.on_received(received).is_some() {
                 return;
@@ -687,13 +717,15 @@ impl Session {
     /// Waits for the whole group to be gone, reading and dropping what it still prints, so that it does not block.
     async fn is_gone_within(&mut self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
-        let mut reading = true;
+        let mut reading = !self.stdout_over;
         loop {
             tokio::select! {
                 biased;
                 () = self.process.gone() => return true,
-                received = self.lines.next(), if reading => reading = matches!(received, Received::Line(_)),
                 () = tokio::time::sleep_until(until) => return false,
+                received = self.lines.next(), if reading => {
+                    reading = matches!(received, Received::Line(_) | Received::FirstByte);
+                }
             }
         }
     }
@@ -724,13 +756,13 @@ fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
         #[serde(default)]
         message: String,
         #[serde(default)]
-        data: Option<Box<RawValue>>,
+        data: Option<serde_json::Value>,
     }
     match error.map(|error| serde_json::from_str::<ServerError>(error.get())) {
         Some(Ok(error)) => CallError::Server {
             code: error.code,
             message: mask.apply(&error.message),
-            data: error.data.map(|data| mask.apply(data.get())),
+            data: error.data.map(|data| mask.apply_json(data).to_string()),
         },
         Some(Err(_)) | None => CallError::Server {
             code: INTERNAL_ERROR,
@@ -738,4 +770,15 @@ fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
             data: None,
         },
     }
+}
+
+/// What a server said, as it may be quoted: it may say its secrets, and it may say much. Masked before it is cut, so that
+/// no part of a secret is left at the cut.
+fn quoted(mask: &Mask, text: &str) -> String {
+    let mut text = mask.apply(text);
+    if text.len() > QUOTED_MAX {
+        text.truncate(text.floor_char_boundary(QUOTED_MAX));
+        text.push('…');
+    }
+    text
 }

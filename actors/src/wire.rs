@@ -6,6 +6,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::time::Instant;
 
 /// Grown by doubling from here. Small, because an idle instance holds one such buffer while it waits.
 const READ_CAPACITY: usize = 2048;
@@ -17,11 +18,16 @@ pub(crate) struct Lines<R> {
     /// The buffer's first bytes that are known to hold no newline.
     scanned: usize,
     line_max: usize,
+    started: bool,
+    /// When bytes last came; when it was made, before any.
+    pub(crate) last_read: Instant,
 }
 
 /// What reading brought.
 #[derive(Debug)]
 pub(crate) enum Received {
+    /// The first bytes are there; told once.
+    FirstByte,
     /// One line, without its newline.
     Line(Bytes),
     /// End of file.
@@ -34,7 +40,7 @@ pub(crate) enum Received {
 
 impl<R: AsyncRead + Unpin> Lines<R> {
     pub(crate) fn new(reader: R, line_max: usize) -> Self {
-        Self { reader, buffer: BytesMut::new(), scanned: 0, line_max }
+        Self { reader, buffer: BytesMut::new(), scanned: 0, line_max, started: false, last_read: Instant::now() }
     }
 
     /// The next line. Cancel-safe: a partial line stays in the buffer.
@@ -63,7 +69,12 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             }
             match self.reader.read_buf(&mut self.buffer).await {
                 Ok(0) => return Received::End,
-                Ok(_) => {}
+                Ok(_) => {
+                    self.last_read = Instant::now();
+                    if !std::mem::replace(&mut self.started, true) {
+                        return Received::FirstByte;
+                    }
+                }
                 Err(error) => return Received::Failed(error),
             }
         }
@@ -142,13 +153,16 @@ mod tests {
         let mut seen = Vec::new();
         loop {
             match lines.next().await {
+                Received::FirstByte => assert!(seen.is_empty()),
                 Received::Line(line) => seen.push(String::from_utf8_lossy(&line).into_owned()),
                 Received::End => break,
                 Received::TooLong | Received::Failed(_) => panic!("no line is over the limit"),
             }
         }
         assert_eq!(seen, ["one", "", "two-is-long"]);
-        assert!(matches!(Lines::new(b"twelve bytes\n".as_slice(), 11).next().await, Received::TooLong));
+        let mut long = Lines::new(b"twelve bytes\n".as_slice(), 11);
+        assert!(matches!(long.next().await, Received::FirstByte));
+        assert!(matches!(long.next().await, Received::TooLong));
     }
 
     #[test]

@@ -84,6 +84,22 @@ impl Mask {
     }
 }
 
+impl Mask {
+    /// A JSON value with every secret replaced in every text of it, keys too. JSON can write one text in many ways, so
+    /// its texts are masked, not its bytes.
+    pub fn apply_json(&self, value: serde_json::Value) -> serde_json::Value {
+        use serde_json::Value;
+        match value {
+            Value::String(text) => Value::String(self.apply(&text)),
+            Value::Array(items) => items.into_iter().map(|item| self.apply_json(item)).collect(),
+            Value::Object(fields) => {
+                fields.into_iter().map(|(key, value)| (self.apply(&key), self.apply_json(value))).collect()
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => value,
+        }
+    }
+}
+
 impl fmt::Debug for Mask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mask({} secrets)", self.needles.len())

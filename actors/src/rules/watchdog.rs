@@ -31,9 +31,11 @@ impl Watchdog {
         Self { last_byte: now, call_timed_out: false, pinged: None }
     }
 
-    /// Bytes came: whatever was suspected is over.
-    pub fn heard(&mut self, now: Instant) {
-        *self = Self::new(now);
+    /// The last bytes came at this time: if they are newer than what is known, whatever was suspected is over.
+    pub fn heard(&mut self, at: Instant) {
+        if at > self.last_byte {
+            *self = Self::new(at);
+        }
     }
 
     /// A call's deadline passed.
