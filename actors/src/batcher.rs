@@ -56,6 +56,8 @@ struct Door {
     lost: AtomicU64,
     closed: AtomicBool,
     wake: Notify,
+    /// Whether a wake-up is on its way: an emitter that finds it set has nothing to do.
+    awake: AtomicBool,
     wall: WallClock,
     subscribers: broadcast::Sender<Arc<Envelope>>,
     statistics: watch::Sender<Statistics>,
@@ -77,6 +79,7 @@ impl Emitter {
             lost: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             wake: Notify::new(),
+            awake: AtomicBool::new(false),
             wall,
             subscribers: broadcast::Sender::new(SUBSCRIBER_BACKLOG),
             statistics: watch::Sender::default(),
@@ -92,7 +95,9 @@ impl Emitter {
         if door.ring.force_push((self.wall(), event)).is_some() {
             door.lost.fetch_add(1, Ordering::AcqRel);
         }
-        door.wake.notify_one();
+        if !door.awake.swap(true, Ordering::AcqRel) {
+            door.wake.notify_one();
+        }
     }
 
     /// The wall clock's time.
@@ -210,7 +215,7 @@ impl State {
     fn handle(&mut self, myself: &ActorRef<Msg>, msg: Msg) {
         let now = Instant::now().into_std();
         let wall = self.events.wall();
-        self.take_from_the_door();
+        self.take_from_the_door(myself);
         let Some(outbox) = &mut self.outbox else { return };
         match msg {
             Msg::Wake => {}
@@ -247,11 +252,18 @@ impl State {
         self.finish(myself);
     }
 
-    fn take_from_the_door(&mut self) {
+    /// At most one ringful: emitters may be as fast as this, and a cycle must not wait for them.
+    fn take_from_the_door(&mut self, myself: &ActorRef<Msg>) {
         let door = self.events.0.clone();
         let Some(outbox) = &mut self.outbox else { return };
-        loop {
+        door.awake.store(false, Ordering::Release);
+        for taken in 0..=door.ring.capacity() {
             outbox.lost_at_the_door(door.lost.swap(0, Ordering::AcqRel));
+            if taken == door.ring.capacity() {
+                door.awake.store(true, Ordering::Release);
+                let _ = cast!(myself, Msg::Wake);
+                break;
+            }
             let Some((timestamp, event)) = door.ring.pop() else { break };
             if let Some(envelope) = outbox.push(timestamp, event) {
                 door.show(envelope);

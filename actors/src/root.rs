@@ -14,13 +14,14 @@ use crate::calls::CallPort;
 use crate::model::exit::CallError;
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
-use crate::model::snapshot::Snapshot;
+use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
+use crate::model::status::Status;
 use crate::registry::{self, StatusRegistry};
 use crate::rules::outbox::Outbox;
 use crate::rules::permits::{Permits, Urgency};
 use crate::rules::restart::{History, Verdict};
-use crate::rules::slot::Memo;
+use crate::rules::slot::{Memo, Want};
 use crate::seam::{Connector, EventSink};
 use crate::tasks::Tasks;
 use crate::team::{self, ControlError, Reply, TeamSupervisor, Uninstalled, Verb};
@@ -60,6 +61,8 @@ pub(crate) enum Msg {
     Barrier(oneshot::Sender<()>),
     /// Send the queued events now.
     FlushEvents(oneshot::Sender<()>),
+    /// A part of the tree is gone. Told by Root to itself, so that it comes after all that the dead had told.
+    Died(ActorId, String, Option<Box<Outbox>>),
     /// End everything with grace, and tell what was lost.
     Shutdown(oneshot::Sender<Farewell>),
     /// The grace of a shutdown is over.
@@ -167,7 +170,7 @@ struct Team {
 }
 
 struct Closing {
-    reply: oneshot::Sender<Farewell>,
+    replies: Vec<oneshot::Sender<Farewell>>,
     deadline: Instant,
     in_time: bool,
     flushing: bool,
@@ -207,6 +210,7 @@ impl Actor for Root {
             Msg::Control(id, verb, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
+                    // Without a supervisor the reply is dropped, and says that it was interrupted.
                     state.tell_team(&team, team::Msg::Control(id, verb, reply));
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
@@ -239,7 +243,8 @@ impl Actor for Root {
                 }
             }
             Msg::Forget(id) => state.forget(&id, &myself).await,
-            Msg::Revive(team) => state.spawn_team(&team, &myself).await,
+            Msg::Revive(team) => state.revive(&team, &myself).await,
+            Msg::Died(who, why, outbox) => state.on_death(who, why, outbox, &myself).await?,
             Msg::Barrier(reply) => drop(cast!(state.registry, registry::Msg::Barrier(reply))),
             Msg::FlushEvents(reply) => {
                 if let Some(batcher) = &state.batcher {
@@ -249,8 +254,9 @@ impl Actor for Root {
             Msg::Shutdown(reply) => state.shut_down(reply, &myself),
             Msg::ShutdownOverdue => state.kill_what_is_left(&myself),
             Msg::Flushed(events_lost) => {
-                if let Some(closing) = state.closing.take() {
-                    let _ = closing.reply.send(Farewell { events_lost, in_time: closing.in_time });
+                let Some(closing) = state.closing.take() else { return Ok(()) };
+                for reply in closing.replies {
+                    let _ = reply.send(Farewell { events_lost, in_time: closing.in_time });
                 }
                 myself.stop(None);
             }
@@ -264,20 +270,21 @@ impl Actor for Root {
         &self,
         myself: ActorRef<Msg>,
         event: SupervisionEvent,
-        state: &mut State,
+        _state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match event {
             SupervisionEvent::ActorTerminated(who, _, _) => {
-                state.on_death(who.get_id(), "ended".to_owned(), None, &myself).await
+                drop(cast!(myself, Msg::Died(who.get_id(), "ended".to_owned(), None)));
             }
             SupervisionEvent::ActorFailed(who, error) => {
                 let (why, died) = (error.to_string(), error.downcast::<batcher::Died>().ok());
-                state.on_death(who.get_id(), why, died.and_then(|died| died.outbox), &myself).await
+                drop(cast!(myself, Msg::Died(who.get_id(), why, died.and_then(|died| died.outbox))));
             }
-            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => Ok(()),
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
             #[cfg(feature = "cluster")]
-            SupervisionEvent::PidLifecycleEvent(_) => Ok(()),
+            SupervisionEvent::PidLifecycleEvent(_) => {}
         }
+        Ok(())
     }
 }
 
@@ -297,6 +304,8 @@ impl State {
             Some(known) if known.spec == spec => Installed::Unchanged,
             Some(known) => {
                 known.spec = spec.clone();
+                // For the case that its supervisor dies before it hears of it.
+                known.memo = known.memo.as_ref().map(Memo::under_new_config);
                 self.tell_team(&team, team::Msg::Update(spec));
                 Installed::Updated
             }
@@ -313,7 +322,8 @@ impl State {
             let _ = reply.send(Err(ControlError::NotFound));
             return;
         };
-        desired.leaving.get_or_insert(Leaving { next: None });
+        // Asked again, it undoes what was installed meanwhile, too.
+        desired.leaving = Some(Leaving { next: None });
         let team = id.team.clone();
         if self.teams.get(&team).is_some_and(|team| team.supervisor.is_some()) {
             self.tell_team(&team, team::Msg::Uninstall(id, reply));
@@ -336,6 +346,8 @@ impl State {
 
     async fn forget(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
         self.permits.withdraw(id);
+        // A registry that died meanwhile may have gone on from a picture that still shows it.
+        drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
         if let Some(spec) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
             self.install_new(spec, myself).await;
         }
@@ -344,6 +356,8 @@ impl State {
         {
             self.supervisors.remove(&supervisor.get_id());
             supervisor.stop(None);
+            self.permits.forget_team(&id.team);
+            self.grant();
         }
     }
 
@@ -409,8 +423,9 @@ impl State {
             }
         } else if self.batcher.as_ref().is_some_and(|batcher| batcher.get_id() == who) {
             self.batcher = None;
-            if self.closing.as_ref().is_some_and(|closing| closing.flushing) {
-                // Its last word was the answer to the flush.
+            let flushing = self.closing.as_ref().is_some_and(|closing| closing.flushing);
+            if flushing && outbox.is_none() {
+                // It has ended: its last word was the answer to the flush.
                 return Ok(());
             }
             tracing::error!(why, "the event batcher died; starting another with its queue");
@@ -423,6 +438,9 @@ impl State {
                 |outbox| *outbox,
             );
             self.batcher = Some(spawn_batcher(outbox, &self.args, &myself.get_cell()).await?);
+            if flushing {
+                self.flush(myself);
+            }
         } else if let Some(team) = self.supervisors.remove(&who) {
             self.on_team_death(&team, &why, myself).await;
         }
@@ -450,7 +468,35 @@ impl State {
         if delay.is_zero() {
             self.spawn_team(team, myself).await;
         } else {
+            self.show_without_supervisor(team);
             self.revive_later(team.clone(), delay, myself);
+        }
+    }
+
+    /// Its servers are gone with it, and readers must not see them online until it is back.
+    fn show_without_supervisor(&self, team: &TeamId) {
+        let snapshot = self.args.published.borrow().clone();
+        for view in snapshot.team(team).filter(|view| view.port.is_some() || view.pid.is_some()) {
+            let message = Some("its supervisor is being restarted".to_owned());
+            let (status, message) = match view.want {
+                Want::Running => (Status::Connecting, message),
+                Want::Stopped => (Status::Offline, view.message.clone()),
+            };
+            let view =
+                InstanceView { status, message, port: None, pid: None, initialized_at: None, ..(**view).clone() };
+            drop(cast!(self.registry, registry::Msg::Put(Arc::new(view))));
+        }
+    }
+
+    async fn revive(&mut self, team: &TeamId, myself: &ActorRef<Msg>) {
+        let has_one = self.teams.get(team).is_some_and(|team| team.supervisor.is_some());
+        if has_one || self.closing.is_some() {
+            return;
+        }
+        if self.of_team(team).next().is_some() {
+            self.spawn_team(team, myself).await;
+        } else {
+            self.teams.remove(team);
         }
     }
 
@@ -480,13 +526,14 @@ impl State {
     }
 
     fn shut_down(&mut self, reply: oneshot::Sender<Farewell>, myself: &ActorRef<Msg>) {
-        if self.closing.is_some() {
+        if let Some(closing) = &mut self.closing {
+            closing.replies.push(reply);
             return;
         }
         let grace = self.instances.values().map(|desired| desired.spec.policy.session.terminate_grace).max();
         let grace = grace.unwrap_or_default();
         let deadline = Instant::now() + grace + SHUTDOWN_MAX;
-        self.closing = Some(Closing { reply, deadline, in_time: true, flushing: false });
+        self.closing = Some(Closing { replies: vec![reply], deadline, in_time: true, flushing: false });
         let me = myself.clone();
         self.tasks.spawn(async move {
             tokio::time::sleep(grace + SHUTDOWN_MARGIN).await;
@@ -521,19 +568,27 @@ impl State {
         }
         closing.flushing = true;
         self.args.events.close();
+        self.flush(myself);
+    }
+
+    fn flush(&mut self, myself: &ActorRef<Msg>) {
+        let Some(closing) = &self.closing else { return };
+        let until = (Instant::now() + self.args.batch.flush_timeout).min(closing.deadline);
         let (reply, flushed) = oneshot::channel();
-        let batcher = self.batcher.clone();
-        if let Some(batcher) = &batcher {
+        if let Some(batcher) = &self.batcher {
             let _ = cast!(batcher, batcher::Msg::FlushAndEnd(reply));
         }
-        let until = (Instant::now() + self.args.batch.flush_timeout).min(closing.deadline);
         let (events, me) = (self.args.events.clone(), myself.clone());
         self.tasks.spawn(async move {
-            let lost = match tokio::time::timeout_at(until, flushed).await {
-                Ok(Ok(lost)) => lost,
-                Ok(Err(_)) | Err(_) => events.statistics().unsent(),
-            };
-            let _ = cast!(me, Msg::Flushed(lost));
+            match tokio::time::timeout_at(until, flushed).await {
+                Ok(Ok(lost)) => drop(cast!(me, Msg::Flushed(lost))),
+                Err(_elapsed) => drop(cast!(me, Msg::Flushed(events.statistics().unsent()))),
+                // The batcher died; the flush goes on with the next one, if its queue came back.
+                Ok(Err(_)) => {
+                    tokio::time::sleep_until(until).await;
+                    drop(cast!(me, Msg::Flushed(events.statistics().unsent())));
+                }
+            }
         });
     }
 

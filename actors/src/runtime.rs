@@ -24,9 +24,6 @@ use crate::rules::outbox::Statistics;
 use crate::seam::{Connector, EventSink};
 use crate::team::{ControlError, Reply, Uninstalled, Verb};
 
-/// A satellite waits this long beyond its own limits for its last words.
-const FAREWELL_MARGIN: Duration = Duration::from_secs(5);
-
 /// Between two questions to a team whose supervisor is being replaced.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
@@ -70,7 +67,6 @@ pub struct RuntimeHandle {
     root: ActorRef<root::Msg>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     events: Emitter,
-    flush_timeout: Duration,
 }
 
 /// Starts a runtime of its own. The join handle resolves when it has ended.
@@ -97,20 +93,18 @@ pub async fn start_linked(
 struct Parts {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     events: Emitter,
-    flush_timeout: Duration,
 }
 
 impl Parts {
     fn handle(self, root: ActorRef<root::Msg>) -> RuntimeHandle {
-        let Self { snapshot, events, flush_timeout } = self;
-        RuntimeHandle { root, snapshot, events, flush_timeout }
+        let Self { snapshot, events } = self;
+        RuntimeHandle { root, snapshot, events }
     }
 }
 
 fn parts(options: Options) -> (root::Args, Parts) {
     let (published, snapshot) = watch::channel(Arc::new(Snapshot::default()));
     let events = Emitter::new(&options.batch, options.wall);
-    let flush_timeout = options.batch.flush_timeout;
     let args = root::Args {
         connector: options.connector,
         sink: options.sink,
@@ -121,7 +115,7 @@ fn parts(options: Options) -> (root::Args, Parts) {
         start_permits: options.start_permits,
         published,
     };
-    (args, Parts { snapshot, events, flush_timeout })
+    (args, Parts { snapshot, events })
 }
 
 impl RuntimeHandle {
@@ -323,18 +317,18 @@ impl RuntimeHandle {
     async fn ask<T>(&self, message: impl FnOnce(Reply<T>) -> root::Msg) -> Result<T, ControlError> {
         let (reply, answer) = oneshot::channel();
         let _ = cast!(self.root, message(reply));
-        answer.await.unwrap_or(Err(ControlError::Closing))
+        let ended = || self.root.get_status() >= ractor::ActorStatus::Stopping;
+        answer.await.unwrap_or_else(|_| Err(if ended() { ControlError::Closing } else { ControlError::Interrupted }))
     }
 
     /// Ends every worker with grace, all at once, flushes the events, and ends.
     pub async fn shutdown(&self) -> Farewell {
         let (reply, farewell) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::Shutdown(reply));
-        // An error says that it has ended already, or is ending on somebody else's request.
+        // An error says that it has ended already.
         if let Ok(farewell) = farewell.await {
             return farewell;
         }
-        let _ = self.root.get_cell().wait(Some(self.flush_timeout + FAREWELL_MARGIN)).await;
         Farewell { events_lost: self.event_statistics().unsent(), in_time: false }
     }
 

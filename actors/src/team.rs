@@ -48,6 +48,9 @@ pub enum ControlError {
     /// Another request undid this one before it was done.
     #[error("another request came first")]
     Superseded,
+    /// A fault of ours interrupted it: it may have been done, or not.
+    #[error("interrupted by a fault of the satellite; look at `satellite status` and try again")]
+    Interrupted,
     /// The satellite is ending.
     #[error("the satellite is shutting down")]
     Closing,
@@ -244,7 +247,7 @@ impl State {
 
     async fn input(&mut self, id: &InstanceId, input: Input, now: std::time::Instant, myself: &ActorRef<Msg>) {
         let Some(instance) = self.instances.get_mut(id) else { return };
-        let shows = matches!(input, Input::Spawned(..) | Input::Update(_));
+        let shows = matches!(input, Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..));
         let effects = instance.slot.handle(now, input);
         self.perform(id, effects, shows, now, myself).await;
     }
@@ -498,8 +501,12 @@ impl State {
                 self.tell_registry(registry::Msg::Remove(id.clone()));
                 self.tell_root(root::Msg::Forget(id.clone()));
             }
-            for (found, reply) in removed.into_iter().flat_map(|instance| instance.removing) {
+            let Some(removed) = removed else { return };
+            for (found, reply) in removed.removing {
                 let _ = reply.send(Ok(found));
+            }
+            for reply in removed.stopping {
+                let _ = reply.send(Err(ControlError::Superseded));
             }
         } else if shows {
             let (memo, view) = (instance.slot.memo(), Arc::new(instance.view()));

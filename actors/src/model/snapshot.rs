@@ -20,7 +20,7 @@ pub struct Snapshot {
 }
 
 /// One instance, as its team's supervisor last told.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct InstanceView {
     /// What it is to be.
     pub spec: Arc<InstanceSpec>,

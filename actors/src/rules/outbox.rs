@@ -80,8 +80,9 @@ pub struct Outbox {
     suspect: usize,
     /// At most this many in the next batch: halved by 413, back after a success.
     batch_max: usize,
-    /// The wait after the next 429.
+    /// The wait after the last 429; doubled by the next.
     backoff: Duration,
+    sent_at: Option<Instant>,
     not_before: Option<Instant>,
     /// Events numbered before this are sent in this cycle.
     cycle_end: u64,
@@ -109,6 +110,7 @@ impl Outbox {
             suspect: 0,
             batch_max: policy.batch_max,
             backoff: policy.interval,
+            sent_at: None,
             not_before: None,
             cycle_end: 0,
             gaps: BTreeMap::new(),
@@ -182,6 +184,7 @@ impl Outbox {
             self.announce_gaps(wall);
         }
         self.sending = true;
+        self.sent_at = Some(now);
         self.in_flight.clone()
     }
 
@@ -236,7 +239,9 @@ impl Outbox {
             Answer::Unauthorized => self.keep(batch, "the sink refused our credentials".to_owned()),
             Answer::Throttled(retry_after) => {
                 self.backoff = (self.backoff * 2).min(self.policy.backoff_max);
-                self.not_before = Some(now + retry_after.unwrap_or_default().min(RETRY_AFTER_MAX).max(self.backoff));
+                // From the sending, so that the pause ends with a cycle and not just behind one.
+                let paused = self.sent_at.unwrap_or(now) + self.backoff;
+                self.not_before = Some(paused.max(now + retry_after.unwrap_or_default().min(RETRY_AFTER_MAX)));
                 self.keep(batch, "the sink asked for a pause".to_owned())
             }
             Answer::Unavailable(reason) => self.keep(batch, reason),

@@ -329,6 +329,7 @@ pub struct Memo {
     stopped: bool,
     failed: Option<String>,
     dormant: Option<(Instant, Instant)>,
+    not_before: Option<Instant>,
     history: History,
     catalogue: Option<Arc<Catalogue>>,
     restarts: u64,
@@ -368,6 +369,14 @@ pub struct Slot {
     was_ready: bool,
 }
 
+impl Memo {
+    /// What is left of it when the configuration has changed: that it is stopped, and what is counted over all.
+    #[must_use]
+    pub fn under_new_config(&self) -> Self {
+        Self { stopped: self.stopped, restarts: self.restarts, was_ready: self.was_ready, ..Self::default() }
+    }
+}
+
 impl Slot {
     /// A new instance, and what to do first.
     pub fn new(spec: Arc<InstanceSpec>) -> (Self, Vec<Effect>) {
@@ -405,7 +414,14 @@ impl Slot {
             slot.becomes(Status::Online, None, &mut out);
         } else {
             slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
-            slot.begin_again(RestartReason::Crash, None, &mut out);
+            match memo.not_before {
+                // A delay that was running still holds.
+                Some(until) if slot.is_served() => {
+                    let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
+                    slot.phase = Phase::Backoff { until, why };
+                }
+                _ => slot.begin_again(RestartReason::Crash, None, &mut out),
+            }
         }
         (slot, out)
     }
@@ -417,6 +433,10 @@ impl Slot {
             failed: matches!(self.phase, Phase::Failed).then(|| self.message.clone().unwrap_or_default()),
             dormant: match self.phase {
                 Phase::Dormant { since, not_before } => Some((since, not_before)),
+                _ => None,
+            },
+            not_before: match self.phase {
+                Phase::Backoff { until, .. } => Some(until),
                 _ => None,
             },
             history: self.history.clone(),
@@ -754,6 +774,7 @@ impl Slot {
         };
         let why = why.clone();
         let wake = matches!(why, Why::Wake { .. });
+        self.restarts += u64::from(matches!(why, Why::Again { .. }));
         let discover = !wake || self.catalogue.is_none();
         self.phase = Phase::Starting { run, why, since: now };
         self.permit = Some((run, now + self.spec.policy.session.permit_hold_max));
@@ -859,7 +880,7 @@ impl Slot {
             return;
         }
         let old_pid = exit.pid.or(self.pid);
-        self.last_exit = Some(exit.how_it_ended());
+        self.last_exit = Some(exit.reason());
         self.pid = None;
         self.initialized_at = None;
         match std::mem::replace(&mut self.phase, Phase::Over) {
@@ -933,7 +954,6 @@ impl Slot {
                     if delay.is_zero() { "now".to_owned() } else { format!("in {}", restart::in_seconds(delay)) };
                 let message = format!("restarting {when} (attempt {attempt}): {reason}");
                 self.moves(Cause::Ended, Some(message), out);
-                self.restarts += 1;
                 if delay.is_zero() {
                     self.queue(why, false, out);
                 } else {
@@ -952,8 +972,11 @@ impl Slot {
         match &mut self.phase {
             Phase::Backoff { until, why } if now >= *until => {
                 let why = why.clone();
-                let urgent = matches!(why, Why::Wake { .. });
-                self.queue(why, urgent, out);
+                let wake = matches!(why, Why::Wake { .. });
+                if !wake {
+                    self.moves(Cause::Attempt, Some("waiting for a start permit".to_owned()), out);
+                }
+                self.queue(why, wake, out);
             }
             Phase::Undiscovered { run, retry_at, .. } if retry_at.is_some_and(|at| now >= at) => {
                 *retry_at = None;
@@ -1046,7 +1069,6 @@ impl Slot {
         if self.status == Status::Provisioning {
             self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
         }
-        self.restarts += u64::from(why != Why::First);
         self.queue(why, false, out);
     }
 
