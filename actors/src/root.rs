@@ -51,8 +51,8 @@ pub(crate) enum Msg {
     ReleasePermit(Run),
     /// Whether a team's starts go one at a time.
     Throttle(TeamId, bool),
-    /// What an instance has come to, for the case that its supervisor dies.
-    Remember(InstanceId, Memo),
+    /// What an instance has come to with this configuration, for the case that its supervisor dies.
+    Remember(Arc<InstanceSpec>, Memo),
     /// An instance is gone.
     Forget(InstanceId),
     /// A supervisor that keeps dying has waited long enough.
@@ -147,7 +147,8 @@ pub(crate) struct State {
 /// An instance as desired, and what it has come to.
 struct Desired {
     spec: Arc<InstanceSpec>,
-    memo: Option<Memo>,
+    /// With which configuration: an update that died with its supervisor is told to the next one.
+    memo: Option<(Arc<InstanceSpec>, Memo)>,
     /// Set while it is being removed.
     leaving: Option<Leaving>,
 }
@@ -210,7 +211,6 @@ impl Actor for Root {
             Msg::Control(id, verb, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
-                    // Without a supervisor the reply is dropped, and says that it was interrupted.
                     state.tell_team(&team, team::Msg::Control(id, verb, reply));
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
@@ -237,9 +237,9 @@ impl Actor for Root {
                 state.permits.throttle(team, one_at_a_time);
                 state.grant();
             }
-            Msg::Remember(id, memo) => {
-                if let Some(desired) = state.instances.get_mut(&id) {
-                    desired.memo = Some(memo);
+            Msg::Remember(spec, memo) => {
+                if let Some(desired) = state.instances.get_mut(&spec.id) {
+                    desired.memo = Some((spec, memo));
                 }
             }
             Msg::Forget(id) => state.forget(&id, &myself).await,
@@ -304,8 +304,6 @@ impl State {
             Some(known) if known.spec == spec => Installed::Unchanged,
             Some(known) => {
                 known.spec = spec.clone();
-                // For the case that its supervisor dies before it hears of it.
-                known.memo = known.memo.as_ref().map(Memo::under_new_config);
                 self.tell_team(&team, team::Msg::Update(spec));
                 Installed::Updated
             }
@@ -325,7 +323,7 @@ impl State {
         // Asked again, it undoes what was installed meanwhile, too.
         desired.leaving = Some(Leaving { next: None });
         let team = id.team.clone();
-        if self.teams.get(&team).is_some_and(|team| team.supervisor.is_some()) {
+        if self.supervisor(&team).is_some() {
             self.tell_team(&team, team::Msg::Uninstall(id, reply));
         } else {
             // Its supervisor has died and its process with it: there is nothing to end.
@@ -398,8 +396,12 @@ impl State {
             }
         };
         self.supervisors.insert(supervisor.get_id(), team.clone());
-        for desired in self.of_team(team) {
-            let _ = cast!(supervisor, team::Msg::Install(desired.spec.clone(), desired.memo.clone()));
+        for Desired { spec, memo, .. } in self.of_team(team) {
+            let (of, memo) = memo.as_ref().map_or((spec, None), |(of, memo)| (of, Some(memo.clone())));
+            let _ = cast!(supervisor, team::Msg::Install(of.clone(), memo));
+            if of != spec {
+                let _ = cast!(supervisor, team::Msg::Update(spec.clone()));
+            }
         }
         let entry = self.teams.entry(team.clone());
         entry.or_insert_with(|| Team { supervisor: None, deaths: History::default() }).supervisor = Some(supervisor);
@@ -489,8 +491,7 @@ impl State {
     }
 
     async fn revive(&mut self, team: &TeamId, myself: &ActorRef<Msg>) {
-        let has_one = self.teams.get(team).is_some_and(|team| team.supervisor.is_some());
-        if has_one || self.closing.is_some() {
+        if self.closing.is_some() || self.supervisor(team).is_some() {
             return;
         }
         if self.of_team(team).next().is_some() {
@@ -520,9 +521,13 @@ impl State {
 
     /// A team without a supervisor is between two: what is told to it is dropped, and whoever asked asks again.
     fn tell_team(&self, team: &TeamId, msg: team::Msg) {
-        if let Some(supervisor) = self.teams.get(team).and_then(|team| team.supervisor.as_ref()) {
+        if let Some(supervisor) = self.supervisor(team) {
             let _ = cast!(supervisor, msg);
         }
+    }
+
+    fn supervisor(&self, team: &TeamId) -> Option<&ActorRef<team::Msg>> {
+        self.teams.get(team)?.supervisor.as_ref()
     }
 
     fn shut_down(&mut self, reply: oneshot::Sender<Farewell>, myself: &ActorRef<Msg>) {

@@ -121,7 +121,8 @@ fn parts(options: Options) -> (root::Args, Parts) {
 impl RuntimeHandle {
     /// Installs an instance, or changes the configuration of one that is there.
     pub async fn install(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
-        self.ask(|reply| root::Msg::Install(Arc::new(spec), reply)).await
+        let spec = Arc::new(spec);
+        self.ask(|reply| root::Msg::Install(spec.clone(), reply)).await
     }
 
     /// Changes the configuration of an instance that is there; one that is not is not installed.
@@ -134,9 +135,16 @@ impl RuntimeHandle {
 
     /// Removes an instance; answers when nothing of it is left.
     pub async fn uninstall(&self, id: &InstanceId) -> Result<Uninstalled, ControlError> {
+        let before = self.status(id);
         let found = self.ask(|reply| root::Msg::Uninstall(id.clone(), reply)).await;
         self.see().await;
-        found
+        match (found, before) {
+            // Gone with a supervisor that died while it was being removed.
+            (Err(ControlError::NotFound), Some(view)) if self.status(id).is_none() => {
+                Ok(Uninstalled { active: view.pid.is_some(), dormant: view.dormant })
+            }
+            (found, _) => found,
+        }
     }
 
     /// Has an instance be there when called.
@@ -314,11 +322,20 @@ impl RuntimeHandle {
         tokio::time::timeout_at(deadline, patient).await.unwrap_or(Err(CallError::TimedOut { after: timeout }))
     }
 
-    async fn ask<T>(&self, message: impl FnOnce(Reply<T>) -> root::Msg) -> Result<T, ControlError> {
-        let (reply, answer) = oneshot::channel();
-        let _ = cast!(self.root, message(reply));
-        let ended = || self.root.get_status() >= ractor::ActorStatus::Stopping;
-        answer.await.unwrap_or_else(|_| Err(if ended() { ControlError::Closing } else { ControlError::Interrupted }))
+    /// Asks until somebody answers: a team's supervisor may have died with the question in hand.
+    async fn ask<T>(&self, message: impl Fn(Reply<T>) -> root::Msg) -> Result<T, ControlError> {
+        loop {
+            let (reply, answer) = oneshot::channel();
+            // An error says that Root is gone; so is the reply then.
+            let _ = cast!(self.root, message(reply));
+            if let Ok(answer) = answer.await {
+                return answer;
+            }
+            if self.root.get_status() >= ractor::ActorStatus::Stopping {
+                return Err(ControlError::Closing);
+            }
+            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+        }
     }
 
     /// Ends every worker with grace, all at once, flushes the events, and ends.

@@ -81,11 +81,15 @@ impl Actor for StdioWorker {
         let (control, controlled) = mpsc::unbounded_channel();
         let mut tasks = Tasks::default();
         let opening = args.connector.open(args.spec.clone(), args.run);
+        // The handshake's time counts from here: a start that hangs uses it up.
+        let patience = args.spec.policy.session.handshake_timeout;
         tasks.spawn(async move {
-            let opened = AssertUnwindSafe(opening).catch_unwind().await;
-            let opened = opened.unwrap_or_else(|panic| {
-                Err(OpenError(format!("the connector panicked: {}", panic_text(panic.as_ref()))))
-            });
+            let opening = AssertUnwindSafe(opening).catch_unwind();
+            let opened = match tokio::time::timeout(patience, opening).await {
+                Ok(Ok(opened)) => opened,
+                Ok(Err(panic)) => Err(OpenError(format!("the connector panicked: {}", panic_text(panic.as_ref())))),
+                Err(_elapsed) => Err(OpenError(format!("it was not started within {} s", patience.as_secs_f64()))),
+            };
             // If the worker is gone the link comes back in the error and is dropped, and its guard with it.
             let _ = cast!(myself, Msg::Opened(opened));
         });
@@ -97,7 +101,9 @@ impl Actor for StdioWorker {
         match msg {
             Msg::Opened(Ok(link)) => state.begin(link, &myself),
             Msg::Opened(Err(error)) => state.end(WorkerExit::because(ExitCause::Spawn(error.0)), &myself),
-            // A session that is not there yet, or no longer, finds the message when it begins, or has ended anyway.
+            // Nothing is there yet: a start under way is dropped, and what comes of it all the same with it.
+            Msg::Stop if state.waiting.is_some() => state.end(WorkerExit::because(ExitCause::Asked), &myself),
+            // A session that is no longer there has ended anyway.
             Msg::Stop => drop(state.control.send(Control::Stop)),
             Msg::Discover => drop(state.control.send(Control::Discover)),
             Msg::Over(exit) => state.end(exit, &myself),
@@ -170,6 +176,7 @@ impl State {
 
     fn end(&mut self, exit: WorkerExit, myself: &ActorRef<Msg>) {
         self.exit = Some(exit);
+        self.tasks = Tasks::default();
         self.guard = None;
         myself.stop(None);
     }

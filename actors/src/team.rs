@@ -48,9 +48,6 @@ pub enum ControlError {
     /// Another request undid this one before it was done.
     #[error("another request came first")]
     Superseded,
-    /// A fault of ours interrupted it: it may have been done, or not.
-    #[error("interrupted by a fault of the satellite; look at `satellite status` and try again")]
-    Interrupted,
     /// The satellite is ending.
     #[error("the satellite is shutting down")]
     Closing,
@@ -509,8 +506,8 @@ impl State {
                 let _ = reply.send(Err(ControlError::Superseded));
             }
         } else if shows {
-            let (memo, view) = (instance.slot.memo(), Arc::new(instance.view()));
-            self.tell_root(root::Msg::Remember(id.clone(), memo));
+            let (spec, memo, view) = (instance.slot.spec.clone(), instance.slot.memo(), Arc::new(instance.view()));
+            self.tell_root(root::Msg::Remember(spec, memo));
             self.tell_registry(registry::Msg::Put(view));
         }
         // Answered after the registry was told, so that whoever asked can see what it did.

@@ -68,7 +68,6 @@ impl From<ControlError> for Refusal {
             ControlError::NotFound => "not_found",
             ControlError::Refused(_) => "refused",
             ControlError::Superseded => "superseded",
-            ControlError::Interrupted => "interrupted",
             ControlError::Closing => "closing",
         };
         Failure::new(kind, error.to_string()).into()

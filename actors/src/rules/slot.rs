@@ -369,14 +369,6 @@ pub struct Slot {
     was_ready: bool,
 }
 
-impl Memo {
-    /// What is left of it when the configuration has changed: that it is stopped, and what is counted over all.
-    #[must_use]
-    pub fn under_new_config(&self) -> Self {
-        Self { stopped: self.stopped, restarts: self.restarts, was_ready: self.was_ready, ..Self::default() }
-    }
-}
-
 impl Slot {
     /// A new instance, and what to do first.
     pub fn new(spec: Arc<InstanceSpec>) -> (Self, Vec<Effect>) {
