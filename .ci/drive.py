@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Drives a real satellite through its command line, as a person would, and fails where it does not keep its word.
 
-  drive.py smoke SERVERS_DIR      the README's main job on two real servers: online, killed, back by itself, SIGTERM
+  drive.py demo                   the README's first command: its servers online, one killed, back by itself, SIGTERM
+  drive.py smoke SERVERS_DIR      the same with two real servers of an mcp.json
   drive.py kills COUNT SECONDS    COUNT kills at random; each victim must come back, or fail as its budget says
 
 The satellite is started by $SATELLITE_RUN (default: `cargo run --release --quiet --`) and asked by $SATELLITE
@@ -43,14 +44,14 @@ def wait_until(what, ready, patience=PATIENCE):
 
 
 class Satellite:
-    """One `satellite run` in a data directory of its own. Everything below it inherits a tag by which it is found."""
+    """One `satellite run` or `demo` in a data directory of its own. Everything below it inherits a tag by which it is found."""
 
     def __init__(self, directory, arguments):
         self.data_dir = os.path.join(directory, "data")
         self.tag = f"SATELLITE_DRIVE={uuid.uuid4().hex}"
         name, value = self.tag.split("=")
         self.log = open(os.path.join(directory, "log"), "w+")
-        command = [*RUN, "run", *arguments, "--data-dir", self.data_dir]
+        command = [*RUN, *arguments, "--data-dir", self.data_dir]
         self.process = subprocess.Popen(
             command, env={**os.environ, name: value}, stdout=self.log, stderr=subprocess.STDOUT
         )
@@ -141,21 +142,34 @@ def program(servers, name):
     return os.path.abspath(found[0])
 
 
+def kill_one(satellite, instance):
+    old_pid = satellite.status()[instance]["pid"]
+    os.kill(old_pid, signal.SIGKILL)
+    row = satellite.back(instance, old_pid)
+    print(f"{instance}: killed {old_pid}; back by itself as {row['pid']}, restarts: {row['restarts']}")
+
+
+def demo():
+    with tempfile.TemporaryDirectory() as directory, Satellite(directory, ["demo"]) as satellite:
+        satellite.all_online(6)
+        kill_one(satellite, "notes-acme-alice-n1")
+        print(satellite.call("notes-acme-alice-n1", "echo", {"text": "hello"}))
+        satellite.end()
+        print("SIGTERM: exit 0, no process left")
+
+
 def smoke(servers):
     with tempfile.TemporaryDirectory() as directory:
         config = os.path.join(directory, "mcp.json")
         with open(config, "w") as file:
             everything, clock = program(servers, "mcp-server-everything"), program(servers, "mcp-server-time")
             json.dump({"mcpServers": {"everything": {"command": everything}, "time": {"command": clock}}}, file)
-        with Satellite(directory, ["--mcp-json", config]) as satellite:
+        with Satellite(directory, ["run", "--mcp-json", config]) as satellite:
             for instance, row in satellite.all_online(2).items():
                 print(f"{instance}: online, pid {row['pid']}, {row['tools']} tools")
             print(satellite.call("everything", "echo", {"message": "hello"}))
             print(satellite.call("time", "get_current_time", {"timezone": "Etc/UTC"}))
-            old_pid = satellite.status()["everything-local-me-everything"]["pid"]
-            os.kill(old_pid, signal.SIGKILL)
-            row = satellite.back("everything-local-me-everything", old_pid)
-            print(f"killed {old_pid}; back by itself as {row['pid']}, restarts: {row['restarts']}")
+            kill_one(satellite, "everything-local-me-everything")
             print(satellite.call("everything", "echo", {"message": "hello again"}))
             satellite.end()
             print("SIGTERM: exit 0, no process left")
@@ -213,7 +227,7 @@ def kills(count, seconds, seed):
         config = os.path.join(directory, "satellite.toml")
         with open(config, "w") as file:
             file.write(FLEET.format(program=json.dumps(os.path.abspath(ASK[0]))))
-        with Satellite(directory, ["--config", config]) as satellite:
+        with Satellite(directory, ["run", "--config", config]) as satellite:
             rows = satellite.all_online(6)
             killed, took, brittle, given_up = {name: 0 for name in rows}, [], 0, 0
             while sum(killed.values()) < count and time.monotonic() < until:
@@ -261,6 +275,8 @@ def kills(count, seconds, seed):
 
 def main():
     match sys.argv[1:]:
+        case ["demo"]:
+            demo()
         case ["smoke", servers]:
             smoke(servers)
         case ["kills", count, seconds]:
