@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""Drives a real satellite through its command line, as a person would, and fails where it does not keep its word.
+
+  drive.py demo                   the README's first command: its servers online, one killed, back by itself, SIGTERM
+  drive.py smoke SERVERS_DIR      the same with two real servers of an mcp.json
+  drive.py kills COUNT SECONDS    COUNT kills at random; each victim must come back, or fail as its budget says
+
+The satellite is started by $SATELLITE_RUN (default: `cargo run --release --quiet --`) and asked by $SATELLITE
+(default: `target/release/satellite`). Only processes that the satellite started are killed, each by its pid.
+"""
+
+import glob
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+
+RUN = shlex.split(os.environ.get("SATELLITE_RUN", "cargo run --release --quiet --"))
+ASK = shlex.split(os.environ.get("SATELLITE", "target/release/satellite"))
+# Generous: these are waits for a state, not measurements.
+PATIENCE = 60.0
+
+
+def fail(why):
+    sys.exit(f"drive.py: {why}")
+
+
+def wait_until(what, ready, patience=PATIENCE):
+    """Asks again until `ready` answers something; that is the answer."""
+    until = time.monotonic() + patience
+    while True:
+        answer = ready()
+        if answer:
+            return answer
+        if time.monotonic() > until:
+            fail(f"waited {patience:.0f} s in vain for: {what}")
+        time.sleep(0.02)
+
+
+class Satellite:
+    """One `satellite run` or `demo` in a data directory of its own. Everything below it inherits a tag by which it is found."""
+
+    def __init__(self, directory, arguments):
+        self.data_dir = os.path.join(directory, "data")
+        self.tag = f"SATELLITE_DRIVE={uuid.uuid4().hex}"
+        name, value = self.tag.split("=")
+        self.log = open(os.path.join(directory, "log"), "w+")
+        command = [*RUN, *arguments, "--data-dir", self.data_dir]
+        self.process = subprocess.Popen(
+            command, env={**os.environ, name: value}, stdout=self.log, stderr=subprocess.STDOUT
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if error is not None:
+            self.log.seek(0)
+            print("---- the satellite's log, its last lines ----", *self.log.readlines()[-40:], sep="\n", file=sys.stderr)
+
+    def ask(self, *arguments):
+        return subprocess.run(
+            [*ASK, *arguments, "--data-dir", self.data_dir], capture_output=True, text=True, timeout=PATIENCE
+        )
+
+    def status(self):
+        """The rows of `status --json` by instance; none while there is no satellite to ask."""
+        if self.process.poll() is not None:
+            fail(f"the satellite ended with {self.process.returncode}")
+        answer = self.ask("status", "--json")
+        return {row["instance"]: row for row in json.loads(answer.stdout)} if answer.returncode == 0 else {}
+
+    def all_online(self, count):
+        def ready():
+            rows = self.status()
+            return rows if len(rows) == count and all(row["status"] == "online" for row in rows.values()) else None
+
+        return wait_until(f"{count} servers online", ready)
+
+    def back(self, instance, old_pid):
+        def ready():
+            row = self.status()[instance]
+            return row if row["status"] == "online" and row["pid"] not in (None, old_pid) else None
+
+        return wait_until(f"{instance} online with another pid than {old_pid}", ready)
+
+    def call(self, server, tool, arguments):
+        answer = self.ask("call", server, tool, json.dumps(arguments))
+        if answer.returncode != 0:
+            fail(f"call {server} {tool}: exit {answer.returncode}: {answer.stderr.strip()}")
+        return answer.stdout.strip()
+
+    def events(self):
+        answer = self.ask("events", "--json")
+        if answer.returncode != 0:
+            fail(f"events: exit {answer.returncode}: {answer.stderr.strip()}")
+        return [json.loads(line) for line in answer.stdout.splitlines()]
+
+    def left_over(self):
+        """Every process that carries the tag, the satellite included."""
+        found = []
+        for path in glob.glob("/proc/[0-9]*/environ"):
+            try:
+                with open(path, "rb") as environment:
+                    if self.tag.encode() in environment.read().split(b"\0"):
+                        found.append(int(path.split("/")[2]))
+            except OSError:
+                pass  # it has ended, or is not ours
+        return found
+
+    def end(self):
+        """SIGTERM, exit code 0, and nothing left."""
+        if len(self.left_over()) < 2:
+            fail("the tag finds nothing while servers run: this check is broken")
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            fail("the satellite does not end after SIGTERM")
+        if code != 0:
+            fail(f"the satellite ended with {code} after SIGTERM, not 0")
+        if left := self.left_over():
+            fail(f"processes are left: {left}")
+
+
+def program(servers, name):
+    """Where `.ci/install-servers` has put a program, whatever the folders in between are called."""
+    found = glob.glob(f"{servers}/**/bin/{name}", recursive=True) or glob.glob(
+        f"{servers}/**/.bin/{name}", recursive=True, include_hidden=True
+    )
+    if not found:
+        fail(f"`{name}` is not under {servers}: run .ci/install-servers")
+    return os.path.abspath(found[0])
+
+
+def kill_one(satellite, instance):
+    old_pid = satellite.status()[instance]["pid"]
+    os.kill(old_pid, signal.SIGKILL)
+    row = satellite.back(instance, old_pid)
+    print(f"{instance}: killed {old_pid}; back by itself as {row['pid']}, restarts: {row['restarts']}")
+
+
+def demo():
+    with tempfile.TemporaryDirectory() as directory, Satellite(directory, ["demo"]) as satellite:
+        satellite.all_online(6)
+        kill_one(satellite, "notes-acme-alice-n1")
+        print(satellite.call("notes-acme-alice-n1", "echo", {"text": "hello"}))
+        satellite.end()
+        print("SIGTERM: exit 0, no process left")
+
+
+def smoke(servers):
+    with tempfile.TemporaryDirectory() as directory:
+        config = os.path.join(directory, "mcp.json")
+        with open(config, "w") as file:
+            everything, clock = program(servers, "mcp-server-everything"), program(servers, "mcp-server-time")
+            json.dump({"mcpServers": {"everything": {"command": everything}, "time": {"command": clock}}}, file)
+        with Satellite(directory, ["run", "--mcp-json", config]) as satellite:
+            for instance, row in satellite.all_online(2).items():
+                print(f"{instance}: online, pid {row['pid']}, {row['tools']} tools")
+            print(satellite.call("everything", "echo", {"message": "hello"}))
+            print(satellite.call("time", "get_current_time", {"timezone": "Etc/UTC"}))
+            kill_one(satellite, "everything-local-me-everything")
+            print(satellite.call("everything", "echo", {"message": "hello again"}))
+            satellite.end()
+            print("SIGTERM: exit 0, no process left")
+
+
+FLEET = """
+[satellite]
+name = "satellite-soak"
+
+[policy.restart]
+max_crashes = 100000
+delays = ["0s", "50ms", "200ms"]
+
+[policy.team]
+max_exits = 100000
+
+[servers.echo]
+command = {program}
+args = ["sim-server", "--name", "echo"]
+
+[[teams]]
+id = "one"
+slug = "one"
+users = [{{ id = "a", slug = "a" }}, {{ id = "b", slug = "b" }}, {{ id = "c", slug = "c" }}]
+
+[[teams.installations]]
+id = "e1"
+server = "echo"
+
+[[teams]]
+id = "two"
+slug = "two"
+users = [{{ id = "d", slug = "d" }}, {{ id = "e", slug = "e" }}]
+
+[[teams.installations]]
+id = "e2"
+server = "echo"
+
+[[teams.installations]]
+id = "b3"
+server = "brittle"
+command = {program}
+args = ["sim-server", "--name", "brittle"]
+policy = {{ restart = {{ max_crashes = 3, window = "1h" }} }}
+users = ["d"]
+"""
+BRITTLE = "brittle-two-d-b3"
+BRITTLE_BUDGET = 3
+
+
+def kills(count, seconds, seed):
+    chance = random.Random(seed)
+    until = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as directory:
+        config = os.path.join(directory, "satellite.toml")
+        with open(config, "w") as file:
+            file.write(FLEET.format(program=json.dumps(os.path.abspath(ASK[0]))))
+        with Satellite(directory, ["run", "--config", config]) as satellite:
+            rows = satellite.all_online(6)
+            killed, took, brittle, given_up = {name: 0 for name in rows}, [], 0, 0
+            while sum(killed.values()) < count and time.monotonic() < until:
+                name = chance.choice(sorted(rows))
+                before = satellite.status()[name]
+                os.kill(before["pid"], signal.SIGKILL)
+                killed[name] += 1
+                began = time.monotonic()
+                brittle += name == BRITTLE
+                if name == BRITTLE and brittle == BRITTLE_BUDGET:
+                    wait_until(
+                        f"{name} permanently_failed",
+                        lambda: satellite.status()[BRITTLE]["status"] == "permanently_failed",
+                    )
+                    if satellite.ask("restart", name).returncode != 0:
+                        fail(f"`restart {name}` does not leave permanently_failed")
+                    brittle, given_up = 0, given_up + 1
+                    continue
+                after = satellite.back(name, before["pid"])
+                took.append(time.monotonic() - began)
+                if after["restarts"] != before["restarts"] + 1:
+                    fail(f"{name}: {after['restarts']} restarts after one kill, {before['restarts']} before it")
+                # Its tag, and one process for each instance: the satellite itself is one more.
+                if (there := len(satellite.left_over())) != len(rows) + 1:
+                    fail(f"{there} processes where there are {len(rows)} servers and a satellite")
+            for name, row in satellite.all_online(6).items():
+                satellite.call(name, "echo", {"text": name})
+            events = satellite.events()
+            if (numbers := [event["seq"] for event in events]) != list(range(1, len(numbers) + 1)):
+                fail("the numbers of the events have a gap")
+            crashed = sum(event["type"] == "mcp.server.crashed" for event in events)
+            if crashed != sum(killed.values()):
+                fail(f"{crashed} crashes were told, {sum(killed.values())} servers were killed")
+            satellite.end()
+    took.sort()
+    middle, worst = (took[len(took) // 2], took[-1]) if took else (0, 0)
+    print(
+        f"{sum(killed.values())} kills (seed {seed}): {len(took)} came back (as seen by asking: median {middle:.2f} s, "
+        f"longest {worst:.2f} s), {given_up} times permanently_failed as budgeted; {len(events)} events, none missing; "
+        "SIGTERM: exit 0, no process left"
+    )
+    if sum(killed.values()) < count:
+        print(f"(cut short after {seconds:.0f} s: {count} kills were asked for)")
+
+
+def main():
+    match sys.argv[1:]:
+        case ["demo"]:
+            demo()
+        case ["smoke", servers]:
+            smoke(servers)
+        case ["kills", count, seconds]:
+            kills(int(count), float(seconds), int(os.environ.get("SEED", time.time())))
+        case _:
+            sys.exit(__doc__)
+
+
+main()
