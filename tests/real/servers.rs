@@ -1,0 +1,154 @@
+//! Real MCP servers, as people run them. `.ci/install-servers` installs them; where they are not there these tests say
+//! so and are skipped, unless `MCP_REAL_SERVERS=required`.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::support::{Instance, Server, real, text, until};
+
+fn directory() -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers");
+    std::env::var_os("MCP_SERVERS_DIR").map_or_else(default, PathBuf::from)
+}
+
+/// The file of a real server, if it can be run by `interpreter` here.
+fn installed(interpreter: &str, file: &str) -> Option<String> {
+    // Only looked for, not tried: another test may be counting this process's children.
+    let found = std::env::split_paths(&std::env::var_os("PATH").unwrap()).any(|path| path.join(interpreter).exists());
+    let path = directory().join(file);
+    let why = if !found {
+        format!("`{interpreter}` is not installed")
+    } else if !path.exists() {
+        format!("{} is not there: run .ci/install-servers", path.display())
+    } else {
+        return Some(path.to_str().unwrap().to_owned());
+    };
+    assert!(std::env::var_os("MCP_REAL_SERVERS").is_none_or(|needed| needed != "required"), "{why}");
+    // Not by `eprintln`: what a passing test prints that way is not shown.
+    let _ = writeln!(std::io::stderr(), "\n!!! SKIPPED, a test with a real MCP server: {why}\n");
+    None
+}
+
+fn npm_server(name: &str) -> Option<String> {
+    installed("node", &format!("node_modules/@modelcontextprotocol/server-{name}/dist/index.js"))
+}
+
+fn tools(server: &Instance) -> Vec<String> {
+    server.view().offered().unwrap().tools.iter().map(|tool| tool.name.to_string()).collect()
+}
+
+/// Calls, kills the leader, waits until the server is back by itself, and calls again.
+async fn recovers(server: &Instance, call: impl AsyncFn()) {
+    call().await;
+    let old = server.pid();
+    server.signal(Signal::SIGKILL);
+    server.online_again(old).await;
+    call().await;
+    assert_eq!(server.view().restarts, 1);
+}
+
+#[test]
+fn server_everything_is_listed_called_killed_and_back() {
+    let Some(path) = npm_server("everything") else { return };
+    real(async |satellite| {
+        let server = satellite.online(Server::command("node", &[&path])).await;
+        let tools = tools(&server);
+        assert!(tools.iter().any(|tool| tool == "get-sum") && tools.iter().any(|tool| tool == "echo"), "{tools:?}");
+        recovers(&server, async || {
+            assert_eq!(server.text("get-sum", json!({"a": 2, "b": 40})).await, "The sum of 2 and 40 is 42.");
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_long_operation_of_server_everything_goes_on_while_it_reports_progress() {
+    let Some(path) = npm_server("everything") else { return };
+    real(async |satellite| {
+        let server = satellite.online(Server::command("node", &[&path])).await;
+        let call = server.call_within(
+            Some(Duration::from_secs(4)),
+            "trigger-long-running-operation",
+            json!({"duration": 8, "steps": 16}),
+        );
+        let expected = "Long running operation completed. Duration: 8 seconds, Steps: 16.";
+        assert_eq!(text(&call.await.unwrap()), expected);
+    });
+}
+
+#[test]
+fn a_sampling_request_of_server_everything_is_declined_and_nobody_hangs() {
+    let Some(path) = npm_server("everything") else { return };
+    real(async |satellite| {
+        let server = satellite.online(Server::command("node", &[&path])).await;
+        // Some of its tools are listed only after `initialized`, by a `list_changed`.
+        server.until("sampling", |view| view.catalogue.as_ref().unwrap().tool("trigger-sampling-request").is_some()).await;
+        let answer = server.call("trigger-sampling-request", json!({"prompt": "hello", "maxTokens": 10})).await.unwrap();
+        assert_eq!(answer["isError"], true);
+        assert!(text(&answer).contains("no client is attached that could answer"), "{answer}");
+    });
+}
+
+#[test]
+fn server_filesystem_in_a_shell_is_listed_called_killed_and_back() {
+    let Some(path) = npm_server("filesystem") else { return };
+    real(async |satellite| {
+        let directory = satellite.place.directory().canonicalize().unwrap();
+        let (file, root) = (directory.join("note.txt"), directory.to_str().unwrap());
+        fs::write(&file, "as it was written").unwrap();
+        // The second command keeps the shell from becoming the server.
+        let server = Server::command("/bin/sh", &["-c", r#"node "$0" "$1"; exit $?"#, &path, root]);
+        let server = satellite.online(server).await;
+        assert!(tools(&server).iter().any(|tool| tool == "read_text_file"));
+        recovers(&server, async || {
+            assert_eq!(server.text("read_text_file", json!({"path": file})).await, "as it was written");
+            let refused = server.call("read_text_file", json!({"path": "/etc/passwd"})).await.unwrap();
+            assert_eq!(refused["isError"], true);
+        })
+        .await;
+        assert_eq!(satellite.place.processes().len(), 2, "one shell and one server");
+    });
+}
+
+#[test]
+fn server_memory_in_a_package_runner_is_listed_called_killed_and_back() {
+    let Some(_) = npm_server("memory") else { return };
+    real(async |satellite| {
+        let memory = satellite.place.directory().join("memory.jsonl");
+        let servers = directory();
+        let runner = ["exec", "--offline", "--no-update-notifier", "--", "mcp-server-memory"];
+        let server = Server::command("npm", &runner).cwd(servers).env("MEMORY_FILE_PATH", memory.to_str().unwrap());
+        let server = satellite.online(server).await;
+        let runs = || satellite.place.processes().iter().map(|process| process.pid).collect::<Vec<_>>();
+        let old = runs();
+        assert!(old.len() > 1, "the runner has a child: {old:?}");
+        let entity = json!({"name": "Ada", "entityType": "person", "observations": ["wrote the first program"]});
+        server.call("create_entities", json!({"entities": [entity]})).await.unwrap();
+        recovers(&server, async || {
+            let graph = server.call("read_graph", json!({})).await.unwrap();
+            assert_eq!(graph["structuredContent"]["entities"], json!([entity]));
+        })
+        .await;
+        until("only the new ones are there", async || runs(), |new| new.iter().all(|pid| !old.contains(pid))).await;
+    });
+}
+
+#[test]
+fn mcp_server_time_is_listed_called_killed_and_back() {
+    let Some(path) = installed("python3", "venv/bin/mcp-server-time") else { return };
+    real(async |satellite| {
+        let server = satellite.online(Server::command(&path, &["--local-timezone", "UTC"])).await;
+        assert_eq!(tools(&server), ["get_current_time", "convert_time"]);
+        recovers(&server, async || {
+            let noon = json!({"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Kolkata"});
+            let text = server.text("convert_time", noon).await;
+            assert!(text.contains("T17:30:00+05:30"), "{text}");
+        })
+        .await;
+    });
+}

@@ -1,0 +1,474 @@
+//! A satellite of its own for each test, with real processes, and the proof that nothing of it is left.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite::connect::stdio::StdioConnector;
+use mcp_satellite_actors::model::event::{Envelope, Event, LogLine};
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, Target, Value as Configured};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::{Options, RuntimeHandle};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tokio::sync::watch;
+
+/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
+
+/// In the environment of everything that a test starts, and of what that starts: so it is found wherever it went.
+const TAG: &str = "MCP_SATELLITE_TEST";
+
+/// Runs a test on a satellite of its own, shuts that down, and checks that nothing is left.
+pub(crate) fn real(test: impl AsyncFnOnce(&Satellite)) {
+    alone(async |place| {
+        let satellite = place.satellite().await;
+        test(&satellite).await;
+        satellite.handle.shutdown().await;
+        satellite.ended().await;
+    });
+}
+
+/// Runs a test that makes satellites itself, and ends them in its own way or not at all: with the async runtime of the
+/// test they must go, too. Nothing may be left then.
+pub(crate) fn alone(test: impl AsyncFnOnce(&Place)) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    static WARM: Once = Once::new();
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    // The first runtime of a process opens what the process then keeps for signals.
+    WARM.call_once(|| drop(runtime()));
+
+    let given_up = Instant::now() + GIVE_UP;
+    // What a failed test left is not this one's.
+    let before = Footprint::settled(given_up);
+    let place = Place::new();
+    let runtime = runtime();
+    runtime.block_on(test(&place));
+    drop(runtime);
+    let given_up = Instant::now() + GIVE_UP;
+    loop {
+        let left = (place.processes(), Footprint::now());
+        if left.0.is_empty() && left.1 == before {
+            return;
+        }
+        assert!(Instant::now() < given_up, "left at the end: {left:#?}\nthere was before: {before:#?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What this process holds of the system.
+#[derive(Debug, PartialEq)]
+struct Footprint {
+    descriptors: usize,
+    /// Zombies are children, too.
+    children: Vec<u32>,
+    /// Those of the connector.
+    threads: usize,
+}
+
+impl Footprint {
+    /// When nothing of a satellite is there.
+    fn settled(given_up: Instant) -> Self {
+        loop {
+            let footprint = Self::now();
+            if footprint.children.is_empty() && footprint.threads == 0 {
+                return footprint;
+            }
+            assert!(Instant::now() < given_up, "there is something of another test: {footprint:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn now() -> Self {
+        let threads = fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+        let own = std::process::id().to_string();
+        let is_child = |pid: &u32| stat(*pid).is_some_and(|stat| stat.get(1) == Some(&own));
+        Self {
+            descriptors: fs::read_dir("/proc/self/fd").unwrap().count(),
+            children: pids().filter(is_child).collect(),
+            threads: names.filter(|name| name.starts_with("satellite-")).count(),
+        }
+    }
+}
+
+fn pids() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The fields of `/proc/PID/stat` behind the name: state, parent, group …
+fn stat(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat[stat.rfind(')')? + 1..].split_ascii_whitespace().map(ToOwned::to_owned).collect())
+}
+
+/// A running process that a test started, itself or by one that it started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+}
+
+/// Where a test runs: what it starts can be told from everything else on the machine.
+pub(crate) struct Place {
+    tag: String,
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let tag = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        Self { tag, directory: tempfile::tempdir().unwrap() }
+    }
+
+    /// A directory of this test alone.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What this test started and is still running.
+    pub(crate) fn processes(&self) -> Vec<Process> {
+        let variable = format!("{TAG}={}", self.tag);
+        let is_ours = |pid: &u32| {
+            // A zombie's environment is empty.
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+        };
+        let named = |pid| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            Process { pid, name: name.trim_end().to_owned() }
+        };
+        pids().filter(is_ours).map(named).collect()
+    }
+
+    /// What a satellite is made of here, and the events that it will tell.
+    pub(crate) fn options(&self) -> (Options, Events) {
+        let connector = Arc::new(StdioConnector::new(Vec::new()).unwrap());
+        let (recorder, events) = watch::channel(Vec::new());
+        // Timestamps are compared, so the clock must not be set meanwhile.
+        let (wall, since) = (Timestamp::now(), Instant::now());
+        let wall = Arc::new(move || wall + since.elapsed());
+        let mut options = Options::new(connector, Arc::new(Recorder(recorder)), wall);
+        options.batch =
+            BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
+        (options, Events(events))
+    }
+
+    /// Starts a satellite.
+    pub(crate) async fn satellite(&self) -> Satellite<'_> {
+        let (options, events) = self.options();
+        let (handle, _) = mcp_satellite_actors::start(options).await.unwrap();
+        Satellite { place: self, handle, events }
+    }
+}
+
+/// Keeps events in memory, for who waits for them.
+struct Recorder(watch::Sender<Vec<Envelope>>);
+
+impl EventSink for Recorder {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        self.0.send_modify(|events| events.extend(batch.events.iter().cloned()));
+        Box::pin(async { Answer::Accepted })
+    }
+}
+
+/// All events that were told so far, and those to come.
+#[derive(Clone)]
+pub(crate) struct Events(watch::Receiver<Vec<Envelope>>);
+
+impl Events {
+    pub(crate) fn so_far(&self) -> Vec<Envelope> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits until the events are as wanted.
+    async fn wait<T>(&self, what: &str, mut wanted: impl FnMut(&[Envelope]) -> Option<T>) -> T {
+        let mut events = self.0.clone();
+        let mut found = None;
+        let waiting = events.wait_for(|events| {
+            found = wanted(events);
+            found.is_some()
+        });
+        if let Ok(Ok(_)) = tokio::time::timeout(GIVE_UP, waiting).await {
+            return found.unwrap();
+        }
+        panic!("given up waiting for the event {what}; there were {:#?}", self.so_far());
+    }
+}
+
+/// A satellite with real processes.
+pub(crate) struct Satellite<'a> {
+    pub(crate) place: &'a Place,
+    pub(crate) handle: RuntimeHandle,
+    pub(crate) events: Events,
+}
+
+impl Satellite<'_> {
+    /// Installs a server, and does not wait for it.
+    pub(crate) async fn install(&self, server: Server) -> Instance {
+        install(self.place, &self.handle, &self.events, server).await
+    }
+
+    /// Installs a server and waits until it is online.
+    pub(crate) async fn online(&self, server: Server) -> Instance {
+        let instance = self.install(server).await;
+        instance.online().await;
+        instance
+    }
+
+    /// Waits until nothing of the runtime is there any more: its last actor has let go of the snapshot.
+    pub(crate) async fn ended(&self) {
+        let mut watch = self.handle.watch();
+        soon("the runtime's end", async { while watch.changed().await.is_ok() {} }).await;
+    }
+}
+
+/// Installs a server in a satellite that was started in another way.
+pub(crate) async fn install(place: &Place, handle: &RuntimeHandle, events: &Events, server: Server) -> Instance {
+    let spec = server.spec(place);
+    let id = spec.id.clone();
+    handle.install(spec).await.unwrap();
+    Instance { handle: handle.clone(), events: events.clone(), id }
+}
+
+/// A server to be installed: healthy and with short delays, unless told otherwise.
+pub(crate) struct Server {
+    command: String,
+    args: Vec<String>,
+    cwd: Option<String>,
+    env: BTreeMap<String, Configured>,
+    keep: Keep,
+    policy: Policy,
+}
+
+impl Server {
+    pub(crate) fn command(command: &str, args: &[&str]) -> Self {
+        let mut policy = Policy::default();
+        policy.restart.delays = vec![Duration::from_millis(10), Duration::from_millis(50)];
+        policy.session.request_timeout = GIVE_UP;
+        policy.logs.batch_delay = Duration::from_millis(20);
+        let args = args.iter().map(ToString::to_string).collect();
+        Self { command: command.to_owned(), args, cwd: None, env: BTreeMap::new(), keep: Keep::default(), policy }
+    }
+
+    /// The binary's own simulated server, as a process.
+    pub(crate) fn sim(flags: &[&str]) -> Self {
+        let verb = ["sim-server"];
+        Self::command(env!("CARGO_BIN_EXE_satellite"), &[&verb, flags].concat())
+    }
+
+    /// A shell's script.
+    pub(crate) fn sh(script: &str) -> Self {
+        Self::command("/bin/sh", &["-c", script])
+    }
+
+    /// The simulated server as the child of a wrapper, with a helper beside it that ignores SIGTERM.
+    pub(crate) fn wrapped(flags: &[&str]) -> Self {
+        let wrapper = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/real/wrapper.sh");
+        let command = [wrapper, env!("CARGO_BIN_EXE_satellite"), "sim-server"];
+        Self::command("/bin/sh", &[&command, flags].concat())
+    }
+
+    pub(crate) fn cwd(mut self, directory: impl AsRef<Path>) -> Self {
+        self.cwd = Some(directory.as_ref().to_str().unwrap().to_owned());
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.insert(name.to_owned(), Configured::plain(value));
+        self
+    }
+
+    pub(crate) fn always_on(mut self) -> Self {
+        self.keep = Keep::AlwaysOn;
+        self
+    }
+
+    pub(crate) fn policy(mut self, change: impl FnOnce(&mut Policy)) -> Self {
+        change(&mut self.policy);
+        self
+    }
+
+    /// The first unwanted exit is the last.
+    pub(crate) fn once(self) -> Self {
+        self.policy(|policy| policy.restart.max_crashes = 1)
+    }
+
+    fn spec(mut self, place: &Place) -> InstanceSpec {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        self.env.insert(TAG.to_owned(), Configured::plain(place.tag.as_str()));
+        let args = self.args.into_iter().map(Into::into).collect();
+        let config = InstanceConfig {
+            team: "team_acme".into(),
+            team_slug: "acme".into(),
+            user: "user_alice".into(),
+            user_slug: "alice".into(),
+            installation: format!("abc{}", COUNT.fetch_add(1, Ordering::Relaxed)).into(),
+            server: "files".into(),
+            target: Target::Stdio { command: self.command, cwd: self.cwd },
+            server_layer: Layer { args, env: self.env, ..Layer::default() },
+            team_layer: Layer::default(),
+            user_layer: Layer::default(),
+            user_required: Vec::new(),
+            keep: self.keep,
+            request_logging: true,
+            policy: Arc::new(self.policy),
+        };
+        config.merge()
+    }
+}
+
+/// An installed server.
+#[derive(Clone)]
+pub(crate) struct Instance {
+    pub(crate) handle: RuntimeHandle,
+    events: Events,
+    pub(crate) id: InstanceId,
+}
+
+impl Instance {
+    /// What is published of it now.
+    pub(crate) fn view(&self) -> Arc<InstanceView> {
+        self.handle.snapshot().get(&self.id).unwrap().clone()
+    }
+
+    /// Waits until it is as wanted.
+    pub(crate) async fn until(&self, what: &str, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
+        match tokio::time::timeout(GIVE_UP, self.handle.wait_for(&self.id, wanted)).await {
+            Ok(view) => view.unwrap(),
+            Err(_) => panic!("given up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.events.so_far()),
+        }
+    }
+
+    /// Waits until it is online with a run that takes calls.
+    pub(crate) async fn online(&self) -> Arc<InstanceView> {
+        self.until("online", |view| view.status == Status::Online && view.port.is_some()).await
+    }
+
+    /// Waits until it is online with another process than `old`.
+    pub(crate) async fn online_again(&self, old: u32) -> Arc<InstanceView> {
+        let is_new = |view: &InstanceView| view.port.is_some() && view.pid.is_some_and(|pid| pid != old);
+        self.until("online again", |view| view.status == Status::Online && is_new(view)).await
+    }
+
+    pub(crate) async fn permanently_failed(&self) -> Arc<InstanceView> {
+        self.until("permanently_failed", |view| view.status == Status::PermanentlyFailed).await
+    }
+
+    /// The process of the current run.
+    pub(crate) fn pid(&self) -> u32 {
+        self.view().pid.unwrap()
+    }
+
+    /// Sends a signal to the leader alone.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid().try_into().unwrap()), signal).unwrap();
+    }
+
+    /// Waits for the first of its events for which `wanted` has an answer.
+    pub(crate) async fn told<T>(&self, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
+        self.events.wait(what, |events| self.own(events).find_map(|event| wanted(&event.event))).await
+    }
+
+    fn own<'a>(&self, events: &'a [Envelope]) -> impl Iterator<Item = &'a Envelope> {
+        let is_own = move |event: &&Envelope| {
+            event.event.subject().is_some_and(|subject| subject.installation_id == self.id.installation)
+        };
+        events.iter().filter(is_own)
+    }
+
+    /// Its events so far.
+    pub(crate) fn events(&self) -> Vec<Envelope> {
+        self.own(&self.events.so_far()).cloned().collect()
+    }
+
+    /// The lines of its log so far.
+    pub(crate) fn log(&self) -> Vec<LogLine> {
+        let lines = |event: Envelope| match event.event {
+            Event::ServerLogs { logs, .. } => logs,
+            _ => Vec::new(),
+        };
+        self.events().into_iter().flat_map(lines).collect()
+    }
+
+    /// Waits for the end of a run as it was told: `(reason, code, signal)` of a crash.
+    pub(crate) async fn crashed(&self) -> (String, Option<i32>, Option<i32>) {
+        let crash = |event: &Event| match event {
+            Event::Crashed { reason, exit_code, signal, .. } => Some((reason.clone(), *exit_code, *signal)),
+            _ => None,
+        };
+        self.told("crashed", crash).await
+    }
+
+    /// Calls a tool and gives its result, or why there is none.
+    pub(crate) async fn call_within(
+        &self,
+        timeout: Option<Duration>,
+        tool: &str,
+        arguments: Value,
+    ) -> Result<Value, CallError> {
+        let arguments = serde_json::value::to_raw_value(&arguments).unwrap();
+        let answer = soon(tool, self.handle.call(&self.id, tool, Some(arguments), timeout)).await;
+        answer.map(|result| serde_json::from_str(result.get()).unwrap())
+    }
+
+    /// See [`Instance::call_within`].
+    pub(crate) async fn call(&self, tool: &str, arguments: Value) -> Result<Value, CallError> {
+        self.call_within(None, tool, arguments).await
+    }
+
+    /// The text that a tool answers with.
+    pub(crate) async fn text(&self, tool: &str, arguments: Value) -> String {
+        text(&self.call(tool, arguments).await.unwrap())
+    }
+
+    /// Whether a call is answered, and rightly.
+    pub(crate) async fn assert_callable(&self) {
+        assert_eq!(self.text("add", serde_json::json!({"a": 2, "b": 40})).await, "42");
+    }
+
+    /// What the simulated server has received so far.
+    pub(crate) async fn received(&self) -> Value {
+        self.call("received", Value::Object(serde_json::Map::new())).await.unwrap()["structuredContent"].take()
+    }
+}
+
+/// The text of a tool's result.
+pub(crate) fn text(result: &Value) -> String {
+    result["content"][0]["text"].as_str().unwrap().to_owned()
+}
+
+/// What comes in time, far beyond what a loaded machine needs.
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    // Longer than a call's own deadline, whose error says more.
+    let Ok(value) = tokio::time::timeout(2 * GIVE_UP, future).await else { panic!("given up waiting for {what}") };
+    value
+}
+
+/// Asks until the answer is as wanted, for what nobody tells by itself.
+pub(crate) async fn until<T: Debug>(what: &str, mut ask: impl AsyncFnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
+    let given_up = Instant::now() + GIVE_UP;
+    loop {
+        let answer = ask().await;
+        if wanted(&answer) {
+            return answer;
+        }
+        assert!(Instant::now() < given_up, "given up waiting until {what}: {answer:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,361 @@
+//! What people ask for: stop, start, restart, update, uninstall, shut down.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use mcp_satellite::connect::sim::{Grandchild, Script, SimPlan};
+use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::{ControlError, Installed, Uninstalled};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Fleet, Server, exits, seconds, tenths};
+
+fn stubborn() -> Script {
+    Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() }
+}
+
+/// Handles SIGTERM, and takes its time.
+fn unhurried(delay: f64) -> Script {
+    Script { sigterm_delay: Some(seconds(delay)), ..Script::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_wins_over_a_restart_under_way() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a").script(unhurried(5.0))).await;
+    fleet.runtime.restart(&id).await.unwrap();
+    sleep(seconds(1.0)).await;
+    fleet.runtime.stop(&id).await.unwrap();
+    assert_eq!(fleet.world.sim.alive(), 0, "a stop answers when the process is gone");
+    sleep(seconds(3600.0)).await;
+    assert_eq!(fleet.world.openings(&id).len(), 1);
+    assert_eq!((fleet.view(&id).status, fleet.view(&id).want), (Status::Offline, Want::Stopped));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_ends_a_restarts_delay_a_queue_and_a_sleep() {
+    let fleet = Fleet::with(|options| options.start_permits = 1).await;
+    let crashed = fleet.online(Server::new("crashed")).await;
+    let asleep = fleet.online(Server::new("asleep")).await;
+    fleet.server(&crashed).exit(1);
+    fleet.server(&asleep).exit(0);
+    fleet.until_view(&asleep, |view| view.dormant).await;
+    fleet.until(&crashed, Status::Connecting).await;
+    let mute = Script { handshake_never: true, ..Script::default() };
+    let holding = fleet.add(Server::new("holding").script(mute)).await;
+    let queued = fleet.add(Server::new("queued")).await;
+    for id in [&crashed, &asleep, &queued, &holding] {
+        fleet.runtime.stop(id).await.unwrap();
+    }
+    sleep(seconds(600.0)).await;
+    for (id, openings) in [(&crashed, 1), (&asleep, 1), (&holding, 1), (&queued, 0)] {
+        assert_eq!(fleet.world.openings(id).len(), openings, "{id}");
+        let view = fleet.view(id);
+        assert_eq!((view.status, view.want, view.dormant), (Status::Offline, Want::Stopped, false));
+        assert!(matches!(fleet.call(id, "echo", json!({})).await, Err(CallError::Refused { .. })));
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_hangs_can_be_stopped_at_once() {
+    let fleet = Fleet::start().await;
+    let stuck = SimPlan { open_delay: seconds(3600.0), ..SimPlan::new(Script::default()) };
+    let id = fleet.add(Server::new("a").plans([stuck])).await;
+    fleet.world.until_openings(&id, 1).await;
+    let began = Instant::now();
+    fleet.runtime.stop(&id).await.unwrap();
+    assert_eq!(tenths(began.elapsed()), 0.0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_start_undoes_a_stop() {
+    let fleet = Fleet::start().await;
+    let server = Server::new("a");
+    let id = fleet.online(server.clone()).await;
+    fleet.runtime.stop(&id).await.unwrap();
+    fleet.runtime.stop(&id).await.unwrap();
+    let Err(ControlError::Refused(why)) = fleet.runtime.restart(&id).await else { panic!("a restart is refused") };
+    assert!(why.contains("`satellite start`"), "{why}");
+    assert_eq!(fleet.runtime.install(server.env("NEW", "1").spec).await, Ok(Installed::Updated));
+    sleep(seconds(60.0)).await;
+    assert_eq!(fleet.world.openings(&id).len(), 1, "neither restart nor update nor call starts it");
+    fleet.runtime.start(&id).await.unwrap();
+    fleet.until(&id, Status::Online).await;
+    let answer = fleet.call(&id, "env", json!({"name": "NEW"})).await.unwrap();
+    assert_eq!(answer["content"][0]["text"], "1", "started with the configuration of meanwhile");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_during_a_stop_supersedes_it() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a").script(unhurried(5.0))).await;
+    let old = fleet.pid(&id);
+    let start = async {
+        sleep(seconds(1.0)).await;
+        fleet.runtime.start(&id).await
+    };
+    let (stopped, started) = futures::join!(fleet.runtime.stop(&id), start);
+    assert_eq!((stopped, started), (Err(ControlError::Superseded), Ok(())));
+    fleet.until_replaced(&id, old).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_manual_restart_is_immediate_and_no_crash() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    for _ in 0..5 {
+        let old = fleet.pid(&id);
+        let began = Instant::now();
+        fleet.runtime.restart(&id).await.unwrap();
+        fleet.until_replaced(&id, old).await;
+        assert_eq!(tenths(began.elapsed()), 0.0);
+    }
+    assert_eq!(fleet.view(&id).restarts, 5);
+    assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
+    let restarted = fleet.told(&id, "mcp.server.restarted").await;
+    assert_eq!(restarted.len(), 5);
+    assert_eq!((&restarted[0]["restart_reason"], &restarted[0]["attempt_number"]), (&json!("manual"), &json!(0)));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_in_flight_are_answered_before_a_stop_begins_its_grace() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a").script(stubborn())).await;
+    let stop = async {
+        sleep(seconds(1.0)).await;
+        fleet.runtime.stop(&id).await
+    };
+    let began = Instant::now();
+    let call = async {
+        let answer = fleet.call(&id, "sleep", json!({"ms": 20_000})).await;
+        (answer, tenths(began.elapsed()))
+    };
+    let ((answer, after), stopped) = futures::join!(call, stop);
+    assert_eq!(stopped, Ok(()));
+    assert_eq!(answer.unwrap_err().fate(), Some(Fate::MaybeExecuted));
+    assert_eq!(after, 1.0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_ignores_sigterm_is_killed_after_exactly_the_grace() {
+    let fleet = Fleet::start().await;
+    for (name, grace) in [("short", 3.0), ("default", 10.0)] {
+        let server = Server::new(name).script(stubborn());
+        let id = fleet.online(server.policy(|policy| policy.session.terminate_grace = seconds(grace))).await;
+        let began = Instant::now();
+        fleet.runtime.stop(&id).await.unwrap();
+        assert_eq!(tenths(began.elapsed()), grace);
+        let stopped = fleet.told(&id, "mcp.server.stopped").await;
+        assert_eq!((&stopped[0]["forced"], &stopped[0]["signal"]), (&json!(true), &json!(9)));
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_ends_within_the_grace_is_not_forced() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a").script(Script { exit_code: 143, ..unhurried(9.0) })).await;
+    let began = Instant::now();
+    fleet.runtime.stop(&id).await.unwrap();
+    assert_eq!(tenths(began.elapsed()), 9.0);
+    let stopped = fleet.told(&id, "mcp.server.stopped").await;
+    assert_eq!((&stopped[0]["forced"], &stopped[0]["exit_code"]), (&json!(false), &json!(143)));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grandchild_that_ignores_sigterm_is_waited_for_and_killed() {
+    let fleet = Fleet::start().await;
+    let script = Script { grandchild: Some(Grandchild::IgnoreTerm), ..Script::default() };
+    let id = fleet.online(Server::new("a").script(script)).await;
+    let began = Instant::now();
+    fleet.runtime.stop(&id).await.unwrap();
+    assert_eq!(tenths(began.elapsed()), 10.0);
+    assert_eq!(fleet.world.sim.alive(), 0);
+    assert_eq!(fleet.told(&id, "mcp.server.stopped").await[0]["forced"], true);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_crash_leaves_behind_is_killed_before_the_restart() {
+    let fleet = Fleet::start().await;
+    let script = Script { grandchild: Some(Grandchild::IgnoreTerm), ..Script::default() };
+    let id = fleet.online(Server::new("a").script(script)).await;
+    let old = fleet.pid(&id);
+    fleet.server(&id).exit(1);
+    fleet.until_replaced(&id, old).await;
+    assert_eq!(fleet.world.sim.alive(), 1, "the new one, and no grandchild of the old");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn fifty_stubborn_servers_are_stopped_in_one_grace() {
+    let fleet = Fleet::start().await;
+    let servers = (0..50).map(|nth| fleet.online(Server::new(&format!("s{nth}")).script(stubborn())));
+    let ids = join_all(servers).await;
+    let began = Instant::now();
+    for stopped in join_all(ids.iter().map(|id| fleet.runtime.stop(id))).await {
+        stopped.unwrap();
+    }
+    assert_eq!(tenths(began.elapsed()), 10.0);
+    assert_eq!(fleet.world.sim.alive(), 0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_all_teams_in_parallel_and_says_so() {
+    let fleet = Fleet::start().await;
+    let mut ids = Vec::new();
+    for nth in 0..40 {
+        let (team, name) = (format!("team{}", nth % 4), format!("s{nth}"));
+        ids.push(fleet.online(Server::of(&team, &name).script(stubborn())).await);
+    }
+    let slow = Script { handshake_never: true, ..stubborn() };
+    fleet.add(Server::new("starting").script(slow)).await;
+    fleet.until(&fleet.add(Server::new("failed").script(exits(0.1, 1))).await, Status::PermanentlyFailed).await;
+    let (sink, began) = (fleet.sink.clone(), Instant::now());
+    let calls = join_all(ids.iter().map(|id| fleet.call(id, "sleep", json!({"ms": 20_000}))));
+    let shut_down = async {
+        sleep(seconds(1.0)).await;
+        fleet.runtime.shutdown().await
+    };
+    let (answers, farewell) = futures::join!(calls, shut_down);
+    assert!(farewell.in_time);
+    assert!(began.elapsed() <= seconds(1.0 + 10.0 + 5.0), "{:?}", began.elapsed());
+    assert!(answers.iter().all(Result::is_err), "every caller was answered");
+    assert_eq!(fleet.world.sim.alive(), 0);
+    let refused = fleet.runtime.install(Server::new("late").spec).await;
+    assert_eq!(refused, Err(ControlError::Closing));
+    let told = sink.accepted();
+    let stopped = told.iter().filter(|event| event.event.kind() == "mcp.server.stopped").count();
+    assert_eq!(stopped, 41, "everyone's end is told");
+    fleet.finish_after_shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_uninstall_answers_what_it_found_and_leaves_nothing() {
+    let fleet = Fleet::start().await;
+    let running = fleet.online(Server::new("running")).await;
+    let asleep = fleet.online(Server::new("asleep").script(exits(1.0, 0))).await;
+    fleet.until_view(&asleep, |view| view.dormant).await;
+    let failed = fleet.add(Server::new("failed").script(exits(0.1, 1))).await;
+    fleet.until(&failed, Status::PermanentlyFailed).await;
+    for (id, active, dormant) in [(&running, true, false), (&asleep, false, true), (&failed, false, false)] {
+        assert_eq!(fleet.runtime.uninstall(id).await, Ok(Uninstalled { active, dormant }), "{id}");
+        assert_eq!(fleet.runtime.uninstall(id).await, Err(ControlError::NotFound));
+        assert_eq!(fleet.runtime.start(id).await, Err(ControlError::NotFound));
+    }
+    assert_eq!(fleet.world.sim.alive(), 0);
+    let mut watch = fleet.runtime.watch();
+    watch.wait_for(|snapshot| snapshot.is_empty()).await.unwrap();
+    assert_eq!(fleet.told(&running, "mcp.server.stopped").await[0]["kind"], "uninstall");
+
+    let again = fleet.online(Server::new("failed")).await;
+    let view = fleet.view(&again);
+    assert_eq!((view.exits_in_window(Instant::now().into_std()), view.restarts), (0, 0), "no history is left either");
+    assert_eq!(fleet.told(&again, "mcp.server.started").await.len(), 2, "started, not restarted");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_install_during_an_uninstall_is_a_new_one_afterwards() {
+    let fleet = Fleet::start().await;
+    let server = Server::new("a").script(stubborn());
+    let id = fleet.online(server.clone()).await;
+    let install = async {
+        sleep(seconds(1.0)).await;
+        fleet.runtime.install(server.clone().spec).await
+    };
+    let (uninstalled, installed) = futures::join!(fleet.runtime.uninstall(&id), install);
+    assert_eq!(uninstalled, Ok(Uninstalled { active: true, dormant: false }));
+    assert_eq!(installed, Ok(Installed::New));
+    fleet.world.until_openings(&id, 2).await;
+    fleet.until(&id, Status::Online).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_with_an_equal_configuration_changes_nothing() {
+    let fleet = Fleet::start().await;
+    let server = Server::new("a").env("KEY", "value");
+    let id = fleet.online(server.clone()).await;
+    let (pid, told) = (fleet.pid(&id), fleet.told_of(&id).await.len());
+    assert_eq!(fleet.runtime.install(server.spec).await, Ok(Installed::Unchanged));
+    sleep(seconds(60.0)).await;
+    assert_eq!((fleet.pid(&id), fleet.told_of(&id).await.len()), (pid, told));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_clears_the_catalogue_and_a_restart_keeps_it_until_the_new_one_is_read() {
+    let fleet = Fleet::start().await;
+    let slow = Script { tools: 5, handshake_delay: seconds(5.0), ..Script::default() };
+    let server = Server::new("a").plans([Script::default().into(), slow.into()]);
+    let id = fleet.online(server.clone()).await;
+    let tools = |view: &mcp_satellite_actors::model::snapshot::InstanceView| {
+        view.catalogue.as_ref().map(|catalogue| catalogue.tools.len())
+    };
+    fleet.runtime.restart(&id).await.unwrap();
+    let view = fleet.until_view(&id, |view| view.message.as_deref() == Some("starting")).await;
+    assert_eq!((tools(&view), view.offered().is_none()), (Some(3), true));
+    assert_eq!(tools(&*fleet.until(&id, Status::Online).await), Some(5));
+    let updated = fleet.told(&id, "mcp.tools.updated").await;
+    assert_eq!(updated.len(), 1);
+    assert_eq!(updated[0]["added_tools"], json!(["tool_4", "tool_5"]));
+    assert_eq!((&updated[0]["removed_tools"], &updated[0]["total_tools"]), (&json!([]), &json!(5)));
+
+    fleet.runtime.install(server.env("NEW", "1").spec).await.unwrap();
+    let view = fleet.until_view(&id, |view| view.message.as_deref() == Some("starting")).await;
+    assert_eq!(tools(&view), None);
+    fleet.until(&id, Status::Online).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_announced_change_of_tools_is_read_after_the_debounce() {
+    let fleet = Fleet::start().await;
+    let script = Script { list_changed_after: Some(seconds(5.0)), ..Script::default() };
+    let id = fleet.online(Server::new("a").script(script)).await;
+    let began = Instant::now();
+    fleet.until_view(&id, |view| view.offered().is_some_and(|catalogue| catalogue.tools.len() == 4)).await;
+    let after = began.elapsed();
+    assert!((Duration::from_millis(5250)..Duration::from_millis(5300)).contains(&after), "{after:?}");
+    let updated = fleet.told(&id, "mcp.tools.updated").await;
+    assert_eq!((&updated[0]["added_tools"], &updated[0]["total_tools"]), (&json!(["tool_4"]), &json!(4)));
+    assert_eq!(fleet.statuses(&id).await.last().unwrap().0, "online", "the status does not move");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_pages_of_the_tools_are_read_in_order_up_to_the_limit() {
+    let fleet = Fleet::start().await;
+    let script = Script { tools: 250, page_size: 20, ..Script::default() };
+    let id = fleet.online(Server::new("a").script(script.clone())).await;
+    let view = fleet.view(&id);
+    let names: Vec<_> = view.offered().unwrap().tools.iter().map(|tool| tool.name.to_string()).collect();
+    assert_eq!(names.len(), 250);
+    assert_eq!((&*names[2], &*names[3], &*names[249]), ("sleep", "tool_4", "tool_250"));
+    let limited = Server::new("b").script(script).policy(|policy| policy.session.list_pages_max = 3);
+    let id = fleet.online(limited).await;
+    assert_eq!(fleet.view(&id).offered().unwrap().tools.len(), 60);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_tools_is_a_server() {
+    let fleet = Fleet::start().await;
+    let script = Script { no_tools_capability: true, ..Script::default() };
+    let id = fleet.online(Server::new("a").script(script)).await;
+    assert_eq!(fleet.view(&id).offered().unwrap().tools.len(), 0);
+    fleet.finish().await;
+}

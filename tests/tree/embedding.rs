@@ -1,0 +1,150 @@
+//! Under an actor of a host.
+
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::{ControlError, Farewell, Options, RuntimeHandle, start_linked};
+use ractor::{Actor, ActorProcessingErr, ActorRef, ActorStatus, SupervisionEvent};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::support::{Fleet, MemorySink, Server, World, alive_tasks, call, nothing_is_left, options, seconds};
+
+/// An actor that supervises a runtime as it should: every variant by name.
+struct Host;
+
+struct HostArgs {
+    options: Options,
+    started: mpsc::UnboundedSender<RuntimeHandle>,
+    ended: mpsc::UnboundedSender<&'static str>,
+}
+
+impl Actor for Host {
+    type Msg = ();
+    type State = mpsc::UnboundedSender<&'static str>;
+    type Arguments = HostArgs;
+
+    async fn pre_start(&self, myself: ActorRef<()>, args: HostArgs) -> Result<Self::State, ActorProcessingErr> {
+        let (runtime, _join) = start_linked(args.options, myself.get_cell()).await?;
+        args.started.send(runtime)?;
+        Ok(args.ended)
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _myself: ActorRef<()>,
+        event: SupervisionEvent,
+        ended: &mut Self::State,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorTerminated(..) => ended.send("ended")?,
+            SupervisionEvent::ActorFailed(..) => ended.send("failed")?,
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
+        }
+        Ok(())
+    }
+}
+
+struct Embedded {
+    tasks_before: usize,
+    host: ActorRef<()>,
+    host_join: JoinHandle<()>,
+    runtime: RuntimeHandle,
+    world: World,
+    sink: MemorySink,
+    ended: mpsc::UnboundedReceiver<&'static str>,
+}
+
+/// A host with three servers online, one of them deaf to SIGTERM, and one that is starting.
+async fn embedded() -> (Embedded, InstanceId) {
+    let tasks_before = alive_tasks();
+    let (options, world, sink) = options();
+    let (started, mut starts) = mpsc::unbounded_channel();
+    let (ended, ends) = mpsc::unbounded_channel();
+    let (host, host_join) = Actor::spawn(None, Host, HostArgs { options, started, ended }).await.unwrap();
+    let runtime = starts.recv().await.unwrap();
+    let stubborn = Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    let mute = Script { handshake_never: true, ..stubborn.clone() };
+    for (name, script) in [("mute", mute), ("stubborn", stubborn), ("b", Script::default()), ("a", Script::default())] {
+        let server = Server::new(name).script(script);
+        world.plan(&server);
+        runtime.install(server.spec.clone()).await.unwrap();
+        if name != "mute" {
+            runtime.wait_for(&server.spec.id, |view| view.status == Status::Online).await.unwrap();
+        }
+    }
+    assert_eq!(world.sim.alive(), 4);
+    let id = Server::new("a").spec.id;
+    (Embedded { tasks_before, host, host_join, runtime, world, sink, ended: ends }, id)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_that_does_its_duties_outlives_its_runtime() {
+    let (mut embedded, id) = embedded().await;
+    assert!(call(&embedded.runtime, &id, "echo", json!({"text": 1}), None).await.is_ok());
+    assert_eq!(embedded.runtime.shutdown().await, Farewell { events_lost: 0, in_time: true });
+    assert_eq!(embedded.ended.recv().await, Some("ended"));
+    assert_eq!(embedded.host.get_status(), ActorStatus::Running);
+    assert_eq!(embedded.world.sim.alive(), 0);
+    let stopped = embedded.sink.accepted().iter().filter(|event| event.event.kind() == "mcp.server.stopped").count();
+    assert_eq!(stopped, 4, "each with grace, and told");
+    embedded.host.stop(None);
+    embedded.host_join.await.unwrap();
+    drop(embedded.runtime);
+    nothing_is_left(&embedded.world, embedded.tasks_before).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_that_simply_stops_leaves_no_server_and_no_task() {
+    let (embedded, id) = embedded().await;
+    let (runtime, theirs) = (embedded.runtime.clone(), id.clone());
+    let in_flight =
+        tokio::spawn(async move { call(&runtime, &theirs, "sleep", json!({"ms": 20_000}), None).await });
+    sleep(seconds(1.0)).await;
+    embedded.host.stop(None);
+    embedded.host_join.await.unwrap();
+    let answer = in_flight.await.unwrap();
+    assert!(matches!(answer, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{answer:?}");
+    nothing_is_left(&embedded.world, embedded.tasks_before).await;
+
+    let refused = call(&embedded.runtime, &id, "echo", json!({}), None).await.unwrap_err();
+    assert_eq!(refused.fate(), Some(Fate::NotSent), "{refused:?}");
+    assert_eq!(embedded.runtime.restart(&id).await, Err(ControlError::Closing));
+    assert!(!embedded.runtime.shutdown().await.in_time, "it did not end in order");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_that_is_killed_leaves_no_server_and_no_task() {
+    let (embedded, _) = embedded().await;
+    embedded.host.kill();
+    let _ = embedded.host_join.await;
+    drop(embedded.runtime);
+    nothing_is_left(&embedded.world, embedded.tasks_before).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_is_killed_ends_at_once_and_its_host_is_told() {
+    let (mut embedded, _) = embedded().await;
+    embedded.runtime.kill();
+    assert_eq!(embedded.ended.recv().await, Some("ended"));
+    embedded.host.stop(None);
+    embedded.host_join.await.unwrap();
+    nothing_is_left(&embedded.world, embedded.tasks_before).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_runtimes_in_one_process_know_nothing_of_each_other() {
+    let (one, other) = (Fleet::start().await, Fleet::start().await);
+    let (mine, theirs) = (one.online(Server::new("a")).await, other.online(Server::new("a")).await);
+    let pid = other.pid(&theirs);
+    one.server(&mine).exit(1);
+    one.until_view(&mine, |view| view.restarts == 1 && view.status == Status::Online).await;
+    one.runtime.shutdown().await;
+    assert_eq!((other.pid(&theirs), other.view(&theirs).restarts), (pid, 0));
+    assert!(other.call(&theirs, "echo", json!({"text": 1})).await.is_ok());
+    other.finish().await;
+    one.finish_after_shutdown().await;
+}

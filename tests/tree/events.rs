@@ -1,0 +1,184 @@
+//! Events on their way from whoever tells them to the sink.
+
+use mcp_satellite_actors::Farewell;
+use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::seam::Answer;
+use serde_json::Value;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Fleet, Mood, Server, assert_no_gap, seconds, tenths};
+
+/// A marked event.
+fn event(mark: u64) -> Event {
+    let (error_type, error_message) = ("test".to_owned(), String::new());
+    Event::ConfigError { error_type, error_message, status_code: None, retry_in: Some(mark) }
+}
+
+fn mark(envelope: &Envelope) -> Option<u64> {
+    match &envelope.event {
+        Event::ConfigError { retry_in, .. } => *retry_in,
+        _ => None,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cycle_is_three_seconds_and_a_batch_a_hundred_events() {
+    let fleet = Fleet::start().await;
+    let began = Instant::now();
+    (0..250).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+    fleet.sink.until_attempts(3).await;
+    sleep(seconds(60.0)).await;
+    fleet.runtime.emitter().emit(event(250));
+    fleet.sink.until_attempts(4).await;
+    let attempts = fleet.sink.attempts();
+    let sizes: Vec<_> = attempts.iter().map(|attempt| attempt.batch.events.len()).collect();
+    assert_eq!(sizes, [100, 100, 50, 1], "and nothing is sent where there is nothing");
+    let times: Vec<_> = attempts.iter().map(|attempt| tenths(attempt.at - began)).collect();
+    assert_eq!(times[..3], [3.0; 3], "the following batches of a cycle follow at once");
+    assert_eq!(times[3], 66.0, "with the next cycle");
+    let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
+    assert_eq!(marks, (0..=250).collect::<Vec<_>>(), "in order");
+    fleet.finish().await;
+}
+
+/// A storm of 25,000 while the sink holds a batch of five: `chunk` at a time, the batcher having its turn between.
+async fn storm(chunk: usize) {
+    let fleet = Fleet::start().await;
+    fleet.sink.is(Mood::Block);
+    (0..5).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+    fleet.sink.until_attempts(1).await;
+    let marks: Vec<u64> = (5..25_005).collect();
+    for chunk in marks.chunks(chunk) {
+        chunk.iter().for_each(|mark| fleet.runtime.emitter().emit(event(*mark)));
+        yield_now().await;
+    }
+    let statistics = fleet.runtime.event_statistics();
+    assert_eq!((statistics.dropped, statistics.queue_size), (15_000, 10_000));
+    fleet.sink.is(Mood::Accept);
+    fleet.runtime.flush().await;
+    let accepted = fleet.sink.accepted();
+    let kept: Vec<_> = accepted.iter().filter_map(mark).collect();
+    let expected: Vec<_> = (0..5).chain(15_005..25_005).collect();
+    assert!(kept == expected, "the batch in flight and the newest 10,000, in order: {:?}…", &kept[..10]);
+    let gaps: Vec<_> = accepted.iter().filter(|event| event.event.kind() == "events.dropped").collect();
+    assert_eq!(gaps.len(), 1);
+    let gap: Value = serde_json::to_value(gaps[0]).unwrap();
+    assert_eq!(gap["data"], serde_json::json!({"from_seq": 6, "to_seq": 15_005}));
+    let mut seqs: Vec<u64> = accepted.iter().map(|event| event.seq).collect();
+    assert!(seqs.is_sorted());
+    seqs.extend(6..=15_005);
+    seqs.sort_unstable();
+    assert!(seqs.into_iter().eq(1..=25_006), "the gap is explained to the number");
+    let farewell = fleet.runtime.shutdown().await;
+    assert_eq!(farewell, Farewell { events_lost: 0, in_time: true });
+    fleet.finish_after_shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_storm_at_the_door_exactly_the_oldest_are_dropped_and_the_gap_is_told() {
+    storm(25_000).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_storm_on_the_queue_exactly_the_oldest_are_dropped_and_the_gap_is_told() {
+    storm(1000).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_sees_every_event_in_order_whatever_the_sink_does() {
+    let fleet = Fleet::start().await;
+    fleet.sink.is(Mood::Block);
+    let mut told = fleet.runtime.subscribe();
+    let mut seen = 0;
+    for nth in 0..25_000 {
+        fleet.runtime.emitter().emit(event(nth));
+        if nth % 500 == 499 {
+            sleep(seconds(0.001)).await;
+            while let Ok(envelope) = told.try_recv() {
+                assert_eq!((envelope.seq, mark(&envelope)), (seen + 1, Some(seen)));
+                seen += 1;
+            }
+        }
+    }
+    assert_eq!(seen, 25_000);
+    fleet.sink.is(Mood::Accept);
+    fleet.runtime.shutdown().await;
+    fleet.finish_after_shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_sends_what_is_queued_in_full() {
+    let fleet = Fleet::start().await;
+    let began = Instant::now();
+    (0..950).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+    let sink = fleet.sink.clone();
+    fleet.finish().await;
+    assert!(began.elapsed() < seconds(3.0), "without waiting for the next cycle");
+    assert_eq!(sink.accepted().len(), 950);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_with_a_dead_sink_ends_in_five_seconds_and_says_what_was_lost() {
+    for mood in [Mood::Block, Mood::Panic, Mood::Answer(Answer::Unavailable("down".to_owned()))] {
+        let fleet = Fleet::start().await;
+        fleet.online(Server::new("a")).await;
+        fleet.runtime.flush().await;
+        let sent = fleet.sink.accepted().len();
+        fleet.sink.is(mood.clone());
+        (0..250).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+        let began = Instant::now();
+        let farewell = fleet.runtime.shutdown().await;
+        assert!(began.elapsed() <= seconds(5.1), "{mood:?}: {:?}", began.elapsed());
+        assert_eq!(sent, 8);
+        assert_eq!(farewell, Farewell { events_lost: 251, in_time: true }, "{mood:?}: the stop of the server, too");
+        fleet.finish_after_shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_that_comes_back_during_the_last_flush_gets_everything() {
+    let fleet = Fleet::start().await;
+    fleet.sink.is(Mood::Answer(Answer::Unavailable("down".to_owned())));
+    (0..250).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+    let (farewell, ()) = futures::join!(fleet.runtime.shutdown(), async {
+        sleep(seconds(1.0)).await;
+        fleet.sink.is(Mood::Accept);
+    });
+    assert_eq!(farewell, Farewell { events_lost: 0, in_time: true });
+    assert_no_gap(&fleet.sink.accepted());
+    fleet.finish_after_shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_sink_does_not_take_now_is_kept_under_its_id_for_the_next_cycle() {
+    let fleet = Fleet::start().await;
+    let began = Instant::now();
+    fleet.sink.is(Mood::Answer(Answer::Unauthorized));
+    (0..3).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+    fleet.sink.until_attempts(2).await;
+    fleet.sink.is(Mood::Answer(Answer::Throttled(None)));
+    fleet.runtime.emitter().emit(event(3));
+    fleet.sink.until_attempts(5).await;
+    fleet.sink.is(Mood::Accept);
+    fleet.sink.until_attempts(7).await;
+    let attempts = fleet.sink.attempts();
+    let times: Vec<_> = attempts.iter().map(|attempt| tenths(attempt.at - began)).collect();
+    assert_eq!(times, [3.0, 6.0, 9.0, 15.0, 27.0, 51.0, 51.0], "every cycle, then after 6, 12 and 24 s of backoff");
+    assert!(attempts[..6].iter().all(|attempt| attempt.batch == attempts[0].batch));
+    let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
+    assert_eq!(marks, [0, 1, 2, 3]);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn numbering_goes_on_where_the_sink_stands() {
+    let fleet = Fleet::with(|options| options.next_seq = 501).await;
+    fleet.runtime.emitter().emit(event(0));
+    fleet.runtime.flush().await;
+    assert_eq!(fleet.sink.accepted()[0].seq, 501);
+    let json = serde_json::to_value(&fleet.sink.accepted()[0]).unwrap();
+    assert_eq!(json["timestamp"], "2026-11-21T06:33:00.000Z");
+    fleet.runtime.shutdown().await;
+    fleet.finish_after_shutdown().await;
+}

@@ -1,0 +1,360 @@
+//! A fault of our own in each part of the tree, and what survives it.
+
+use std::collections::HashSet;
+
+use futures::future::join_all;
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::{Installed, Part, RuntimeHandle};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Fleet, Mood, Server, exits, seconds, tenths};
+
+/// Casts the panic after what was cast before it, without a pause.
+async fn panic(runtime: &RuntimeHandle, part: Part) {
+    runtime.panic(part);
+}
+
+fn acme() -> Part {
+    Part::Team("acme".into())
+}
+
+/// The second death in a row of a supervisor is followed by five seconds without one.
+async fn without_supervisor(fleet: &Fleet) {
+    fleet.runtime.panic(acme());
+    sleep(seconds(0.5)).await;
+    fleet.runtime.panic(acme());
+    sleep(seconds(0.5)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_worker_costs_that_instance_one_run() {
+    let fleet = Fleet::start().await;
+    let (hurt, other) = (fleet.online(Server::new("hurt")).await, fleet.online(Server::new("other")).await);
+    let (hurt_pid, other_pid) = (fleet.pid(&hurt), fleet.pid(&other));
+    let in_flight = fleet.call(&hurt, "sleep", json!({"ms": 5000}));
+    let (answer, ()) = futures::join!(in_flight, async {
+        sleep(seconds(1.0)).await;
+        fleet.runtime.panic(Part::Worker(hurt.clone()));
+    });
+    assert_eq!(answer.unwrap_err().fate(), Some(Fate::MaybeExecuted), "the caller is answered");
+    fleet.until_replaced(&hurt, hurt_pid).await;
+    assert_eq!(fleet.view(&hurt).exits_in_window(Instant::now().into_std()), 1, "and it is charged");
+    let crashed = fleet.told(&hurt, "mcp.server.crashed").await;
+    let reason = crashed[0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("worker panicked") && reason.contains("asked to panic"), "{reason}");
+    assert_eq!((fleet.pid(&other), fleet.view(&other).restarts), (other_pid, 0));
+    assert_eq!(fleet.world.sim.alive(), 2, "the process of the worker that panicked is gone");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_team_touches_no_other_team_and_gives_its_own_back_as_they_were() {
+    let fleet = Fleet::start().await;
+    let mut others = Vec::new();
+    for nth in 0..5 {
+        let id = fleet.online(Server::of("other", &format!("s{nth}"))).await;
+        others.push((fleet.pid(&id), id));
+    }
+    let running = fleet.online(Server::new("running")).await;
+    let stopped = fleet.online(Server::new("stopped")).await;
+    fleet.runtime.stop(&stopped).await.unwrap();
+    let failed = fleet.add(Server::new("failed").script(exits(0.1, 1))).await;
+    let message = fleet.until(&failed, Status::PermanentlyFailed).await.message.clone();
+    let asleep = fleet.online(Server::new("asleep").plans([exits(1.0, 0).into(), Script::default().into()])).await;
+    fleet.until_view(&asleep, |view| view.dormant).await;
+    let unconfigured = fleet.add(Server::new("unconfigured").missing("KEY")).await;
+    let once = fleet.online(Server::new("once")).await;
+    let pid = fleet.pid(&once);
+    fleet.server(&once).exit(1);
+    fleet.until_replaced(&once, pid).await;
+
+    let (pid, starts) = (fleet.pid(&running), fleet.world.all_openings().len());
+    fleet.runtime.panic(acme());
+    fleet.until_replaced(&running, pid).await;
+    fleet.until_view(&once, |view| view.status == Status::Online && view.restarts == 2).await;
+    sleep(seconds(600.0)).await;
+    assert_eq!(fleet.world.all_openings().len(), starts + 2, "only what ran was started again");
+    for (pid, id) in &others {
+        assert_eq!((fleet.pid(id), fleet.view(id).restarts), (*pid, 0), "{id}");
+    }
+    let view = fleet.view(&failed);
+    assert_eq!((view.status, view.message.clone()), (Status::PermanentlyFailed, message));
+    assert_eq!((fleet.view(&stopped).status, fleet.view(&stopped).want), (Status::Offline, Want::Stopped));
+    assert_eq!(fleet.view(&unconfigured).status, Status::AwaitingUserConfig);
+    let view = fleet.view(&asleep);
+    assert_eq!((view.status, view.dormant, view.offered().unwrap().tools.len()), (Status::Online, true, 3));
+    assert!(fleet.call(&asleep, "echo", json!({"text": 1})).await.is_ok(), "and a call wakes it");
+    let runs: HashSet<_> = fleet.world.all_openings().iter().map(|opening| opening.run).collect();
+    assert_eq!(runs.len(), fleet.world.all_openings().len(), "no number of a run is used twice");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_history_of_crashes_survives_a_panic_of_the_team() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    for restarts in 1..=2 {
+        fleet.server(&id).exit(1);
+        fleet.until_view(&id, |view| view.status == Status::Online && view.restarts == restarts).await;
+    }
+    fleet.runtime.panic(acme());
+    fleet.until_view(&id, |view| view.status == Status::Online && view.restarts == 3).await;
+    fleet.server(&id).exit(1);
+    let view = fleet.until(&id, Status::PermanentlyFailed).await;
+    assert_eq!(view.exits_in_window(Instant::now().into_std()), 3);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_of_a_team_that_panics_are_answered_and_those_who_wait_are_served_by_the_next_supervisor() {
+    let fleet = Fleet::start().await;
+    let running = fleet.online(Server::new("running").script(Script { call_delay: seconds(5.0), ..Script::default() })).await;
+    let slow = Script { handshake_delay: seconds(5.0), ..Script::default() };
+    let starting = fleet.add(Server::new("starting").script(slow)).await;
+    fleet.until(&starting, Status::Connecting).await;
+    let (plain, read_only, waiting, ()) = futures::join!(
+        fleet.call(&running, "echo", json!({"text": 1})),
+        fleet.call(&running, "add", json!({"a": 1, "b": 2})),
+        fleet.call(&starting, "echo", json!({"text": "waited"})),
+        async {
+            sleep(seconds(1.0)).await;
+            fleet.runtime.panic(acme());
+        }
+    );
+    assert!(matches!(plain, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{plain:?}");
+    assert_eq!(read_only.unwrap()["structuredContent"]["result"], 3, "repeated on the next run");
+    assert_eq!(waiting.unwrap()["structuredContent"]["text"], "waited");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_just_before_a_panic_of_the_team_is_kept() {
+    let fleet = Fleet::start().await;
+    let id = fleet.add(Server::new("a").script(exits(0.1, 1))).await;
+    fleet.until(&id, Status::PermanentlyFailed).await;
+    let other = fleet.online(Server::new("b")).await;
+    let (stopped, also, ()) =
+        futures::join!(fleet.runtime.stop(&id), fleet.runtime.stop(&other), panic(&fleet.runtime, acme()));
+    assert_eq!((stopped, also), (Ok(()), Ok(())));
+    sleep(seconds(60.0)).await;
+    for id in [&id, &other] {
+        assert_eq!((fleet.view(id).status, fleet.view(id).want), (Status::Offline, Want::Stopped), "{id}");
+    }
+    assert_eq!(fleet.world.openings(&other).len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_had_just_failed_for_good_stays_so_when_its_team_panics() {
+    let fleet = Fleet::start().await;
+    let id = fleet.add(Server::new("a").script(exits(0.1, 1))).await;
+    fleet.until(&id, Status::PermanentlyFailed).await;
+    fleet.runtime.restart(&id).await.unwrap();
+    fleet.until(&id, Status::PermanentlyFailed).await;
+    let before = fleet.world.openings(&id).len();
+    // The memo of the stop and the start is still on its way when the supervisor dies.
+    let (_, started, ()) =
+        futures::join!(fleet.runtime.stop(&id), fleet.runtime.start(&id), panic(&fleet.runtime, acme()));
+    started.unwrap();
+    fleet.world.until_openings(&id, before + 3).await;
+    fleet.until(&id, Status::PermanentlyFailed).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_while_a_team_has_no_supervisor_is_done_when_it_has_one() {
+    let fleet = Fleet::start().await;
+    let (stop, restart) = (fleet.online(Server::new("stop")).await, fleet.online(Server::new("restart")).await);
+    let remove = fleet.online(Server::new("remove")).await;
+    let mut plans = vec![exits(0.1, 1).into(); 3];
+    plans.push(Script::default().into());
+    let failing = Server::new("failing").plans(plans);
+    let failed = fleet.add(failing.clone()).await;
+    fleet.until(&failed, Status::PermanentlyFailed).await;
+    without_supervisor(&fleet).await;
+    assert_eq!(fleet.world.sim.alive(), 0);
+
+    let began = Instant::now();
+    let new = Server::new("new");
+    fleet.world.plan(&new);
+    let (stopped, restarted, removed, updated, installed, called) = futures::join!(
+        fleet.runtime.stop(&stop),
+        fleet.runtime.restart(&restart),
+        fleet.runtime.uninstall(&remove),
+        fleet.runtime.install(failing.env("FIXED", "yes").spec),
+        fleet.runtime.install(new.spec.clone()),
+        fleet.call(&restart, "echo", json!({"text": 1})),
+    );
+    assert_eq!((stopped, restarted), (Ok(()), Ok(())));
+    assert!(removed.is_ok(), "{removed:?}");
+    assert_eq!((updated, installed), (Ok(Installed::Updated), Ok(Installed::New)));
+    assert!(called.is_ok(), "{called:?}");
+    assert!(began.elapsed() < seconds(6.0));
+    fleet.until(&failed, Status::Online).await;
+    fleet.until(&new.spec.id, Status::Online).await;
+    fleet.until(&restart, Status::Online).await;
+    let view = fleet.view(&stop);
+    assert_eq!((view.status, view.want), (Status::Offline, Want::Stopped));
+    assert!(fleet.runtime.snapshot().get(&remove).is_none());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_uninstall_survives_a_panic_of_the_team() {
+    let fleet = Fleet::start().await;
+    let stubborn = Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    let id = fleet.online(Server::new("a").script(stubborn.clone())).await;
+    let keeps = fleet.online(Server::new("b")).await;
+    let pid = fleet.pid(&keeps);
+    let (uninstalled, ()) = futures::join!(fleet.runtime.uninstall(&id), async {
+        sleep(seconds(1.0)).await;
+        fleet.runtime.panic(acme());
+    });
+    assert!(uninstalled.is_ok(), "{uninstalled:?}");
+    fleet.until_replaced(&keeps, pid).await;
+    sleep(seconds(60.0)).await;
+    assert!(fleet.runtime.snapshot().get(&id).is_none());
+    assert_eq!((fleet.world.openings(&id).len(), fleet.world.sim.alive()), (1, 1));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_start_permit_is_lost_with_a_team() {
+    let fleet = Fleet::with(|options| options.start_permits = 2).await;
+    let ids: Vec<InstanceId> =
+        join_all((0..6).map(|nth| fleet.add(Server::new(&format!("s{nth}")).script(exits(0.1, 1))))).await;
+    for id in &ids {
+        fleet.until(id, Status::PermanentlyFailed).await;
+    }
+    fleet.runtime.panic(acme());
+    sleep(seconds(0.5)).await;
+    // They ask for permits, and their supervisor is gone before it gets one.
+    let restarts = join_all(ids.iter().map(|id| fleet.runtime.restart(id)));
+    let (_, ()) = futures::join!(restarts, panic(&fleet.runtime, acme()));
+    let began = Instant::now();
+    let other = fleet.online(Server::of("other", "a")).await;
+    assert!(began.elapsed() < seconds(1.0), "{:?}", began.elapsed());
+    sleep(seconds(30.0)).await;
+    fleet.world.take_starting_max("acme");
+    let slow = Script { handshake_delay: seconds(1.0), ..Script::default() };
+    let servers = (0..4).map(|nth| fleet.online(Server::of("other", &format!("slow{nth}")).script(slow.clone())));
+    let began = Instant::now();
+    join_all(servers).await;
+    assert_eq!(tenths(began.elapsed()), 2.0, "two at a time, as before");
+    assert_eq!(fleet.view(&other).restarts, 0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_team_that_keeps_panicking_comes_back_later_each_time_and_never_gives_up() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    for delay in [0.0, 5.0, 15.0, 15.0, 15.0] {
+        let pid = fleet.pid(&id);
+        let began = Instant::now();
+        fleet.runtime.panic(acme());
+        fleet.until_replaced(&id, pid).await;
+        assert_eq!(tenths(began.elapsed()), delay);
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_keep_their_receivers_over_a_panic_of_the_registry() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    let (pid, mut watch) = (fleet.pid(&id), fleet.runtime.watch());
+    let (answer, ()) = futures::join!(fleet.call(&id, "sleep", json!({"ms": 5000})), async {
+        sleep(seconds(1.0)).await;
+        fleet.runtime.panic(Part::Registry);
+    });
+    assert!(answer.is_ok(), "calls go on");
+    let snapshot = watch.borrow_and_update().clone();
+    assert_eq!(snapshot.get(&id).unwrap().pid, pid, "nothing was forgotten meanwhile");
+    assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
+    fleet.server(&id).exit(1);
+    watch.wait_for(|snapshot| snapshot.get(&id).is_some_and(|view| view.restarts == 1)).await.unwrap();
+    fleet.until_replaced(&id, pid).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_while_the_registry_panics_is_not_lost() {
+    let fleet = Fleet::start().await;
+    let stays = fleet.online(Server::new("stays")).await;
+    let goes = fleet.add(Server::new("goes").script(exits(0.1, 1))).await;
+    fleet.until(&goes, Status::PermanentlyFailed).await;
+    let new = Server::new("new");
+    fleet.world.plan(&new);
+    let ((), uninstalled, stopped, installed) = futures::join!(
+        panic(&fleet.runtime, Part::Registry),
+        fleet.runtime.uninstall(&goes),
+        fleet.runtime.stop(&stays),
+        fleet.runtime.install(new.spec.clone()),
+    );
+    assert!(uninstalled.is_ok() && stopped.is_ok() && installed.is_ok());
+    fleet.until(&new.spec.id, Status::Online).await;
+    sleep(seconds(1.0)).await;
+    assert_eq!(fleet.view(&stays).status, Status::Offline);
+    assert!(fleet.runtime.snapshot().get(&goes).is_none(), "no ghost is left in the picture");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn queued_events_survive_a_panic_of_the_batcher_and_the_batch_in_flight_is_sent_again() {
+    let fleet = Fleet::start().await;
+    fleet.sink.is(Mood::Block);
+    let id = fleet.online(Server::new("a")).await;
+    fleet.sink.until_attempts(1).await;
+    let old = fleet.pid(&id);
+    fleet.server(&id).exit(1);
+    fleet.until_replaced(&id, old).await;
+    fleet.runtime.panic(Part::Batcher);
+    fleet.sink.until_attempts(2).await;
+    let attempts = fleet.sink.attempts();
+    assert_eq!(attempts[0].batch, attempts[1].batch, "the same events under the same id");
+    assert!(attempts[1].at > attempts[0].at);
+    fleet.sink.is(Mood::Accept);
+    let kinds: Vec<_> = fleet.events().await.iter().map(|event| event.event.kind()).collect();
+    assert!(kinds.contains(&"mcp.server.crashed") && kinds.contains(&"mcp.server.restarted"), "{kinds:?}");
+    assert_eq!(fleet.runtime.event_statistics().dropped, 0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batcher_may_panic_again_and_again() {
+    let fleet = Fleet::start().await;
+    let mut told = fleet.runtime.subscribe();
+    for nth in 0..10 {
+        fleet.online(Server::new(&format!("s{nth}"))).await;
+        fleet.runtime.panic(Part::Batcher);
+    }
+    fleet.events().await;
+    let mut next = 1;
+    while let Ok(envelope) = told.try_recv() {
+        assert_eq!(envelope.seq, next, "a subscriber sees every event once");
+        next += 1;
+    }
+    assert_eq!(next, 81, "eight for each start");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_sink_is_a_refusal_like_any_other() {
+    let fleet = Fleet::start().await;
+    fleet.sink.is(Mood::Panic);
+    let id = fleet.online(Server::new("a")).await;
+    fleet.sink.until_attempts(3).await;
+    let error = fleet.runtime.event_statistics().last_error.unwrap();
+    assert!(error.contains("the sink panicked"), "{error}");
+    fleet.sink.is(Mood::Accept);
+    assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1);
+    let attempts = fleet.sink.attempts();
+    assert!(attempts.iter().all(|attempt| attempt.batch == attempts[0].batch));
+    fleet.finish().await;
+}

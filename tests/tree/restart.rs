@@ -1,0 +1,362 @@
+//! What comes after a run that ended unasked.
+
+use mcp_satellite::connect::sim::{Script, SimPlan};
+use mcp_satellite_actors::Installed;
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Fleet, Server, exits, seconds, tenths};
+
+const GAVE_UP: &str = "Process crashed 3 times in 5 minutes. Manual restart required.";
+
+fn generous(server: Server) -> Server {
+    server.policy(|policy| policy.restart.max_crashes = 100)
+}
+
+async fn failed(fleet: &Fleet, server: Server) -> InstanceId {
+    let id = fleet.add(server).await;
+    fleet.until(&id, Status::PermanentlyFailed).await;
+    id
+}
+
+#[tokio::test(start_paused = true)]
+async fn quick_crashes_are_restarted_after_one_five_and_then_fifteen_seconds() {
+    let fleet = Fleet::start().await;
+    let id = fleet.add(generous(Server::new("a").script(exits(1.0, 1)))).await;
+    fleet.world.until_openings(&id, 6).await;
+    assert_eq!(fleet.world.gaps(&id), [2.0, 6.0, 16.0, 16.0, 16.0]);
+    let messages: Vec<_> = fleet.statuses(&id).await.into_iter().filter_map(|(_, message)| message).collect();
+    for wanted in [
+        "restarting in 1 s (attempt 1): exited with code 1",
+        "restarting in 5 s (attempt 2): exited with code 1",
+        "restarting in 15 s (attempt 3): exited with code 1",
+    ] {
+        assert!(messages.iter().any(|message| message == wanted), "{wanted}: {messages:?}");
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_of_more_than_a_minute_is_restarted_at_once_and_a_shorter_one_after_a_second() {
+    let fleet = Fleet::start().await;
+    let (long, short) = (exits(61.0, 1), exits(59.0, 1));
+    let plans = [short.clone(), long.clone(), long, short.clone(), short].map(SimPlan::from);
+    let id = fleet.add(generous(Server::new("a").plans(plans))).await;
+    fleet.world.until_openings(&id, 6).await;
+    assert_eq!(fleet.world.gaps(&id), [60.0, 61.0, 61.0, 60.0, 64.0], "a long run begins the delays anew");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_before_initialized_does_not_count_as_uptime() {
+    let fleet = Fleet::start().await;
+    let script = Script { start_delay: seconds(65.0), exit_before_handshake: true, exit_code: 1, ..Script::default() };
+    let patient = |policy: &mut mcp_satellite_actors::model::policy::Policy| {
+        policy.session.handshake_timeout = seconds(300.0);
+    };
+    let id = fleet.add(generous(Server::new("a").script(script)).policy(patient)).await;
+    fleet.world.until_openings(&id, 3).await;
+    assert_eq!(fleet.world.gaps(&id), [66.0, 70.0]);
+    assert_eq!(fleet.told(&id, "mcp.server.crashed").await[0]["uptime_seconds"], 0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_third_crash_in_five_minutes_is_the_last() {
+    let fleet = Fleet::start().await;
+    let id = failed(&fleet, Server::new("a").script(exits(1.0, 3))).await;
+    assert_eq!(fleet.view(&id).message.as_deref(), Some(GAVE_UP));
+    sleep(seconds(3600.0)).await;
+    assert_eq!(fleet.world.openings(&id).len(), 3, "no restart without a person");
+    assert_eq!(fleet.view(&id).status, Status::PermanentlyFailed);
+
+    let failures = fleet.told(&id, "mcp.server.permanently_failed").await;
+    assert_eq!(failures.len(), 1);
+    assert_eq!(failures[0]["total_crashes"], 3);
+    assert_eq!(failures[0]["last_error"], "exited with code 3");
+    assert_eq!(failures[0]["message"], GAVE_UP);
+    assert_eq!(failures[0]["failed_at"], "2026-11-21T06:33:09.000Z", "1 + 1 + 1 + 5 + 1 seconds");
+    let crashes = fleet.told(&id, "mcp.server.crashed").await;
+    let told: Vec<_> = crashes.iter().map(|crash| (&crash["crash_count"], &crash["will_restart"])).collect();
+    assert_eq!(told, [(&json!(1), &json!(true)), (&json!(2), &json!(true)), (&json!(3), &json!(false))]);
+    assert_eq!(crashes[0]["exit_code"], 3);
+    assert_eq!(crashes[0]["reason"], "exited with code 3");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_manual_restart_leaves_permanently_failed_with_a_clean_slate() {
+    let fleet = Fleet::start().await;
+    let mut plans = vec![SimPlan::from(exits(1.0, 1)); 5];
+    plans.push(Script::default().into());
+    let id = failed(&fleet, Server::new("a").plans(plans)).await;
+    fleet.runtime.restart(&id).await.unwrap();
+    fleet.until_view(&id, |view| view.status == Status::Online && view.exits_in_window(now()) == 2).await;
+    sleep(seconds(600.0)).await;
+    assert_eq!(fleet.view(&id).status, Status::Online);
+    assert_eq!(fleet.world.openings(&id).len(), 6, "two more crashes were allowed");
+    assert_eq!(fleet.world.gaps(&id)[3..], [2.0, 6.0], "and the delays began anew");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_config_update_leaves_permanently_failed_with_a_clean_slate() {
+    let fleet = Fleet::start().await;
+    let mut plans = vec![SimPlan::from(exits(1.0, 1)); 5];
+    plans.push(Script::default().into());
+    let server = Server::new("a").plans(plans);
+    let id = failed(&fleet, server.clone()).await;
+    assert_eq!(fleet.runtime.install(server.spec.clone()).await, Ok(Installed::Unchanged));
+    sleep(seconds(60.0)).await;
+    assert_eq!(fleet.view(&id).status, Status::PermanentlyFailed, "the same configuration is no cure");
+    assert_eq!(fleet.runtime.install(server.env("FIXED", "yes").spec).await, Ok(Installed::Updated));
+    sleep(seconds(600.0)).await;
+    assert_eq!(fleet.view(&id).status, Status::Online);
+    assert_eq!(fleet.world.openings(&id).len(), 6);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn crashes_slide_out_of_the_window() {
+    let fleet = Fleet::start().await;
+    let id = fleet.add(Server::new("a").script(exits(160.0, 1))).await;
+    sleep(seconds(2.0 * 3600.0 + 30.0)).await;
+    assert_ne!(fleet.view(&id).status, Status::PermanentlyFailed);
+    assert_eq!(fleet.world.openings(&id).len(), 46, "one every 160 s: never three in 300 s");
+    assert_eq!(fleet.view(&id).exits_in_window(now()), 2);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listed_server_that_exits_cleanly_sleeps_with_its_tools_until_a_call_wakes_it() {
+    let fleet = Fleet::start().await;
+    let id = fleet.add(Server::new("a").plans([exits(5.0, 0).into(), Script::default().into()])).await;
+    let view = fleet.until_view(&id, |view| view.dormant).await;
+    assert_eq!((view.status, view.pid), (Status::Online, None));
+    assert_eq!(view.offered().unwrap().tools.len(), 3, "its tools stay listed");
+    sleep(seconds(3600.0)).await;
+    assert_eq!(fleet.world.openings(&id).len(), 1, "nobody called");
+
+    let began = Instant::now();
+    let answer = fleet.call(&id, "echo", json!({"text": "good morning"})).await.unwrap();
+    assert_eq!(answer["structuredContent"]["text"], "good morning");
+    assert_eq!(tenths(began.elapsed()), 0.0, "the delay of the exit is long over");
+    assert!(!fleet.view(&id).dormant);
+
+    let exited = fleet.told(&id, "mcp.server.exited").await;
+    assert_eq!(exited.len(), 1);
+    assert_eq!((&exited[0]["exit_code"], &exited[0]["will_restart"]), (&json!(0), &json!(false)));
+    assert_eq!(exited[0]["uptime_seconds"], 5);
+    let respawned = fleet.told(&id, "mcp.server.respawned").await;
+    assert_eq!(respawned.len(), 1);
+    assert_eq!(respawned[0]["dormant_duration_seconds"], 3600);
+    assert_eq!(respawned[0]["pid"], json!(fleet.pid(&id)));
+    assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
+    let statuses = fleet.statuses(&id).await;
+    assert_eq!(statuses.iter().filter(|(status, _)| status == "online").count(), 1, "lists do not flap: {statuses:?}");
+    assert_eq!(statuses.last().unwrap().0, "online");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrent_calls_share_one_wake_which_waits_out_the_delay() {
+    let fleet = Fleet::start().await;
+    let id = fleet.add(Server::new("a").plans([exits(5.0, 0).into(), Script::default().into()])).await;
+    fleet.until_view(&id, |view| view.dormant).await;
+    let began = Instant::now();
+    let calls = (0..20).map(|nth| fleet.call(&id, "echo", json!({"text": nth})));
+    for (nth, answer) in futures::future::join_all(calls).await.into_iter().enumerate() {
+        assert_eq!(answer.unwrap()["structuredContent"]["text"], nth);
+    }
+    assert_eq!(tenths(began.elapsed()), 1.0, "a call never shortens a restart's delay");
+    assert_eq!(fleet.world.openings(&id).len(), 2);
+    assert_eq!(fleet.told(&id, "mcp.server.respawned").await.len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wake_that_fails_ends_the_sleep_and_is_charged() {
+    let fleet = Fleet::start().await;
+    let broken = Script { exit_before_handshake: true, exit_code: 1, ..Script::default() };
+    let plans = [exits(5.0, 0), broken, Script::default()].map(SimPlan::from);
+    let id = fleet.add(Server::new("a").plans(plans)).await;
+    fleet.until_view(&id, |view| view.dormant).await;
+    sleep(seconds(60.0)).await;
+    let answer = fleet.call(&id, "echo", json!({"text": "up"})).await.unwrap();
+    assert_eq!(answer["structuredContent"]["text"], "up", "the caller waits for the restart");
+    let view = fleet.view(&id);
+    assert_eq!((view.dormant, view.exits_in_window(now())), (false, 2));
+    assert_eq!(fleet.told(&id, "mcp.server.crashed").await.len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_always_on_server_is_respawned_after_a_clean_exit() {
+    let fleet = Fleet::start().await;
+    let plans = [exits(5.0, 0).into(), Script::default().into()];
+    let id = fleet.online(Server::new("a").plans(plans).always_on()).await;
+    let first = fleet.pid(&id);
+    fleet.until_replaced(&id, first).await;
+    assert_eq!(fleet.world.gaps(&id), [6.0]);
+    let exited = fleet.told(&id, "mcp.server.exited").await;
+    assert_eq!(exited[0]["will_restart"], true);
+    let restarted = fleet.told(&id, "mcp.server.restarted").await;
+    assert_eq!(restarted[0]["restart_reason"], "exit");
+    assert_eq!((&restarted[0]["old_pid"], &restarted[0]["new_pid"]), (&json!(first), &json!(fleet.pid(&id))));
+    assert_eq!(restarted[0]["attempt_number"], 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clean_exit_before_online_is_respawned_and_charged_all_the_same() {
+    let fleet = Fleet::start().await;
+    let script = Script { exit_before_handshake: true, ..Script::default() };
+    let id = failed(&fleet, Server::new("a").script(script)).await;
+    let message = "Process exited 3 times in 5 minutes. Manual restart required.";
+    assert_eq!(fleet.view(&id).message.as_deref(), Some(message), "none of them was a crash");
+    assert_eq!(fleet.world.gaps(&id), [1.0, 5.0]);
+    assert_eq!(fleet.told(&id, "mcp.server.exited").await.len(), 3);
+    assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_initializes_and_exits_cleanly_for_ever_is_started_three_times_a_window_at_most() {
+    let fleet = Fleet::start().await;
+    let ids = [
+        fleet.add(Server::new("listed").script(exits(0.002, 0))).await,
+        fleet.add(Server::new("on").script(exits(0.002, 0)).always_on()).await,
+    ];
+    // Somebody who never gives up calling.
+    let until = Instant::now() + seconds(1800.0);
+    while Instant::now() < until {
+        for id in &ids {
+            let _ = fleet.call_within(id, "echo", json!({"text": 1}), Some(seconds(10.0))).await;
+        }
+        sleep(seconds(0.5)).await;
+    }
+    for id in &ids {
+        let openings = fleet.world.openings(id);
+        for opening in &openings {
+            let window = |other: &&_| within_five_minutes(opening.at, *other);
+            assert!(openings.iter().filter(window).count() <= 3, "{id}: {openings:?}");
+        }
+        assert_eq!(fleet.view(id).status, Status::PermanentlyFailed);
+    }
+    fleet.finish().await;
+}
+
+fn within_five_minutes(at: Instant, other: &crate::support::Opening) -> bool {
+    other.at >= at && other.at - at < seconds(300.0)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_never_shakes_hands_is_killed_after_thirty_seconds() {
+    let fleet = Fleet::start().await;
+    let script = Script { handshake_never: true, ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    let id = failed(&fleet, Server::new("a").script(script)).await;
+    assert_eq!(fleet.world.gaps(&id), [31.0, 35.0]);
+    assert_eq!(fleet.world.sim.alive(), 0, "the process does not outlive its handshake");
+    let crashes = fleet.told(&id, "mcp.server.crashed").await;
+    assert_eq!(crashes[0]["reason"], "handshake failed: no answer to initialize within 30 s");
+    assert_eq!((&crashes[0]["signal"], &crashes[0]["uptime_seconds"]), (&json!(9), &json!(0)));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handshake_that_is_late_but_in_time_is_waited_for() {
+    let fleet = Fleet::start().await;
+    let script = Script { handshake_delay: seconds(29.0), ..Script::default() };
+    let id = fleet.online(Server::new("a").script(script)).await;
+    assert_eq!(fleet.world.openings(&id).len(), 1);
+    assert_eq!(fleet.told(&id, "mcp.server.started").await[0]["spawn_duration_ms"], 29_000);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_handshake_and_an_unknown_version_are_crashes_that_say_why() {
+    let fleet = Fleet::start().await;
+    let refused = Script { handshake_error: Some("no licence".to_owned()), ..Script::default() };
+    let ancient = Script { protocol_version: Some("1999-01-01".to_owned()), ..Script::default() };
+    for (name, script, why) in [
+        ("refused", refused, "handshake failed: server error -32603: no licence"),
+        (
+            "ancient",
+            ancient,
+            "handshake failed: the server speaks protocol version 1999-01-01, which is not known",
+        ),
+    ] {
+        let id = failed(&fleet, Server::new(name).script(script)).await;
+        assert_eq!(fleet.view(&id).last_error.as_deref(), Some(why));
+        assert_eq!(fleet.told(&id, "mcp.server.crashed").await.len(), 3);
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_cannot_be_started_says_what_the_system_said_and_is_charged() {
+    let fleet = Fleet::start().await;
+    let why = "cannot start `nope`: No such file or directory (os error 2)";
+    let id = fleet.add(Server::new("a").plans([SimPlan::fails(why)])).await;
+    let view = fleet.until_view(&id, |view| view.attempt == Some(1)).await;
+    assert_eq!(view.status, Status::Connecting);
+    assert_eq!(view.message.as_deref(), Some(&*format!("restarting in 1 s (attempt 1): {why}")));
+    let view = fleet.until(&id, Status::PermanentlyFailed).await;
+    assert_eq!(view.last_error.as_deref(), Some(why));
+    assert_eq!(fleet.told(&id, "mcp.server.permanently_failed").await[0]["last_error"], why);
+    let refused = fleet.call(&id, "echo", json!({})).await.unwrap_err();
+    assert!(matches!(refused, CallError::Refused { status: Status::PermanentlyFailed, .. }), "{refused:?}");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_takes_for_ever_is_given_up_after_the_handshakes_time() {
+    let fleet = Fleet::start().await;
+    let stuck = SimPlan { open_delay: seconds(3600.0), ..SimPlan::new(Script::default()) };
+    let id = fleet.add(Server::new("a").plans([stuck])).await;
+    fleet.world.until_openings(&id, 2).await;
+    assert_eq!(fleet.world.gaps(&id), [31.0]);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_discovery_keeps_the_link_and_is_retried_until_it_works() {
+    let fleet = Fleet::start().await;
+    let script = Script { list_error_times: 4, ..Script::default() };
+    let id = fleet.add(Server::new("a").script(script)).await;
+    let view = fleet.until(&id, Status::Error).await;
+    let pid = view.pid;
+    let why = "cannot read its tools: server error -32603: cannot list the tools; again in 1 s";
+    assert_eq!(view.message.as_deref(), Some(why));
+    let began = Instant::now();
+    let answer = fleet.call(&id, "echo", json!({"text": "alive"})).await.unwrap();
+    assert_eq!(answer["structuredContent"]["text"], "alive", "a call is tried on the live link");
+    assert_eq!(tenths(began.elapsed()), 0.0);
+    fleet.until(&id, Status::Online).await;
+    assert_eq!(tenths(began.elapsed()), 15.0, "after 1, 2, 4 and 8 seconds");
+    assert_eq!((fleet.pid(&id), fleet.world.openings(&id).len()), (pid, 1), "the link was kept");
+    let statuses: Vec<_> = fleet.statuses(&id).await.into_iter().map(|(status, _)| status).collect();
+    let (errors, rest): (Vec<_>, Vec<_>) = statuses[4..].iter().map(String::as_str).partition(|status| *status == "error");
+    assert_eq!((errors.len(), rest), (4, vec!["discovering_tools", "syncing_tools", "online"]));
+    assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_while_discovery_fails_is_an_ordinary_crash() {
+    let fleet = Fleet::start().await;
+    let broken = Script { list_error: true, exit_after: Some(seconds(10.0)), exit_code: 1, ..Script::default() };
+    let id = fleet.online(Server::new("a").plans([broken.into(), Script::default().into()])).await;
+    assert_eq!(fleet.world.gaps(&id), [11.0]);
+    assert_eq!(fleet.told(&id, "mcp.server.crashed").await.len(), 1);
+    assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1, "it was never online before");
+    fleet.finish().await;
+}
+
+/// The rules' clock.
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
+}

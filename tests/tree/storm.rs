@@ -1,0 +1,166 @@
+//! Many at once: the permits hold, no budget is overrun, and no team feels another's trouble.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Fleet, Server, exits, seconds, tenths};
+
+fn answering_after(delay: f64) -> Script {
+    Script { handshake_delay: seconds(delay), ..Script::default() }
+}
+
+/// Waits until every one of these is online after so many restarts.
+async fn until_all_online(fleet: &Fleet, ids: &[InstanceId], restarts: u64) {
+    let began = Instant::now();
+    loop {
+        let snapshot = fleet.runtime.snapshot();
+        let back = |id: &&InstanceId| {
+            snapshot.get(id).is_some_and(|view| view.status == Status::Online && view.restarts == restarts)
+        };
+        let count = ids.iter().filter(back).count();
+        if count == ids.len() {
+            return;
+        }
+        assert!(began.elapsed() < seconds(3600.0), "only {count} of {} came back", ids.len());
+        sleep(seconds(0.1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_thousand_servers_that_crash_at_once_come_back_under_the_permits() {
+    let fleet = Fleet::with(|options| {
+        options.start_permits = 16;
+        options.team_budget.max_exits = 1000;
+        options.batch.queue_max = 200_000;
+    })
+    .await;
+    let mut ids = Vec::new();
+    for nth in 0..3000 {
+        let (team, name) = (format!("team{}", nth % 30), format!("s{nth}"));
+        ids.push(fleet.add(Server::of(&team, &name).script(answering_after(0.02))).await);
+    }
+    until_all_online(&fleet, &ids, 0).await;
+    assert_eq!(fleet.world.take_starting_max("team0").0, 16, "at the first start too");
+    for id in &ids {
+        fleet.server(id).signal(9);
+    }
+    until_all_online(&fleet, &ids, 1).await;
+    assert_eq!(fleet.world.take_starting_max("team0").0, 16, "as many as allowed, and never more");
+    assert!(ids.iter().all(|id| fleet.world.openings(id).len() == 2));
+    assert_eq!(fleet.world.sim.alive(), 3000);
+    let answers = join_all(ids.iter().step_by(100).map(|id| fleet.call(id, "add", json!({"a": 1, "b": 1})))).await;
+    assert!(answers.iter().all(Result::is_ok));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_storm_nobody_is_started_beyond_his_budget() {
+    let fleet = Fleet::start().await;
+    let mut ids = Vec::new();
+    for nth in 0..300 {
+        let (team, name) = (format!("team{}", nth % 30), format!("s{nth}"));
+        ids.push(fleet.add(Server::of(&team, &name).script(exits(0.5, 1))).await);
+    }
+    for id in &ids {
+        fleet.until(id, Status::PermanentlyFailed).await;
+    }
+    sleep(seconds(3600.0)).await;
+    assert!(ids.iter().all(|id| fleet.world.openings(id).len() == 3));
+    fleet.finish().await;
+}
+
+/// Ten servers of a calm team crash, alone or beside seventy of a noisy one: how long until they are back?
+async fn recovery_of_the_calm(noisy: usize) -> Duration {
+    let fleet = Fleet::start().await;
+    let add = |team: &'static str, count| {
+        let servers = (0..count).map(move |nth| Server::of(team, &format!("s{nth}")).script(answering_after(0.2)));
+        join_all(servers.map(|server| fleet.add(server)))
+    };
+    let (noisy, calm) = (add("noisy", noisy).await, add("calm", 10).await);
+    until_all_online(&fleet, &noisy, 0).await;
+    until_all_online(&fleet, &calm, 0).await;
+    fleet.world.take_starting_max("noisy");
+    let began = Instant::now();
+    for id in noisy.iter().chain(&calm) {
+        fleet.server(id).exit(1);
+    }
+    until_all_online(&fleet, &calm, 1).await;
+    let took = began.elapsed();
+    until_all_online(&fleet, &noisy, 1).await;
+    if !noisy.is_empty() {
+        assert_eq!(fleet.world.take_starting_max("noisy").1, 1, "over its budget it starts one at a time");
+        assert!(began.elapsed() > seconds(0.2 * 70.0));
+        sleep(seconds(60.0)).await;
+        let told = fleet.events().await;
+        let told: Vec<_> = told.iter().map(|event| serde_json::to_value(event).unwrap()).collect();
+        let of = |kind: &str| told.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
+        let (throttled, unthrottled) = (of("mcp.team.throttled"), of("mcp.team.unthrottled"));
+        assert_eq!((throttled.len(), unthrottled.len()), (1, 1));
+        let data = json!({"team_id": "noisy", "exits_in_window": 61, "window_seconds": 60});
+        assert_eq!(throttled[0]["data"], data);
+        assert_eq!(unthrottled[0]["data"]["team_id"], "noisy");
+
+        for id in &noisy[..20] {
+            fleet.server(id).exit(1);
+        }
+        until_all_online(&fleet, &noisy[..20], 2).await;
+        assert!(fleet.world.take_starting_max("noisy").1 > 1, "within its budget again it is as free as before");
+    }
+    fleet.finish().await;
+    took
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_team_over_its_budget_is_throttled_and_no_other_team_recovers_later_for_it() {
+    let alone = recovery_of_the_calm(0).await;
+    let beside = recovery_of_the_calm(70).await;
+    assert_eq!(tenths(beside), tenths(alone));
+}
+
+#[tokio::test(start_paused = true)]
+async fn hanging_handshakes_block_nobody_for_more_than_two_seconds() {
+    let fleet = Fleet::with(|options| options.start_permits = 4).await;
+    let mute = Script { handshake_never: true, ..Script::default() };
+    for nth in 0..4 {
+        let id = fleet.add(Server::new(&format!("mute{nth}")).script(mute.clone())).await;
+        fleet.world.until_openings(&id, 1).await;
+    }
+    let began = Instant::now();
+    let healthy = fleet.online(Server::of("other", "healthy")).await;
+    assert!((1.5..=2.0).contains(&tenths(began.elapsed())), "{:?}", began.elapsed());
+    assert_eq!(fleet.world.openings(&healthy).len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_called_starts_before_who_is_not() {
+    let fleet = Fleet::with(|options| options.start_permits = 1).await;
+    let asleep = fleet.online(Server::new("asleep").plans([exits(1.0, 0).into(), Script::default().into()])).await;
+    fleet.until_view(&asleep, |view| view.dormant).await;
+    sleep(seconds(10.0)).await;
+    let servers = (0..10).map(|nth| Server::of("other", &format!("s{nth}")).script(answering_after(1.0)));
+    let ids = join_all(servers.map(|server| fleet.add(server))).await;
+    fleet.world.until_openings(&ids[0], 1).await;
+    let began = Instant::now();
+    fleet.call(&asleep, "echo", json!({"text": 1})).await.unwrap();
+    assert!(began.elapsed() < seconds(1.1), "{:?}", began.elapsed());
+    until_all_online(&fleet, &ids, 0).await;
+    assert!(began.elapsed() > seconds(9.0));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_for_a_permit_is_not_counted_against_the_handshake() {
+    let fleet = Fleet::with(|options| options.start_permits = 1).await;
+    let servers = (0..40).map(|nth| Server::new(&format!("s{nth}")).script(answering_after(1.5)));
+    let ids = join_all(servers.map(|server| fleet.add(server))).await;
+    until_all_online(&fleet, &ids, 0).await;
+    assert!(ids.iter().all(|id| fleet.world.openings(id).len() == 1), "the last one waited for a minute");
+    fleet.finish().await;
+}
