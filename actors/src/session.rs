@@ -5,7 +5,7 @@
 //! a link ended and what was malformed, must keep every field it does not know, and must let nothing be cached. rmcp
 //! gives the types of the handshake.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,6 +45,8 @@ const INTERNAL_ERROR: i64 = -32603;
 const UNREAD_ANSWERS_MAX: usize = 16 * 1024 * 1024;
 /// Tables that grew in a burst are given back above this many places.
 const IDLE_CAPACITY_MAX: usize = 64;
+/// No further request is queued for writing while this much is.
+const OUTGOING_MAX: usize = 1024 * 1024;
 /// After this long without the process ending by itself, a closed stdout or stdin is a broken wire.
 const BROKEN_PATIENCE: Duration = Duration::from_secs(1);
 /// After SIGKILL nobody waits longer for a process that will not die.
@@ -106,8 +108,8 @@ enum Purpose {
 struct Pending {
     purpose: Purpose,
     deadline: Instant,
-    /// Where its first byte is in all that was ever queued for writing.
-    starts_at: u64,
+    /// Where its first byte is in all that was ever queued for writing; `None` while the request waits for its turn.
+    starts_at: Option<u64>,
 }
 
 /// The requests that are not answered. Dropped with the session, whoever ends it: each caller then learns its fate.
@@ -151,7 +153,8 @@ impl Calls {
         self.deadlines.clear();
         for (_, pending) in self.pending.drain() {
             if let Purpose::Caller { mut ticket, .. } = pending.purpose {
-                let fate = if pending.starts_at >= self.written { Fate::NotSent } else { Fate::MaybeExecuted };
+                let sent = pending.starts_at.is_some_and(|at| at < self.written);
+                let fate = if sent { Fate::MaybeExecuted } else { Fate::NotSent };
                 ticket.fate = fate;
                 ticket.answer(Err(CallError::Terminated { fate, reason: reason.to_owned() }));
             }
@@ -188,6 +191,8 @@ struct Session {
     discover: bool,
     out: BytesMut,
     queued: u64,
+    /// Requests that wait for room in `out`, in order: some may have been given up meanwhile.
+    unsent: VecDeque<(u64, Request)>,
     calls: Calls,
     watchdog: Watchdog,
     /// Stdout has ended or broke: there is nothing more to read.
@@ -217,6 +222,7 @@ pub(crate) async fn run(args: Args) -> WorkerExit {
         discover: args.discover,
         out: BytesMut::new(),
         queued: 0,
+        unsent: VecDeque::new(),
         calls: Calls::default(),
         watchdog: Watchdog::new(now.into_std()),
         stdout_over: false,
@@ -528,34 +534,46 @@ impl Session {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Request { id, request, started, timeout, ticket } => {
-                let starts_at = self.queued;
-                match request {
-                    Request::Tool { name, arguments } => {
-                        let name = serde_json::Value::from(name).to_string();
-                        let id = id.to_string();
-                        let arguments = arguments.as_deref().map_or("{}", RawValue::get);
-                        self.put(&[
-                            r#"{"jsonrpc":"2.0","id":"#,
-                            &id,
-                            r#","method":"tools/call","params":{"name":"#,
-                            &name,
-                            r#","arguments":"#,
-                            arguments,
-                            r#","_meta":{"progressToken":"#,
-                            &id,
-                            "}}}",
-                        ]);
-                    }
-                    Request::Method { method, params } => {
-                        self.put_request(id, &method, params.as_deref().map(RawValue::get));
-                    }
-                }
                 let purpose = Purpose::Caller { ticket, started, timeout };
-                self.calls.insert(id, Pending { purpose, deadline: started + timeout, starts_at });
+                self.calls.insert(id, Pending { purpose, deadline: started + timeout, starts_at: None });
+                self.unsent.push_back((id, request));
+                self.send();
             }
             Command::Cancel { id } => {
-                if self.calls.remove(id).is_some() {
-                    self.cancel(id, "the caller went away");
+                if let Some(pending) = self.calls.remove(id) {
+                    self.cancel(id, pending.starts_at, "the caller went away");
+                }
+            }
+        }
+    }
+
+    /// Queues requests for writing while there is room. The deadline of one that waits runs all the same: a server that
+    /// does not read must not hold its callers.
+    fn send(&mut self) {
+        while self.out.len() < OUTGOING_MAX
+            && let Some((id, request)) = self.unsent.pop_front()
+        {
+            let Some(pending) = self.calls.pending.get_mut(&id) else { continue };
+            pending.starts_at = Some(self.queued);
+            match request {
+                Request::Tool { name, arguments } => {
+                    let name = serde_json::Value::from(name).to_string();
+                    let id = id.to_string();
+                    let arguments = arguments.as_deref().map_or("{}", RawValue::get);
+                    self.put(&[
+                        r#"{"jsonrpc":"2.0","id":"#,
+                        &id,
+                        r#","method":"tools/call","params":{"name":"#,
+                        &name,
+                        r#","arguments":"#,
+                        arguments,
+                        r#","_meta":{"progressToken":"#,
+                        &id,
+                        "}}}",
+                    ]);
+                }
+                Request::Method { method, params } => {
+                    self.put_request(id, &method, params.as_deref().map(RawValue::get));
                 }
             }
         }
@@ -563,7 +581,7 @@ impl Session {
 
     fn ask(&mut self, method: &str, params: Option<&str>, purpose: Purpose, deadline: Instant) {
         let id = self.next_id().fetch_add(1, Ordering::Relaxed);
-        let starts_at = self.queued;
+        let starts_at = Some(self.queued);
         self.put_request(id, method, params);
         self.calls.insert(id, Pending { purpose, deadline, starts_at });
     }
@@ -572,7 +590,11 @@ impl Session {
         &self.port.next_id
     }
 
-    fn cancel(&mut self, id: u64, reason: &str) {
+    /// Tells the server that nobody waits any more, if it has been asked at all.
+    fn cancel(&mut self, id: u64, starts_at: Option<u64>, reason: &str) {
+        if starts_at.is_none() {
+            return self.unsent.retain(|(waiting, _)| *waiting != id);
+        }
         self.notify("notifications/cancelled", Some(&format!(r#"{{"requestId":{id},"reason":"{reason}"}}"#)));
     }
 
@@ -604,6 +626,7 @@ impl Session {
             Ok(count) => {
                 self.out.advance(count);
                 self.calls.written += count as u64;
+                self.send();
                 if self.out.is_empty() {
                     // An idle instance must not keep the memory of its largest request.
                     self.out = BytesMut::new();
@@ -632,7 +655,7 @@ impl Session {
             let Some(pending) = self.calls.remove(id) else { break };
             match pending.purpose {
                 Purpose::Caller { ticket, started, .. } => {
-                    self.cancel(id, "timed out");
+                    self.cancel(id, pending.starts_at, "timed out");
                     self.watchdog.call_timed_out();
                     ticket.answer(Err(CallError::TimedOut { after: now - started }));
                 }
@@ -642,7 +665,7 @@ impl Session {
                     return Some(Over::Failed(ExitCause::Handshake(why)));
                 }
                 Purpose::List => {
-                    self.cancel(id, "timed out");
+                    self.cancel(id, pending.starts_at, "timed out");
                     self.watchdog.call_timed_out();
                     self.on_list(Err(CallError::TimedOut { after: self.spec.policy.session.request_timeout }));
                 }
