@@ -45,7 +45,8 @@ pub struct CallRequest {
 /// Why something was not done.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Failure {
-    /// A stable word: `not_found`, `ambiguous`, `refused`, `terminated`, `timed_out`, `busy`, `server_error`, `bad_input`.
+    /// A stable word: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`, `busy`,
+    /// `server_error`, `bad_input`.
     pub kind: String,
     /// What happened and what to do.
     pub message: String,
@@ -308,15 +309,24 @@ impl Filter {
     }
 }
 
-/// Which events: those after `since`, and, with `follow`, those to come.
+/// Which events: those after `since` for which everything that is given holds, and, with `follow`, those to come.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct EventQuery {
     /// Exclusive.
     #[serde(default)]
     pub since: Option<u64>,
-    /// Goes on until the reader leaves.
+    /// Goes on until the reader leaves or the satellite ends.
     #[serde(default)]
     pub follow: bool,
+    /// Only these types, by their names on the wire, separated by commas.
+    #[serde(default)]
+    pub types: Option<String>,
+    /// Only this team (id or slug).
+    #[serde(default)]
+    pub team: Option<String>,
+    /// Only the instance of this full name.
+    #[serde(default)]
+    pub instance: Option<String>,
 }
 
 pub(crate) fn rfc3339(at: Timestamp) -> String {

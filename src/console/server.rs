@@ -1,6 +1,6 @@
 //! The satellite's side of the control socket. It decides nothing: every request becomes a call of the runtime.
 
-use std::convert::Infallible;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::{ControlError, RuntimeHandle};
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, mpsc};
+use tokio_util::sync::CancellationToken;
 
 use super::api::{
     CallRequest, EventQuery, Failure, Filter, InstanceStatus, SatelliteStatus, Selector, StatusReply, ToolEntry,
@@ -32,9 +33,9 @@ pub(crate) struct Console {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
-    /// Whether events are stored where they can be read back.
-    pub(crate) journal: bool,
     pub(crate) started: Instant,
+    /// Cancelled when the runtime has ended: streams tell what is left, and end.
+    pub(crate) ending: CancellationToken,
 }
 
 type Answer<T> = Result<Json<T>, Refusal>;
@@ -75,12 +76,12 @@ impl From<ControlError> for Refusal {
 }
 
 /// Listens on the data directory's socket, for its owner only.
-pub(crate) fn bind(data_dir: &Path) -> std::io::Result<UnixListener> {
+pub(crate) fn bind(data_dir: &Path) -> io::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt;
     let (path, _directory) = super::socket_path(data_dir)?;
     // The data directory's lock is ours: a socket that is there was left by a satellite that was killed.
     match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
     let listener = UnixListener::bind(&path)?;
@@ -88,8 +89,9 @@ pub(crate) fn bind(data_dir: &Path) -> std::io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Serves until the task is dropped.
+/// Serves until `Console::ending` is cancelled and every answer is given.
 pub(crate) async fn serve(listener: UnixListener, console: Console) {
+    let ending = console.ending.clone().cancelled_owned();
     let router = axum::Router::new()
         .route("/v1/status", get(status))
         .route("/v1/tools", get(tools))
@@ -101,16 +103,19 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
         .route("/v1/events", get(events))
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(Arc::new(console));
-    if let Err(error) = axum::serve(listener, router).await {
+    if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(ending).await {
         tracing::error!(%error, "the control socket failed; `satellite status` and the like do not work any more");
     }
 }
 
-async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Json<StatusReply> {
-    let now = Instant::now();
+async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Answer<StatusReply> {
     let snapshot = console.runtime.snapshot();
-    let instances =
-        snapshot.iter().filter(|view| filter.admits(view)).map(|view| InstanceStatus::of(view, now)).collect();
+    // Each row reads a file of the kernel: thousands of them are no work for a thread that others wait for.
+    let rows = tokio::task::spawn_blocking(move || {
+        let now = Instant::now();
+        snapshot.iter().filter(|view| filter.admits(view)).map(|view| InstanceStatus::of(view, now)).collect()
+    });
+    let instances = rows.await.map_err(|error| Failure::new("closing", error.to_string()))?;
     let satellite = SatelliteStatus {
         name: console.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -119,7 +124,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         data_dir: console.data_dir.display().to_string(),
         events: console.runtime.event_statistics().into(),
     };
-    Json(StatusReply { satellite, instances })
+    Ok(Json(StatusReply { satellite, instances }))
 }
 
 async fn tools(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Json<Vec<ToolEntry>> {
@@ -227,60 +232,92 @@ fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, 
 async fn events(State(console): State<Arc<Console>>, Query(query): Query<EventQuery>) -> Response {
     let (lines, stream) = mpsc::channel(STREAM_BACKLOG);
     tokio::spawn(async move {
-        // An error says that the reader has left.
-        let _: Option<()> = stream_events(&console, query, &lines).await;
+        let told = stream_events(&console, query, &lines).await;
+        if let Err(Torn::Unreadable(error)) = told {
+            // The reader sees a stream that broke, not one that ended.
+            let _ = lines.send(Err(error)).await;
+        }
     });
-    let body = futures::stream::unfold(stream, |mut stream| async move {
-        let line: Bytes = stream.recv().await?;
-        Some((Ok::<_, Infallible>(line), stream))
-    });
+    let body = futures::stream::unfold(stream, |mut stream| async move { Some((stream.recv().await?, stream)) });
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(body)).into_response()
 }
 
-async fn stream_events(console: &Console, query: EventQuery, lines: &mpsc::Sender<Bytes>) -> Option<()> {
+/// Why a stream of events stops early.
+enum Torn {
+    /// The reader has left.
+    Left,
+    /// What is stored cannot be read.
+    Unreadable(io::Error),
+}
+
+type Lines = mpsc::Sender<io::Result<Bytes>>;
+
+async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> Result<(), Torn> {
+    let snapshot = console.runtime.snapshot();
+    let team = query.team.map(|team| {
+        let known = snapshot.iter().find(|view| view.spec.team_slug.as_str() == team);
+        known.map_or(team, |view| view.spec.id.team.to_string())
+    });
+    let types = query.types.iter().flat_map(|types| types.split(',')).map(ToOwned::to_owned).collect();
+    let mut filter = journal::Query { types, team, instance: query.instance, ..journal::Query::default() };
     let mut news = console.runtime.subscribe();
     let mut last = query.since.unwrap_or(0);
     loop {
-        last = stored(console, last, lines).await?;
+        console.runtime.flush().await;
+        filter.since = Some(last);
+        last = stored(&console.data_dir, filter.clone(), last, lines).await?;
         if !query.follow {
-            return Some(());
+            return Ok(());
         }
         loop {
-            match news.recv().await {
+            let envelope = tokio::select! {
+                envelope = news.recv() => envelope,
+                // What was told before the end is still there.
+                () = console.ending.cancelled() => match news.try_recv() {
+                    Ok(envelope) => Ok(envelope),
+                    Err(_) => return Ok(()),
+                },
+            };
+            match envelope {
                 Ok(envelope) if envelope.seq <= last => {}
                 Ok(envelope) => {
                     last = envelope.seq;
-                    lines.send(line(&envelope)?).await.ok()?;
+                    if filter.matches(&envelope) {
+                        lines.send(line(&envelope)).await.map_err(|_| Torn::Left)?;
+                    }
                 }
-                // Too slow: what was missed is in the journal, if there is one.
+                // Too slow: what was missed is in the journal.
                 Err(broadcast::error::RecvError::Lagged(_)) => break,
-                Err(broadcast::error::RecvError::Closed) => return Some(()),
+                Err(broadcast::error::RecvError::Closed) => return Ok(()),
             }
         }
     }
 }
 
-/// Sends what is stored after `since`; the last number sent.
-async fn stored(console: &Console, since: u64, lines: &mpsc::Sender<Bytes>) -> Option<u64> {
-    if !console.journal {
-        return Some(since);
-    }
-    console.runtime.flush().await;
-    let (directory, lines) = (console.data_dir.clone(), lines.clone());
+/// Sends what is stored; the last number seen, or `last` if there was none.
+async fn stored(data_dir: &Path, filter: journal::Query, last: u64, lines: &Lines) -> Result<u64, Torn> {
+    let (directory, lines) = (data_dir.to_owned(), lines.clone());
     let reading = tokio::task::spawn_blocking(move || {
-        let query = journal::Query { since: Some(since), ..Default::default() };
-        let mut last = since;
-        for envelope in journal::read(directory, query).ok()? {
+        // The filter is applied here and not by the reader, which would not tell the numbers that it passes over.
+        let all = journal::Query { since: filter.since, ..journal::Query::default() };
+        let mut events = journal::read(directory, all).map_err(Torn::Unreadable)?;
+        let mut last = last;
+        for envelope in events.by_ref() {
             last = envelope.seq;
-            lines.blocking_send(line(&envelope)?).ok()?;
+            if filter.matches(&envelope) {
+                lines.blocking_send(line(&envelope)).map_err(|_| Torn::Left)?;
+            }
         }
-        Some(last)
+        match events.take_error() {
+            Some(error) => Err(Torn::Unreadable(error)),
+            None => Ok(last),
+        }
     });
-    reading.await.ok().flatten()
+    reading.await.unwrap_or_else(|error| Err(Torn::Unreadable(io::Error::other(error))))
 }
 
-fn line(envelope: &Envelope) -> Option<Bytes> {
-    let mut line = serde_json::to_vec(envelope).ok()?;
+fn line(envelope: &Envelope) -> io::Result<Bytes> {
+    let mut line = serde_json::to_vec(envelope)?;
     line.push(b'\n');
-    Some(line.into())
+    Ok(line.into())
 }

@@ -24,7 +24,8 @@ async fn cancellations_received(server: &Instance, count: usize) -> u64 {
         asked += 1;
         server.received().await
     };
-    until("the cancellations arrived", received, |received| received["cancelled"].as_array().unwrap().len() == count).await;
+    until("the cancellations arrived", received, |received| received["cancelled"].as_array().unwrap().len() == count)
+        .await;
     asked
 }
 
@@ -146,9 +147,11 @@ fn fifty_callers_of_a_killed_server_are_each_told_once_that_it_may_have_been_don
         }
         server.online_again(old).await;
         let told = |event: &Event| matches!(event, Event::ToolExecuted { tool_name, success: false, .. } if tool_name == "echo");
-        until("all were told", async || server.events(), |events| {
-            events.iter().filter(|event| told(&event.event)).count() >= 50
-        })
+        until(
+            "all were told",
+            async || server.events(),
+            |events| events.iter().filter(|event| told(&event.event)).count() >= 50,
+        )
         .await;
         let told = server.events().iter().filter(|event| told(&event.event)).count();
         assert_eq!((told, server.view().counters.errors()), (50, 50));
@@ -202,7 +205,10 @@ fn a_servers_errors_come_as_they_are() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&[])).await;
         let answer = server.call("fail", json!({"message": "disk full"})).await;
-        assert!(matches!(&answer, Err(CallError::Server { message, .. }) if message.contains("disk full")), "{answer:?}");
+        assert!(
+            matches!(&answer, Err(CallError::Server { message, .. }) if message.contains("disk full")),
+            "{answer:?}"
+        );
         let answer = server.call("tool_error", json!({"message": "no such row"})).await.unwrap();
         assert_eq!((&answer["isError"], text(&answer).contains("no such row")), (&Value::Bool(true), true));
     });

@@ -51,7 +51,10 @@ fn a_server_that_dies_by_its_own_signal_is_told_by_it() {
         let server = satellite.online(Server::sim(&[])).await;
         let old = server.pid();
         let answer = server.call("crash", json!({"signal": SIGSEGV})).await;
-        assert!(matches!(&answer, Err(CallError::Terminated { reason, .. }) if reason == "killed by SIGSEGV"), "{answer:?}");
+        assert!(
+            matches!(&answer, Err(CallError::Terminated { reason, .. }) if reason == "killed by SIGSEGV"),
+            "{answer:?}"
+        );
         server.online_again(old).await;
         assert_eq!(server.crashed().await, ("killed by SIGSEGV".to_owned(), None, Some(SIGSEGV)));
         server.assert_callable().await;
@@ -64,7 +67,10 @@ fn a_server_that_exits_with_a_code_is_told_by_it() {
         let server = satellite.online(Server::sim(&[])).await;
         let old = server.pid();
         let answer = server.call("crash", json!({"code": 7})).await;
-        assert!(matches!(&answer, Err(CallError::Terminated { reason, .. }) if reason == "exited with code 7"), "{answer:?}");
+        assert!(
+            matches!(&answer, Err(CallError::Terminated { reason, .. }) if reason == "exited with code 7"),
+            "{answer:?}"
+        );
         server.online_again(old).await;
         assert_eq!(server.crashed().await, ("exited with code 7".to_owned(), Some(7), None));
         server.assert_callable().await;
@@ -93,7 +99,8 @@ fn a_server_that_exits_with_code_0_sleeps_and_the_next_call_wakes_it() {
         };
         let new = server.told("respawned", respawned).await;
         assert!(new.is_some() && new != Some(old), "{new:?}, once {old}");
-        let is_status = |event: &Event| matches!(event, Event::StatusChanged { status, .. } if *status != Status::Online);
+        let is_status =
+            |event: &Event| matches!(event, Event::StatusChanged { status, .. } if *status != Status::Online);
         let after_exit = server.events().into_iter().skip_while(|event| !matches!(event.event, Event::Exited { .. }));
         assert_eq!(after_exit.filter(|event| is_status(&event.event)).count(), 0, "it was online all the time");
     });

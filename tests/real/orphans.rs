@@ -25,7 +25,8 @@ async fn family(place: &Place) -> Vec<Process> {
         names.sort_unstable();
         names
     };
-    until("the family is complete", async || place.processes(), |family| names(family) == ["satellite", "sh", "sleep"]).await
+    until("the family is complete", async || place.processes(), |family| names(family) == ["satellite", "sh", "sleep"])
+        .await
 }
 
 async fn nobody(place: &Place) {

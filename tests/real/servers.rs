@@ -87,8 +87,11 @@ fn a_sampling_request_of_server_everything_is_declined_and_nobody_hangs() {
     real(async |satellite| {
         let server = satellite.online(Server::command("node", &[&path])).await;
         // Some of its tools are listed only after `initialized`, by a `list_changed`.
-        server.until("sampling", |view| view.catalogue.as_ref().unwrap().tool("trigger-sampling-request").is_some()).await;
-        let answer = server.call("trigger-sampling-request", json!({"prompt": "hello", "maxTokens": 10})).await.unwrap();
+        server
+            .until("sampling", |view| view.catalogue.as_ref().unwrap().tool("trigger-sampling-request").is_some())
+            .await;
+        let answer =
+            server.call("trigger-sampling-request", json!({"prompt": "hello", "maxTokens": 10})).await.unwrap();
         assert_eq!(answer["isError"], true);
         assert!(text(&answer).contains("no client is attached that could answer"), "{answer}");
     });

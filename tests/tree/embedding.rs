@@ -101,8 +101,7 @@ async fn a_host_that_does_its_duties_outlives_its_runtime() {
 async fn a_host_that_simply_stops_leaves_no_server_and_no_task() {
     let (embedded, id) = embedded().await;
     let (runtime, theirs) = (embedded.runtime.clone(), id.clone());
-    let in_flight =
-        tokio::spawn(async move { call(&runtime, &theirs, "sleep", json!({"ms": 20_000}), None).await });
+    let in_flight = tokio::spawn(async move { call(&runtime, &theirs, "sleep", json!({"ms": 20_000}), None).await });
     sleep(seconds(1.0)).await;
     embedded.host.stop(None);
     embedded.host_join.await.unwrap();

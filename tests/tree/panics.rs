@@ -113,7 +113,8 @@ async fn the_history_of_crashes_survives_a_panic_of_the_team() {
 #[tokio::test(start_paused = true)]
 async fn callers_of_a_team_that_panics_are_answered_and_those_who_wait_are_served_by_the_next_supervisor() {
     let fleet = Fleet::start().await;
-    let running = fleet.online(Server::new("running").script(Script { call_delay: seconds(5.0), ..Script::default() })).await;
+    let running =
+        fleet.online(Server::new("running").script(Script { call_delay: seconds(5.0), ..Script::default() })).await;
     let slow = Script { handshake_delay: seconds(5.0), ..Script::default() };
     let starting = fleet.add(Server::new("starting").script(slow)).await;
     fleet.until(&starting, Status::Connecting).await;

@@ -283,11 +283,7 @@ async fn a_refused_handshake_and_an_unknown_version_are_crashes_that_say_why() {
     let ancient = Script { protocol_version: Some("1999-01-01".to_owned()), ..Script::default() };
     for (name, script, why) in [
         ("refused", refused, "handshake failed: server error -32603: no licence"),
-        (
-            "ancient",
-            ancient,
-            "handshake failed: the server speaks protocol version 1999-01-01, which is not known",
-        ),
+        ("ancient", ancient, "handshake failed: the server speaks protocol version 1999-01-01, which is not known"),
     ] {
         let id = failed(&fleet, Server::new(name).script(script)).await;
         assert_eq!(fleet.view(&id).last_error.as_deref(), Some(why));
@@ -339,7 +335,8 @@ async fn failed_discovery_keeps_the_link_and_is_retried_until_it_works() {
     assert_eq!(tenths(began.elapsed()), 15.0, "after 1, 2, 4 and 8 seconds");
     assert_eq!((fleet.pid(&id), fleet.world.openings(&id).len()), (pid, 1), "the link was kept");
     let statuses: Vec<_> = fleet.statuses(&id).await.into_iter().map(|(status, _)| status).collect();
-    let (errors, rest): (Vec<_>, Vec<_>) = statuses[4..].iter().map(String::as_str).partition(|status| *status == "error");
+    let (errors, rest): (Vec<_>, Vec<_>) =
+        statuses[4..].iter().map(String::as_str).partition(|status| *status == "error");
     assert_eq!((errors.len(), rest), (4, vec!["discovering_tools", "syncing_tools", "online"]));
     assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
     fleet.finish().await;

@@ -191,7 +191,11 @@ struct FirstByte {
 }
 
 impl AsyncRead for FirstByte {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
         let read = ready!(Pin::new(&mut self.reader).poll_read(cx, buffer));
         self.starting = None;
         Poll::Ready(read)
@@ -320,7 +324,11 @@ impl Fleet {
         self.until_view(id, |view| view.status == status).await
     }
 
-    pub(crate) async fn until_view(&self, id: &InstanceId, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
+    pub(crate) async fn until_view(
+        &self,
+        id: &InstanceId,
+        wanted: impl FnMut(&InstanceView) -> bool,
+    ) -> Arc<InstanceView> {
         let Ok(view) = timeout(LONG, self.runtime.wait_for(id, wanted)).await else {
             panic!("{id} does not come to what is waited for: {:?}", self.runtime.snapshot().get(id));
         };
