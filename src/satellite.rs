@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
@@ -46,7 +48,7 @@ pub(crate) enum StartError {
 /// A satellite that runs.
 pub(crate) struct Satellite {
     runtime: RuntimeHandle,
-    root: JoinHandle<()>,
+    root: Shared<BoxFuture<'static, ()>>,
     console: JoinHandle<()>,
     data_dir: PathBuf,
     /// Held as long as the satellite lives.
@@ -101,6 +103,8 @@ impl Satellite {
                 started: Instant::now(),
             },
         ));
+        // An error says that it was aborted or panicked: ended all the same.
+        let root = root.map(drop).boxed().shared();
         let satellite = Self { runtime, root, console, data_dir, _lock: lock };
         satellite.apply(plan).await;
         Ok(satellite)
@@ -161,9 +165,8 @@ impl Satellite {
     }
 
     /// Resolves when the runtime has ended, whoever ended it.
-    pub(crate) async fn ended(&mut self) {
-        // An error says that it was aborted or panicked: ended all the same.
-        let _ = (&mut self.root).await;
+    pub(crate) async fn ended(&self) {
+        self.root.clone().await;
     }
 
     /// Ends everything with grace.

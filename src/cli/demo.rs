@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::run::{Log, supervise};
-use super::{DataDir, FAILED, Failed, say};
+use super::{DataDir, FAILED, Failed, say, shell_word};
 use crate::config::{self, Plan};
 use crate::satellite::Satellite;
 
@@ -63,10 +63,11 @@ impl Demo {
             .map_err(|error| Failed::new(FAILED, format!("cannot find this program's own file: {error}")))?;
         let program = program.display().to_string();
         let plan = || example(&program);
-        let data_dir = self.data_dir.data_dir;
         let first = plan()?;
         let servers = first.instances.len();
-        supervise(first, &data_dir, plan, |satellite| introduce(satellite, servers, &program)).await
+        let (command, data_dir) = (shell_word(&program), self.data_dir.flag());
+        let typed = |verb: &str| format!("{command} {verb}{data_dir}");
+        supervise(first, &self.data_dir.data_dir, plan, |satellite| introduce(satellite, servers, typed)).await
     }
 }
 
@@ -75,31 +76,24 @@ fn example(program: &str) -> Result<Plan, Failed> {
     config::parse("demo.toml", &text, &|_| None).map_err(|errors| Failed::new(FAILED, errors.to_string()))
 }
 
-fn introduce(satellite: &Satellite, servers: usize, program: &str) {
-    let shell = |text: &str| shlex(program, text);
+/// `typed` makes of a verb a command that works in another terminal.
+fn introduce(satellite: &Satellite, servers: usize, typed: impl Fn(&str) -> String) {
     let data_dir = satellite.data_dir().display();
     say(&format!(
         "\nThe demo runs {servers} servers of 5 users in 2 teams. In another terminal, in this directory, try:\n"
     ));
     for (what, command) in [
-        ("see them", shell("status --watch")),
-        ("call one", shell("call notes echo '{\"text\": \"hello\"}' --user alice")),
+        ("see them", typed("status --watch")),
+        ("call one", typed("call notes echo '{\"text\": \"hello\"}' --user alice")),
         ("kill one, by the PID that status shows, and see it come back", "kill -9 PID".to_owned()),
-        ("see what happened", shell("events --follow")),
-        ("stop one; only `start` brings it back", shell("stop search --user dave")),
-        ("read what one wrote to stderr", shell("logs flaky")),
+        ("see what happened", typed("events --follow")),
+        ("stop one; only `start` brings it back", typed("stop search --user dave")),
+        ("read what one wrote to stderr", typed("logs flaky")),
     ] {
         say(&format!("  {command}\n      {what}"));
     }
     say(&format!(
         "\n`flaky` crashes every 20 seconds on purpose: watch its delays grow until it is permanently_failed, then\n  {}\n\nData is in {data_dir}. Ctrl-C ends the demo and every process of it.\n",
-        shell("restart flaky")
+        typed("restart flaky")
     ));
-}
-
-/// The command as it can be typed: the program's path quoted if it must be.
-fn shlex(program: &str, rest: &str) -> String {
-    let plain = program.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte));
-    let quoted = if plain { program.to_owned() } else { format!("'{}'", program.replace('\'', r"'\''")) };
-    format!("{quoted} {rest}")
 }

@@ -71,11 +71,14 @@ impl Logs {
         };
         let matches = |envelope: &Envelope| {
             envelope.event.subject().is_some_and(|of| {
-                let is = |wanted: &Option<String>, actual: &str| wanted.as_ref().is_none_or(|wanted| wanted == actual);
-                is(&instance, &of.process_id)
-                    && server.as_ref().is_none_or(|name| name == of.server_slug.as_str() || **name == *of.process_id)
-                    && is(&team, of.team_id.as_str())
-                    && is(&user, of.user_id.as_str())
+                let name = &*of.process_id;
+                // An event has the ids; the slugs are only in the instance's name, `SERVER-TEAM-USER-INSTALLATION`.
+                let of_team = |slug: &str| name.starts_with(&format!("{}-{slug}-", of.server_slug));
+                let of_user = |slug: &str| name.ends_with(&format!("-{slug}-{}", of.installation_id));
+                instance.as_ref().is_none_or(|instance| instance == name)
+                    && server.as_ref().is_none_or(|server| server == of.server_slug.as_str() || server == name)
+                    && team.as_ref().is_none_or(|team| team == of.team_id.as_str() || of_team(team))
+                    && user.as_ref().is_none_or(|user| user == of.user_id.as_str() || of_user(user))
             })
         };
         read(&self.data_dir, EventQuery { since: None, follow: self.follow }, |envelope| {
@@ -104,17 +107,25 @@ async fn read(data_dir: &DataDir, query: EventQuery, mut show: impl FnMut(&Envel
         Err(ClientError::NotRunning { .. }) => return stored(data_dir, query.since, show),
         Err(error) => return Err(error.into()),
     };
-    while let Some(line) = lines.next().await? {
-        match serde_json::from_slice(&line) {
-            Ok(envelope) => show(&envelope),
-            Err(error) => complain(&format!("an event could not be read: {error}")),
+    let mut last = query.since;
+    loop {
+        match lines.next().await {
+            Ok(Some(line)) => match serde_json::from_slice::<Envelope>(&line) {
+                Ok(envelope) => {
+                    last = Some(envelope.seq);
+                    show(&envelope);
+                }
+                Err(error) => complain(&format!("an event could not be read: {error}")),
+            },
+            Ok(None) if !query.follow => return Ok(DONE),
+            Err(error) if !query.follow => return Err(error.into()),
+            // What happens does not end by itself: the satellite did, and its last events may be stored only.
+            Ok(None) | Err(_) => {
+                stored(data_dir, last, show)?;
+                return Err(Failed::new(FAILED, "the satellite has ended"));
+            }
         }
     }
-    if query.follow {
-        complain("the satellite has ended");
-        return Ok(FAILED);
-    }
-    Ok(DONE)
 }
 
 fn stored(data_dir: &DataDir, since: Option<u64>, mut show: impl FnMut(&Envelope)) -> Result<u8, Failed> {

@@ -78,13 +78,23 @@ enum Verb {
 #[derive(Debug, Clone, Args)]
 struct DataDir {
     /// Where the satellite keeps its data and its control socket
-    #[arg(long, value_name = "DIR", default_value = ".satellite", env = "SATELLITE_DATA_DIR")]
+    #[arg(long, value_name = "DIR", default_value = DATA_DIR, env = "SATELLITE_DATA_DIR")]
     data_dir: PathBuf,
 }
+
+const DATA_DIR: &str = ".satellite";
 
 impl DataDir {
     fn client(&self) -> Result<Client, Failed> {
         Ok(Client::new(&self.data_dir)?)
+    }
+
+    /// What a command in another terminal must say so that it means this directory.
+    fn flag(&self) -> String {
+        match self.data_dir.to_string_lossy() {
+            dir if dir == DATA_DIR => String::new(),
+            dir => format!(" --data-dir {}", shell_word(&dir)),
+        }
     }
 }
 
@@ -180,6 +190,12 @@ fn simulate(script: Script) -> i32 {
             i32::from(FAILED)
         }
     }
+}
+
+/// A word as it can be typed: quoted if it must be.
+fn shell_word(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
+    if text.bytes().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 /// Prints to stdout. A reader that has left (`| head`) ends the process quietly, as it does any other tool.

@@ -5,14 +5,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use futures::future::OptionFuture;
 use indicatif::{ProgressBar, ProgressStyle};
 use mcp_satellite_actors::model::status::Status;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::check::Sources;
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, complain, say};
-use crate::config::Plan;
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, say};
+use crate::config::{Plan, SinkPlan};
 use crate::satellite::{Satellite, StartError};
 
 /// ractor and rmcp tell much that is no news to an operator, and rmcp tells payloads.
@@ -67,9 +68,18 @@ impl Run {
         let sources = self.sources;
         let reload = move || sources.load();
         let servers = plan.instances.len();
+        let events_on_stdout = plan.sink == SinkPlan::Stdout;
         supervise(plan, &self.data_dir.data_dir, reload, |satellite| {
             let dir = satellite.data_dir().display();
-            say(&format!("satellite is running: {servers} servers, data in {dir}\n  satellite status --watch"));
+            if events_on_stdout {
+                // Whoever reads them wants nothing but events.
+                tracing::info!(servers, data_dir = %dir, "satellite is running");
+            } else {
+                let flag = self.data_dir.flag();
+                say(&format!(
+                    "satellite is running: {servers} servers, data in {dir}\n  satellite status --watch{flag}"
+                ));
+            }
         })
         .await
     }
@@ -84,36 +94,35 @@ pub(super) async fn supervise(
 ) -> Result<u8, Failed> {
     let mut signals = Signals::new()?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let mut satellite = Satellite::start(plan, data_dir).await.map_err(|error| {
+    let satellite = Satellite::start(plan, data_dir).await.map_err(|error| {
         let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
         Failed::new(code, error.to_string())
     })?;
     let progress = show_progress(&satellite);
     greet(&satellite);
+    // A server that is removed has its grace; meanwhile a signal is heard all the same.
+    let mut reloading = None;
     loop {
         tokio::select! {
             () = satellite.ended() => {
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
-            _ = hangup.recv() => match reload() {
-                Ok(plan) => satellite.apply(plan).await,
-                Err(failed) => {
-                    tracing::error!("the configuration cannot be used and nothing was changed:\n{}", failed.message);
-                    satellite.refuse(failed.message);
-                }
-            },
+            // A second SIGHUP waits here until the first is done with.
+            _ = hangup.recv(), if reloading.is_none() => reloading = Some(Box::pin(reload_into(&satellite, &reload))),
+            Some(()) = OptionFuture::from(reloading.as_mut()) => reloading = None,
             () = signals.end() => break,
         }
     }
+    drop(reloading);
     progress.abort();
     tracing::info!("ending: every server gets its grace; a second signal kills at once");
     tokio::select! {
         farewell = satellite.shut_down() => {
             if farewell.events_lost > 0 {
-                complain(&format!("{} events could not be delivered", farewell.events_lost));
+                tracing::warn!(events = farewell.events_lost, "events could not be delivered");
             }
             if !farewell.in_time {
-                complain("some servers did not end within their grace and were killed");
+                tracing::warn!("some servers did not end within their grace and were killed");
             }
             Ok(DONE)
         }
@@ -121,6 +130,16 @@ pub(super) async fn supervise(
             satellite.runtime().kill();
             satellite.ended().await;
             Err(Failed::new(FAILED, "killed by a second signal"))
+        }
+    }
+}
+
+async fn reload_into(satellite: &Satellite, reload: impl Fn() -> Result<Plan, Failed>) {
+    match reload() {
+        Ok(plan) => satellite.apply(plan).await,
+        Err(failed) => {
+            tracing::error!("the configuration cannot be used and nothing was changed:\n{}", failed.message);
+            satellite.refuse(failed.message);
         }
     }
 }

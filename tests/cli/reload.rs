@@ -150,7 +150,7 @@ fn signals_are_heard_while_a_reload_waits_for_a_stubborn_server() {
     // The removed server has an hour to end, and the reload waits for it.
     with_grace(&[("notes", &[])]);
     satellite.signal(Signal::SIGHUP);
-    home.wait_row("stubborn", "ending", |row| row["status"] != "online");
+    wait_for("the removal", || home.satellite(&["start", "stubborn", "--no-wait"]).stderr.contains("being removed").then_some(()), String::new);
 
     satellite.signal(Signal::SIGTERM);
     satellite.process.wait_stderr(|log| log.contains("a second signal kills at once"));

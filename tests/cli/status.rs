@@ -30,7 +30,7 @@ fn the_table_is_plain_where_stdout_is_no_terminal() {
     let names: Vec<_> = rows.iter().map(|row| row[..4].join(" ")).collect();
     assert_eq!(
         names,
-        ["notes acme alice online", "files acme alice online", "notes acme bob online", "notes globex alice online"]
+        ["files acme alice online", "notes acme alice online", "notes acme bob online", "notes globex alice online"]
     );
     let last = outcome.stdout.lines().last().unwrap();
     assert!(last.contains("4 of 4 online") && last.contains(&format!("pid {}", satellite.pid())), "{last}");
@@ -111,9 +111,9 @@ fn tools_lists_what_is_offered_as_a_table_and_as_json() {
     let paths: Vec<_> = tools.as_array().unwrap().iter().map(|tool| tool["tool_path"].as_str().unwrap()).collect();
     assert_eq!(
         paths,
-        ["notes:echo", "notes:add", "notes:sleep", "files:echo", "files:add", "files:sleep", "files:tool_4", "files:tool_5"]
+        ["files:echo", "files:add", "files:sleep", "files:tool_4", "files:tool_5", "notes:echo", "notes:add", "notes:sleep"]
     );
-    let add = &tools[1];
+    let add = &tools[6];
     assert_eq!(add["instance"], "notes-acme-alice-n1");
     assert_eq!(add["tool"]["inputSchema"]["required"], serde_json::json!(["a", "b"]));
     assert_eq!(add["tool"]["annotations"]["readOnlyHint"], true, "nothing that the server sent is lost: {add:#}");
