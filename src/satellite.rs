@@ -1,31 +1,40 @@
 //! One satellite process: a data directory that is ours alone, the runtime on it, the control socket, and the
 //! instances that the configuration asks for.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec};
 use mcp_satellite_actors::seam::EventSink;
-use mcp_satellite_actors::{Farewell, Options, RuntimeHandle};
+use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle};
 use nix::fcntl::{Flock, FlockArg};
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
-use crate::config::{Plan, SinkPlan};
+use crate::config::{KEEP, Plan, ROTATE_BYTES, SinkPlan};
 use crate::connect::process::raise_descriptor_limit;
 use crate::connect::stdio::StdioConnector;
 use crate::console::server::{self, Console};
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
+use crate::sink::stored::StoredSink;
+
+/// Answers on the control socket that are still being given at the end are not waited for longer than this.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// Why a satellite does not start.
 #[derive(Debug, thiserror::Error)]
@@ -46,11 +55,38 @@ pub(crate) enum StartError {
 /// A satellite that runs.
 pub(crate) struct Satellite {
     runtime: RuntimeHandle,
-    root: JoinHandle<()>,
-    console: JoinHandle<()>,
+    root: Shared<BoxFuture<'static, ()>>,
+    connector: StdioConnector,
+    console: Mutex<Option<JoinHandle<()>>>,
+    ending: CancellationToken,
     data_dir: PathBuf,
+    settings: Settings,
+    /// What was installed last: the snapshot may still be behind.
+    known: Mutex<HashSet<InstanceId>>,
     /// Held as long as the satellite lives.
     _lock: Flock<File>,
+}
+
+/// What of a plan is settled at the start and cannot be changed by a reload.
+#[derive(PartialEq)]
+struct Settings {
+    name: String,
+    sink: SinkPlan,
+    batch: BatchPolicy,
+    team_budget: TeamBudgetPolicy,
+    start_permits: Option<usize>,
+}
+
+impl Settings {
+    fn of(plan: &Plan) -> Self {
+        Self {
+            name: plan.name.clone(),
+            sink: plan.sink.clone(),
+            batch: plan.batch.clone(),
+            team_budget: plan.team_budget.clone(),
+            start_permits: plan.start_permits,
+        }
+    }
 }
 
 impl Satellite {
@@ -67,21 +103,26 @@ impl Satellite {
         }
 
         let machine = |what: &'static str| move |why: std::io::Error| StartError::Machine { what, why: why.into() };
-        let (sink, next_seq): (Arc<dyn EventSink>, u64) = match &plan.sink {
-            SinkPlan::File { rotate_bytes, keep } => {
-                let (sink, next_seq) = FileSink::open(&data_dir, *rotate_bytes, *keep).map_err(in_data_dir)?;
-                (Arc::new(sink), next_seq)
+        // Whatever the events' way is, they are stored: their numbers go on, and `satellite events` can read them.
+        let (rotate_bytes, keep) = match plan.sink {
+            SinkPlan::File { rotate_bytes, keep } => (rotate_bytes, keep),
+            SinkPlan::Stdout | SinkPlan::Http { .. } => (ROTATE_BYTES, KEEP),
+        };
+        let (file, next_seq) = FileSink::open(&data_dir, rotate_bytes, keep).map_err(in_data_dir)?;
+        let sink: Arc<dyn EventSink> = match &plan.sink {
+            SinkPlan::File { .. } => Arc::new(file),
+            SinkPlan::Stdout => {
+                let way = StdoutSink::new().map_err(machine("write events to stdout"))?;
+                Arc::new(StoredSink::new(file, Arc::new(way)))
             }
-            SinkPlan::Stdout => (Arc::new(StdoutSink::new().map_err(machine("write events to stdout"))?), 1),
             SinkPlan::Http { url, token } => {
-                let sink = HttpSink::new(url, token.as_ref())
+                let way = HttpSink::new(url, token.as_ref())
                     .map_err(|why| StartError::Machine { what: "send events over HTTP", why: why.into() })?;
-                (Arc::new(sink), 1)
+                Arc::new(StoredSink::new(file, Arc::new(way)))
             }
         };
-        let withheld = plan.secret_variables.iter().cloned().collect();
-        let connector = StdioConnector::new(withheld).map_err(machine("start the thread that forks servers"))?;
-        let mut options = Options::new(Arc::new(connector), sink, Arc::new(Timestamp::now));
+        let connector = StdioConnector::new(Vec::new()).map_err(machine("start the thread that forks servers"))?;
+        let mut options = Options::new(Arc::new(connector.clone()), sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
         options.batch = plan.batch.clone();
         options.team_budget = plan.team_budget.clone();
@@ -91,17 +132,31 @@ impl Satellite {
             .map_err(|why| StartError::Machine { what: "start the runtime", why: why.to_string().into() })?;
 
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
+        let ending = CancellationToken::new();
         let console = tokio::spawn(server::serve(
             listener,
             Console {
                 runtime: runtime.clone(),
                 name: plan.name.clone(),
                 data_dir: data_dir.clone(),
-                journal: matches!(plan.sink, SinkPlan::File { .. }),
                 started: Instant::now(),
+                ending: ending.clone(),
             },
         ));
-        let satellite = Self { runtime, root, console, data_dir, _lock: lock };
+        // An error says that it was aborted or panicked: ended all the same.
+        let root = root.map(drop).boxed().shared();
+        let (settings, known) = (Settings::of(&plan), Mutex::default());
+        let satellite = Self {
+            runtime,
+            root,
+            connector,
+            console: Mutex::new(Some(console)),
+            ending,
+            data_dir,
+            settings,
+            known,
+            _lock: lock,
+        };
         satellite.apply(plan).await;
         Ok(satellite)
     }
@@ -119,27 +174,46 @@ impl Satellite {
     /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched.
     pub(crate) async fn apply(&self, plan: Plan) {
         let started = Instant::now();
-        let specs: Vec<InstanceSpec> =
-            plan.instances.into_iter().map(mcp_satellite_actors::model::spec::InstanceConfig::merge).collect();
+        for warning in &plan.warnings {
+            tracing::warn!("{warning}");
+        }
+        if Settings::of(&plan) != self.settings {
+            tracing::warn!(
+                "[satellite], [events], [policy.team] or [policy.start] has changed: that takes a restart of the satellite"
+            );
+        }
+        self.connector.withhold(plan.secret_variables);
+        let specs: Vec<InstanceSpec> = plan.instances.into_iter().map(InstanceConfig::merge).collect();
         let hash = hash(&specs);
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
-        let snapshot = self.runtime.snapshot();
-        let known: Vec<InstanceId> = snapshot.iter().map(|view| view.spec.id.clone()).collect();
-        let mut change_detected = false;
+        let known = {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *known, wanted.clone())
+        };
 
-        // Removals do not wait for each other's grace.
-        let removals = known.iter().filter(|id| !wanted.contains(*id)).map(|id| self.runtime.uninstall(id));
-        let removed = futures::future::join_all(removals).await;
-        change_detected |= removed.iter().any(Result::is_ok);
-        for spec in specs {
-            let name = spec.name.clone();
-            match self.runtime.install(spec).await {
-                Ok(installed) => change_detected |= installed != mcp_satellite_actors::Installed::Unchanged,
-                Err(error) => tracing::error!(installation_name = %name, %error, "cannot install"),
+        // What is new does not wait for the grace of what goes, nor do those that go wait for each other's.
+        let removals = known.difference(&wanted).map(|id| async move {
+            let removed = self.runtime.uninstall(id).await;
+            if let Err(error) = &removed {
+                tracing::error!(instance = %id, %error, "cannot uninstall");
             }
-        }
+            removed.is_ok()
+        });
+        let installs = async {
+            let mut changed = false;
+            for spec in specs {
+                let name = spec.name.clone();
+                match self.runtime.install(spec).await {
+                    Ok(installed) => changed |= installed != Installed::Unchanged,
+                    Err(error) => tracing::error!(installation_name = %name, %error, "cannot install"),
+                }
+            }
+            changed
+        };
+        let (removed, changed) = futures::join!(futures::future::join_all(removals), installs);
+        let change_detected = changed || removed.contains(&true);
         let fetch_duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(config_hash = hash, server_count, teams_count, change_detected, "configuration applied");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
@@ -162,15 +236,19 @@ impl Satellite {
     }
 
     /// Resolves when the runtime has ended, whoever ended it.
-    pub(crate) async fn ended(&mut self) {
-        // An error says that it was aborted or panicked: ended all the same.
-        let _ = (&mut self.root).await;
+    pub(crate) async fn ended(&self) {
+        self.root.clone().await;
     }
 
     /// Ends everything with grace.
     pub(crate) async fn shut_down(&self) -> Farewell {
         let farewell = self.runtime.shutdown().await;
-        self.console.abort();
+        self.ending.cancel();
+        let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(console) = console {
+            // Those who follow the events are told the last of them; who does not read is not waited for.
+            let _ = tokio::time::timeout(LAST_ANSWERS, console).await;
+        }
         if let Ok((socket, _directory)) = crate::console::socket_path(&self.data_dir) {
             // What is left there is removed by the next start.
             let _ = std::fs::remove_file(socket);
@@ -203,15 +281,17 @@ fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
     }
 }
 
-/// Tells two configurations apart in events and logs. Secrets go in, and cannot be read out of it.
+/// Tells two configurations apart in events and logs. It goes to others, so no value of an environment, header, query or
+/// argument is in it, not even as a hash: a short secret could be guessed from that.
 fn hash(specs: &[InstanceSpec]) -> String {
+    let mut specs: Vec<&InstanceSpec> = specs.iter().collect();
+    specs.sort_by(|one, other| one.id.cmp(&other.id));
     let mut hasher = DefaultHasher::new();
     for spec in specs {
-        spec.name.hash(&mut hasher);
-        format!("{:?}{:?}{:?}", spec.target, spec.policy, spec.missing).hash(&mut hasher);
-        let pairs = spec.env.iter().chain(&spec.headers).chain(&spec.query);
-        pairs.for_each(|(key, value)| (key, value.expose()).hash(&mut hasher));
-        spec.args.iter().for_each(|arg| arg.expose().hash(&mut hasher));
+        let keys = |values: &BTreeMap<String, Secret>| values.keys().cloned().collect::<Vec<_>>();
+        (&spec.name, keys(&spec.env), keys(&spec.headers), keys(&spec.query), spec.args.len()).hash(&mut hasher);
+        let rest = (&spec.id, &spec.target, &spec.policy, &spec.missing, spec.keep, spec.request_logging);
+        format!("{rest:?}").hash(&mut hasher);
     }
     format!("{:016x}", hasher.finish())
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use mcp_satellite_actors::model::spec::Target;
 
 use super::{BAD_INPUT, DONE, Failed, complain, say};
 use crate::config::{self, ConfigErrors, Plan};
@@ -18,24 +19,56 @@ pub(super) struct Sources {
     mcp_json: Option<PathBuf>,
 }
 
+/// Why there is no plan.
+pub(super) enum Refused {
+    /// No file was named.
+    NoSource,
+    /// What the files say cannot be used.
+    Config(ConfigErrors),
+}
+
+impl Refused {
+    /// For a log or an event: one line, without a drawing.
+    pub(super) fn in_a_line(&self) -> String {
+        match self {
+            Self::NoSource => NO_SOURCE.to_owned(),
+            Self::Config(errors) => {
+                let item = |item: config::Item| {
+                    format!("{}:{}:{}: {} ({})", item.file, item.line, item.column, item.message, item.hint)
+                };
+                errors.items().into_iter().map(item).collect::<Vec<_>>().join("; ")
+            }
+        }
+    }
+}
+
+impl From<Refused> for Failed {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::NoSource => Self::new(BAD_INPUT, NO_SOURCE),
+            Refused::Config(errors) => Self::new(BAD_INPUT, rendered(&errors)),
+        }
+    }
+}
+
+const NO_SOURCE: &str =
+    "no configuration is named: give --config FILE, --mcp-json FILE or both (`satellite demo` needs neither)";
+
 impl Sources {
     /// The plan of all files together; every error of every file at once.
-    pub(super) fn load(&self) -> Result<Plan, Failed> {
-        let refused = |errors: ConfigErrors| Failed::new(BAD_INPUT, rendered(&errors));
+    pub(super) fn load(&self) -> Result<Plan, Refused> {
         let toml = self.config.as_deref().map(config::load);
         // The satellite's own file says what the servers of the other one are held to, too.
         let base = toml.as_ref().and_then(|plan| plan.as_ref().ok()).map(|plan| plan.base.clone()).unwrap_or_default();
         let json = self.mcp_json.as_deref().map(|file| config::load_mcp_json(file, &base));
-        match (toml, json) {
-            (None, None) => Err(Failed::new(
-                BAD_INPUT,
-                "nothing to run: give --config FILE, --mcp-json FILE or both; `satellite demo` needs neither",
-            )),
-            (Some(plan), None) | (None, Some(plan)) => plan.map_err(refused),
-            (Some(Ok(one)), Some(Ok(other))) => one.merge(other).map_err(refused),
-            (Some(Err(one)), Some(Err(other))) => Err(refused(one.and(other))),
-            (Some(Err(errors)), Some(Ok(_))) | (Some(Ok(_)), Some(Err(errors))) => Err(refused(errors)),
-        }
+        let plan = match (toml, json) {
+            (None, None) => return Err(Refused::NoSource),
+            (Some(plan), None) | (None, Some(plan)) => plan,
+            (Some(Ok(one)), Some(Ok(other))) => one.merge(other),
+            (Some(Err(one)), Some(Err(other))) => Err(one.and(other)),
+            (Some(Err(errors)), Some(Ok(_))) | (Some(Ok(_)), Some(Err(errors))) => Err(errors),
+        };
+        plan.map_err(Refused::Config)
     }
 }
 
@@ -68,11 +101,19 @@ impl Check {
         for warning in &plan.warnings {
             complain(&format!("warning: {warning}"));
         }
+        let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let remote = plan.instances.iter().filter(|instance| matches!(instance.target, Target::Remote { .. })).count();
+        if remote > 0 {
+            complain(&format!(
+                "warning: {} will be `error`: this version serves stdio only",
+                count(remote, "remote server")
+            ));
+        }
         say(&format!(
-            "the configuration is good: {} teams, {} users, {} servers to run",
-            plan.teams,
-            plan.users,
-            plan.instances.len()
+            "the configuration is good: {}, {}, {} to run",
+            count(plan.teams, "team"),
+            count(plan.users, "user"),
+            count(plan.instances.len() - remote, "server")
         ));
         Ok(DONE)
     }

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
+use mcp_satellite_actors::model::status::Status;
 use serde_json::value::RawValue;
 
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, say};
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say, to_json};
 use crate::console::api::{CallRequest, InstanceStatus, Selector};
-use crate::console::client::Client;
+use crate::console::client::{Client, ClientError};
 
 const POLL: Duration = Duration::from_millis(100);
 
@@ -29,6 +30,9 @@ pub(super) struct Call {
     /// How long to wait over all, such as 10s or 2m [default: the server's request_timeout]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     timeout: Option<Duration>,
+    /// A failure, too, is printed as JSON: {"error": {kind, message, fate, status, code, data}}
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     data_dir: DataDir,
 }
@@ -50,13 +54,37 @@ impl Call {
         };
         let timeout_ms = self.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         let request = CallRequest { selector: self.target.into(), tool: self.tool, arguments, timeout_ms };
-        let result = self.data_dir.client()?.post_text("/v1/call", &request).await?;
+        let result = match self.data_dir.client()?.post_text("/v1/call", &request).await {
+            Ok(result) => result,
+            Err(ClientError::Refused(failure)) if self.json => {
+                let failed = Failed::from(ClientError::Refused(failure.clone()));
+                say(&to_json(&serde_json::json!({ "error": failure }))?);
+                return Ok(failed.code);
+            }
+            Err(error) => return Err(error.into()),
+        };
         say(&result);
         let is_error = serde_json::from_str::<serde_json::Value>(&result)
             .ok()
             .and_then(|result| result.get("isError")?.as_bool())
             .unwrap_or(false);
         Ok(if is_error { FAILED } else { DONE })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Stop {
+    #[command(flatten)]
+    target: Target,
+    #[command(flatten)]
+    data_dir: DataDir,
+}
+
+impl Stop {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let row: InstanceStatus = self.data_dir.client()?.post("/v1/stop", &Selector::from(self.target)).await?;
+        say(&in_words(&row));
+        Ok(DONE)
     }
 }
 
@@ -74,21 +102,22 @@ pub(super) struct Control {
 impl Control {
     pub(super) async fn run(self, verb: &str) -> Result<u8, Failed> {
         let client = self.data_dir.client()?;
-        let selector = Selector::from(self.target);
-        let path = format!("/v1/{verb}");
-        let row: InstanceStatus = client.post(&path, &selector).await?;
-        let row = if verb == "stop" || self.no_wait { row } else { settled(&client, row).await? };
-        let why = row.status_message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
-        let pid = row.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
-        let text = format!("{} is {}{pid}{why}", row.instance, row.status);
-        let came_up = row.status.as_str() == "online";
-        if verb == "stop" || self.no_wait || came_up {
-            say(&text);
+        let row: InstanceStatus = client.post(&format!("/v1/{verb}"), &Selector::from(self.target)).await?;
+        let row = if self.no_wait { row } else { settled(&client, row).await? };
+        if self.no_wait || row.status == Status::Online {
+            say(&in_words(&row));
             return Ok(DONE);
         }
-        complain(&text);
+        complain(&in_words(&row));
         Ok(FAILED)
     }
+}
+
+/// `files-acme-alice-f1 is online (pid 4711)`
+fn in_words(row: &InstanceStatus) -> String {
+    let why = row.status_message.as_deref().map(|message| format!(": {}", printable(message))).unwrap_or_default();
+    let pid = row.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+    format!("{} is {}{pid}{why}", row.instance, row.status)
 }
 
 /// Waits until the instance is no longer on its way. It always arrives somewhere: every transition has its limit.

@@ -8,7 +8,7 @@ use clap::Args;
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 
 use super::run::{Log, beside_the_bar, supervise};
-use super::{DEFAULT_DATA_DIR, DataDir, FAILED, Failed, say};
+use super::{DataDir, FAILED, Failed, shell_word, tell};
 use crate::config::{self, Plan};
 
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -68,13 +68,11 @@ impl Demo {
         let program = std::env::current_exe()
             .map_err(|error| Failed::new(FAILED, format!("cannot find this program's own file: {error}")))?;
         let program = program.display().to_string();
-        let plan = || example(&program);
-        let data_dir = self.data_dir.data_dir;
-        let first = plan()?;
-        let servers = first.instances.len();
-        supervise(first, &data_dir, plan, |satellite| {
-            let runtime = satellite.runtime().clone();
-            let (program, data_dir) = (program.clone(), data_dir.clone());
+        let plan = example(&program)?;
+        let servers = plan.instances.len();
+        let (command, data_dir) = (shell_word(&program), self.data_dir.flag());
+        supervise(plan, &self.data_dir.data_dir, None, |satellite| {
+            let (runtime, home) = (satellite.runtime().clone(), satellite.data_dir().to_owned());
             tokio::spawn(async move {
                 let up = |snapshot: &Arc<Snapshot>| {
                     snapshot.len() == servers && snapshot.iter().all(|view| !view.status.is_transitional())
@@ -83,7 +81,8 @@ impl Demo {
                 let _ = tokio::time::timeout(PATIENCE, runtime.watch().wait_for(up)).await;
                 let snapshot = runtime.snapshot();
                 let victim = snapshot.iter().find(|view| view.spec.server.as_str() == "notes");
-                beside_the_bar(|| introduce(&data_dir, servers, &program, victim.map(|view| &**view)));
+                let typed = |verb: &str| format!("{command} {verb}{data_dir}");
+                beside_the_bar(|| introduce(&home, servers, typed, victim.map(|view| &**view)));
             });
         })
         .await
@@ -95,35 +94,27 @@ fn example(program: &str) -> Result<Plan, Failed> {
     config::parse("demo.toml", &text, &|_| None).map_err(|errors| Failed::new(FAILED, errors.to_string()))
 }
 
-fn introduce(data_dir: &Path, servers: usize, program: &str, victim: Option<&InstanceView>) {
-    let elsewhere = data_dir != Path::new(DEFAULT_DATA_DIR);
-    let data_dir = data_dir.display().to_string();
-    let option = if elsewhere { format!(" --data-dir {}", quoted(&data_dir)) } else { String::new() };
-    let shell = |text: &str| format!("{} {text}{option}", quoted(program));
+/// `typed` makes of a verb a command that works in another terminal.
+fn introduce(data_dir: &Path, servers: usize, typed: impl Fn(&str) -> String, victim: Option<&InstanceView>) {
+    let data_dir = data_dir.display();
     let pid = victim.and_then(|view| view.pid).map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
     let name = victim.map_or("one by the pid that status shows", |view| &view.spec.name);
     let kill = format!("kill {name}, and see it come back as another process");
-    say(&format!(
+    tell(&format!(
         "\nThe demo runs {servers} servers of 5 users in 2 teams. In another terminal, in this directory, try:\n"
     ));
     for (what, command) in [
-        ("see them", shell("status --watch")),
-        ("call one", shell("call notes echo '{\"text\": \"hello\"}' --user alice")),
+        ("see them", typed("status --watch")),
+        ("call one", typed("call notes echo '{\"text\": \"hello\"}' --user alice")),
         (&kill, format!("kill -9 {pid}")),
-        ("see what happened", shell("events --follow")),
-        ("stop one; only `start` brings it back", shell("stop search --user dave")),
-        ("read what one wrote to stderr", shell("logs flaky")),
+        ("see what happened", typed("events --follow")),
+        ("stop one; only `start` brings it back", typed("stop search --user dave")),
+        ("read what one wrote to stderr", typed("logs flaky")),
     ] {
-        say(&format!("  {command}\n      {what}"));
+        tell(&format!("  {command}\n      {what}"));
     }
-    say(&format!(
+    tell(&format!(
         "\n`flaky` crashes every 20 seconds on purpose: watch its delays grow until it is permanently_failed, then\n  {}\n\nData is in {data_dir}. Ctrl-C ends the demo and every process of it.\n",
-        shell("restart flaky")
+        typed("restart flaky")
     ));
-}
-
-/// As it can be typed: in quotes if it must be.
-fn quoted(path: &str) -> String {
-    let plain = path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte));
-    if plain { path.to_owned() } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }

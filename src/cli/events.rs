@@ -1,9 +1,9 @@
 //! `satellite events`, `satellite logs`
 
 use clap::Args;
-use mcp_satellite_actors::model::event::{Envelope, Event, LogLine};
+use mcp_satellite_actors::model::event::{Envelope, Event, LogLine, Subject};
 
-use super::{DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, say};
+use super::{DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say};
 use crate::console::api::{EventQuery, InstanceStatus, Selector};
 use crate::console::client::{Client, ClientError};
 use crate::journal;
@@ -42,19 +42,31 @@ pub(super) struct Logs {
 
 impl Events {
     pub(super) async fn run(self) -> Result<u8, Failed> {
-        let query = EventQuery { since: self.since, follow: self.follow };
-        let filter = journal::Query { types: self.types, team: self.team, ..journal::Query::default() };
+        let types = (!self.types.is_empty()).then(|| self.types.join(","));
+        let query =
+            EventQuery { since: self.since, follow: self.follow, types, team: self.team.clone(), instance: None };
+        let (of_type, team) = (journal::Query { types: self.types, ..journal::Query::default() }, self.team);
+        let of_team = |envelope: &Envelope| match (&team, envelope.event.subject()) {
+            (None, _) => true,
+            (Some(team), Some(of)) => is_of_team(of, team),
+            (Some(team), None) => {
+                journal::Query { team: Some(team.clone()), ..journal::Query::default() }.matches(envelope)
+            }
+        };
         let json = self.json;
-        read(&self.data_dir, query, |envelope| {
-            if filter.matches(envelope) {
+        read(
+            &self.data_dir,
+            query,
+            |envelope| of_type.matches(envelope) && of_team(envelope),
+            |envelope| {
                 if json {
                     // An envelope is made of what JSON is made of.
                     say(&serde_json::to_string(envelope).unwrap_or_default());
                 } else {
                     say(&in_words(envelope));
                 }
-            }
-        })
+            },
+        )
         .await
     }
 }
@@ -69,19 +81,19 @@ impl Logs {
             Err(ClientError::NotRunning { .. }) => (None, Some(selector.server), selector.team, selector.user),
             Err(error) => return Err(error.into()),
         };
-        let matches = |envelope: &Envelope| {
+        let types = Some("mcp.server.logs".to_owned());
+        let query = EventQuery { since: None, follow: self.follow, types, team: None, instance: instance.clone() };
+        let wanted = |envelope: &Envelope| {
             envelope.event.subject().is_some_and(|of| {
-                let is = |wanted: &Option<String>, actual: &str| wanted.as_ref().is_none_or(|wanted| wanted == actual);
-                is(&instance, &of.process_id)
-                    && server.as_ref().is_none_or(|name| name == of.server_slug.as_str() || **name == *of.process_id)
-                    && is(&team, of.team_id.as_str())
-                    && is(&user, of.user_id.as_str())
+                let name = &*of.process_id;
+                instance.as_ref().is_none_or(|instance| instance == name)
+                    && server.as_ref().is_none_or(|server| server == of.server_slug.as_str() || server == name)
+                    && team.as_ref().is_none_or(|team| is_of_team(of, team))
+                    && user.as_ref().is_none_or(|user| is_of_user(of, user))
             })
         };
-        read(&self.data_dir, EventQuery { since: None, follow: self.follow }, |envelope| {
-            if let Event::ServerLogs { logs, .. } = &envelope.event
-                && matches(envelope)
-            {
+        read(&self.data_dir, query, wanted, |envelope| {
+            if let Event::ServerLogs { logs, .. } = &envelope.event {
                 for line in logs {
                     say(&log_line(line));
                 }
@@ -91,8 +103,24 @@ impl Logs {
     }
 }
 
-/// Reads events from the satellite if one runs, else from what it stored.
-async fn read(data_dir: &DataDir, query: EventQuery, mut show: impl FnMut(&Envelope)) -> Result<u8, Failed> {
+/// By id or by slug. An event has the ids; the slugs are only in the instance's name, SERVER-TEAM-USER-INSTALLATION.
+fn is_of_team(of: &Subject, team: &str) -> bool {
+    of.team_id.as_str() == team || of.process_id.starts_with(&format!("{}-{team}-", of.server_slug))
+}
+
+/// See [`is_of_team`].
+fn is_of_user(of: &Subject, user: &str) -> bool {
+    of.user_id.as_str() == user || of.process_id.ends_with(&format!("-{user}-{}", of.installation_id))
+}
+
+/// Reads events from the satellite if one runs, which knows what `query` wants, else those that are `wanted` from what it
+/// stored.
+async fn read(
+    data_dir: &DataDir,
+    query: EventQuery,
+    wanted: impl Fn(&Envelope) -> bool,
+    mut show: impl FnMut(&Envelope),
+) -> Result<u8, Failed> {
     let client = Client::new(&data_dir.data_dir)?;
     let mut lines = match client.stream("/v1/events", &query).await {
         Ok(lines) => lines,
@@ -103,23 +131,36 @@ async fn read(data_dir: &DataDir, query: EventQuery, mut show: impl FnMut(&Envel
             );
             return Err(Failed::new(NO_SATELLITE, message));
         }
-        Err(ClientError::NotRunning { .. }) => return stored(data_dir, query.since, show),
+        Err(ClientError::NotRunning { .. }) => return stored(data_dir, query.since, wanted, show),
         Err(error) => return Err(error.into()),
     };
-    while let Some(line) = lines.next().await? {
-        match serde_json::from_slice(&line) {
-            Ok(envelope) => show(&envelope),
-            Err(error) => complain(&format!("an event could not be read: {error}")),
+    let mut last = query.since;
+    loop {
+        match lines.next().await {
+            Ok(Some(line)) => match serde_json::from_slice::<Envelope>(&line) {
+                Ok(envelope) => {
+                    last = Some(envelope.seq);
+                    show(&envelope);
+                }
+                Err(error) => complain(&format!("an event could not be read: {error}")),
+            },
+            Ok(None) if !query.follow => return Ok(DONE),
+            Err(error) if !query.follow => return Err(error.into()),
+            // What happens does not end by itself: the satellite did, and its last events may be stored only.
+            Ok(None) | Err(_) => {
+                stored(data_dir, last, wanted, show)?;
+                return Err(Failed::new(FAILED, "the satellite has ended"));
+            }
         }
     }
-    if query.follow {
-        complain("the satellite has ended");
-        return Ok(FAILED);
-    }
-    Ok(DONE)
 }
 
-fn stored(data_dir: &DataDir, since: Option<u64>, mut show: impl FnMut(&Envelope)) -> Result<u8, Failed> {
+fn stored(
+    data_dir: &DataDir,
+    since: Option<u64>,
+    wanted: impl Fn(&Envelope) -> bool,
+    mut show: impl FnMut(&Envelope),
+) -> Result<u8, Failed> {
     let query = journal::Query { since, ..journal::Query::default() };
     let unreadable =
         |error| Failed::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.data_dir.display()));
@@ -128,7 +169,7 @@ fn stored(data_dir: &DataDir, since: Option<u64>, mut show: impl FnMut(&Envelope
         return Err(Failed::new(NO_SATELLITE, message));
     }
     let mut events = journal::read(&data_dir.data_dir, query).map_err(unreadable)?;
-    for envelope in events.by_ref() {
+    for envelope in events.by_ref().filter(wanted) {
         show(&envelope);
     }
     if let Some(error) = events.take_error() {
@@ -157,5 +198,5 @@ fn in_words(envelope: &Envelope) -> String {
 
 fn log_line(line: &LogLine) -> String {
     let level = format!("{:?}", line.level).to_uppercase();
-    format!("{:.3} {level:<5} {}", line.timestamp, line.message)
+    format!("{:.3} {level:<5} {}", line.timestamp, printable(&line.message))
 }

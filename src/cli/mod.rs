@@ -12,13 +12,18 @@ mod status;
 mod table;
 mod tools;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
 use crate::connect::sim::{Script, serve_stdio};
 use crate::console::client::{Client, ClientError};
+
+/// What still runs on a blocking thread at the end is not waited for longer than this.
+const LAST_TASKS: Duration = Duration::from_millis(500);
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -66,7 +71,7 @@ enum Verb {
     /// Start a server again with a clean slate; also leaves permanently_failed
     Restart(control::Control),
     /// Stop a server; only `start` brings it back
-    Stop(control::Control),
+    Stop(control::Stop),
     /// Start a server that was stopped
     Start(control::Control),
     /// Print a completion script for a shell
@@ -76,26 +81,34 @@ enum Verb {
     SimServer(Box<Script>),
 }
 
-const DEFAULT_DATA_DIR: &str = ".satellite";
-
 /// Where a satellite keeps its data, and where its control socket is.
 #[derive(Debug, Clone, Args)]
 struct DataDir {
     /// Where the satellite keeps its data and its control socket
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_DATA_DIR, env = "SATELLITE_DATA_DIR")]
+    #[arg(long, value_name = "DIR", default_value = DATA_DIR, env = "SATELLITE_DATA_DIR")]
     data_dir: PathBuf,
 }
+
+const DATA_DIR: &str = ".satellite";
 
 impl DataDir {
     fn client(&self) -> Result<Client, Failed> {
         Ok(Client::new(&self.data_dir)?)
+    }
+
+    /// What a command in another terminal must say so that it means this directory.
+    fn flag(&self) -> String {
+        match self.data_dir.to_string_lossy() {
+            dir if dir == DATA_DIR => String::new(),
+            dir => format!(" --data-dir {}", shell_word(&dir)),
+        }
     }
 }
 
 /// Which instance is meant.
 #[derive(Debug, Clone, Args)]
 struct Target {
-    /// A server's slug where it is unique, else the full name as `satellite status` shows it
+    /// A server's slug where it is unique, else its full name: SERVER-TEAM-USER-INSTALLATION (in `status --json`)
     server: String,
     /// Only servers of this team (slug or id)
     #[arg(long, value_name = "TEAM")]
@@ -143,7 +156,12 @@ pub fn main() -> ExitCode {
     let outcome = match cli.verb {
         Verb::SimServer(script) => std::process::exit(simulate(*script)),
         verb => match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-            Ok(runtime) => runtime.block_on(run_verb(verb)),
+            Ok(runtime) => {
+                let outcome = runtime.block_on(run_verb(verb));
+                // A name that is being looked up must not keep the process from its end.
+                runtime.shutdown_timeout(LAST_TASKS);
+                outcome
+            }
             Err(error) => Err(Failed::new(FAILED, format!("cannot start the async runtime: {error}"))),
         },
     };
@@ -166,7 +184,7 @@ async fn run_verb(verb: Verb) -> Result<u8, Failed> {
         Verb::Events(verb) => verb.run().await,
         Verb::Logs(verb) => verb.run().await,
         Verb::Restart(verb) => verb.run("restart").await,
-        Verb::Stop(verb) => verb.run("stop").await,
+        Verb::Stop(verb) => verb.run().await,
         Verb::Start(verb) => verb.run("start").await,
         Verb::Check(verb) => verb.run(),
         Verb::Completions(verb) => Ok(verb.run()),
@@ -184,17 +202,37 @@ fn simulate(script: Script) -> i32 {
     }
 }
 
-/// Prints to stdout. A reader that has left (`| head`) ends the process quietly, as it does any other tool.
+/// A word as it can be typed: quoted if it must be.
+fn shell_word(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
+    if text.bytes().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+/// Prints to stdout. A reader that has left (`| head`) ends the process quietly, as it does any other tool; what could
+/// not be written for another reason was not said.
 fn say(text: &str) {
-    use std::io::Write;
-    if writeln!(std::io::stdout().lock(), "{text}").is_err() {
-        std::process::exit(i32::from(DONE));
+    match writeln!(std::io::stdout().lock(), "{text}") {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(i32::from(DONE)),
+        Err(error) => {
+            complain(&format!("cannot write to stdout: {error}"));
+            std::process::exit(i32::from(FAILED));
+        }
     }
+}
+
+/// Prints to stdout from a satellite that runs: whether anybody reads it is no reason to end.
+fn tell(text: &str) {
+    let _ = writeln!(std::io::stdout().lock(), "{text}");
+}
+
+/// What a server wrote, as a terminal may be shown it: without control characters, which could move, hide or forge text.
+fn printable(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() && letter != '\t' { '\u{fffd}' } else { letter }).collect()
 }
 
 /// Prints to stderr; if even that is closed there is nobody to tell.
 fn complain(text: &str) {
-    use std::io::Write;
     let _ = writeln!(std::io::stderr().lock(), "satellite: {text}");
 }
 

@@ -3,17 +3,19 @@
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use futures::future::OptionFuture;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use mcp_satellite_actors::model::status::Status;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::check::Sources;
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, complain, say};
-use crate::config::Plan;
+use super::check::{Refused, Sources};
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, tell};
+use crate::config::{Plan, SinkPlan};
 use crate::satellite::{Satellite, StartError};
 
 /// ractor and rmcp tell much that is no news to an operator, and rmcp tells payloads.
@@ -49,7 +51,8 @@ impl Log {
         let terminal = std::io::stderr().is_terminal();
         let format = self.log_format.unwrap_or(if terminal { LogFormat::Human } else { LogFormat::Json });
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(QUIET));
-        let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| BesideTheBar);
+        let builder =
+            tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| BesideTheBar).log_internal_errors(false);
         // An error says that a subscriber is there already: then the host has chosen.
         let _ = match format {
             LogFormat::Human => builder.with_ansi(terminal).with_target(false).try_init(),
@@ -61,21 +64,26 @@ impl Log {
 /// The one place where bars are drawn.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
+/// Whether one is: drawing needs a terminal that works, so nothing is drawn, and no lock taken, where there is none.
+static DRAWN: AtomicBool = AtomicBool::new(false);
+
 /// Runs `print` with the progress bar out of the way.
-pub(super) fn beside_the_bar(print: impl FnOnce()) {
-    BARS.suspend(print);
+pub(super) fn beside_the_bar<T>(print: impl FnOnce() -> T) -> T {
+    if DRAWN.load(Ordering::Acquire) { BARS.suspend(print) } else { print() }
 }
 
-/// stderr, with the progress bar out of the way while a line of the log is written.
+/// stderr, with the progress bar out of the way while a line of the log is written. A log that cannot be written is no
+/// reason to end supervision: the line is lost.
 struct BesideTheBar;
 
 impl Write for BesideTheBar {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        BARS.suspend(|| std::io::stderr().write(line))
+        let _ = beside_the_bar(|| std::io::stderr().write_all(line));
+        Ok(line.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        std::io::stderr().flush()
+        Ok(())
     }
 }
 
@@ -83,59 +91,79 @@ impl Run {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         self.log.init();
         let plan = self.sources.load()?;
-        for warning in &plan.warnings {
-            tracing::warn!("{warning}");
-        }
         let sources = self.sources;
-        let reload = move || sources.load();
+        let reload: Reload = Box::new(move || sources.load());
         let servers = plan.instances.len();
-        supervise(plan, &self.data_dir.data_dir, reload, |satellite| {
+        let events_on_stdout = plan.sink == SinkPlan::Stdout;
+        supervise(plan, &self.data_dir.data_dir, Some(reload), |satellite| {
             let dir = satellite.data_dir().display();
-            say(&format!("satellite is running: {servers} servers, data in {dir}\n  satellite status --watch"));
+            if events_on_stdout {
+                // Whoever reads them wants nothing but events.
+                tracing::info!(servers, data_dir = %dir, "satellite is running");
+            } else {
+                let flag = self.data_dir.flag();
+                tell(&format!(
+                    "satellite is running: {servers} servers, data in {dir}\n  satellite status --watch{flag}"
+                ));
+            }
         })
         .await
     }
 }
 
-/// Runs a plan until a signal ends it. `greet` is called when all are installed.
+/// Reads the configuration again.
+pub(super) type Reload = Box<dyn Fn() -> Result<Plan, Refused>>;
+
+/// Runs a plan until a signal ends it. SIGHUP reloads; where there is nothing to reload it ends, as a closed terminal
+/// means it to. `greet` is called when all are installed.
 pub(super) async fn supervise(
     plan: Plan,
     data_dir: &Path,
-    reload: impl Fn() -> Result<Plan, Failed>,
+    reload: Option<Reload>,
     greet: impl FnOnce(&Satellite),
 ) -> Result<u8, Failed> {
+    // The servers run as the same user: they must not read in /proc what was withheld from them.
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        tracing::warn!(%error, "cannot keep this process's environment from the servers");
+    }
+    let servers = plan.instances.len();
     let mut signals = Signals::new()?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let mut satellite = Satellite::start(plan, data_dir).await.map_err(|error| {
+    let satellite = Satellite::start(plan, data_dir).await.map_err(|error| {
         let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
         Failed::new(code, error.to_string())
     })?;
-    let progress = show_progress(&satellite);
+    let progress = show_progress(&satellite, servers);
     greet(&satellite);
+    // A server that is removed has its grace; meanwhile a signal is heard all the same.
+    let mut reloading = None;
     loop {
         tokio::select! {
             () = satellite.ended() => {
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
-            _ = hangup.recv() => match reload() {
-                Ok(plan) => satellite.apply(plan).await,
-                Err(failed) => {
-                    tracing::error!("the configuration cannot be used and nothing was changed:\n{}", failed.message);
-                    satellite.refuse(failed.message);
+            // A second SIGHUP waits here until the first is done with.
+            _ = hangup.recv(), if reloading.is_none() => match &reload {
+                Some(reload) => {
+                    progress.abort();
+                    reloading = Some(Box::pin(reload_into(&satellite, reload)));
                 }
+                None => break,
             },
+            Some(()) = OptionFuture::from(reloading.as_mut()) => reloading = None,
             () = signals.end() => break,
         }
     }
+    drop(reloading);
     progress.abort();
     tracing::info!("ending: every server gets its grace; a second signal kills at once");
     tokio::select! {
         farewell = satellite.shut_down() => {
             if farewell.events_lost > 0 {
-                complain(&format!("{} events could not be delivered", farewell.events_lost));
+                tracing::warn!(events = farewell.events_lost, "events could not be delivered");
             }
             if !farewell.in_time {
-                complain("some servers did not end within their grace and were killed");
+                tracing::warn!("some servers did not end within their grace and were killed");
             }
             Ok(DONE)
         }
@@ -143,6 +171,17 @@ pub(super) async fn supervise(
             satellite.runtime().kill();
             satellite.ended().await;
             Err(Failed::new(FAILED, "killed by a second signal"))
+        }
+    }
+}
+
+async fn reload_into(satellite: &Satellite, reload: &Reload) {
+    match reload() {
+        Ok(plan) => satellite.apply(plan).await,
+        Err(refused) => {
+            let errors = refused.in_a_line();
+            tracing::error!(errors, "the configuration cannot be used and nothing was changed");
+            satellite.refuse(errors);
         }
     }
 }
@@ -166,13 +205,13 @@ impl Signals {
 }
 
 /// While many servers start: a bar on a terminal, nothing elsewhere.
-fn show_progress(satellite: &Satellite) -> tokio::task::JoinHandle<()> {
+fn show_progress(satellite: &Satellite, total: usize) -> tokio::task::JoinHandle<()> {
     let mut watch = satellite.runtime().watch();
     tokio::spawn(async move {
-        let total = watch.borrow().len();
         if total < 2 || !std::io::stderr().is_terminal() {
             return;
         }
+        DRAWN.store(true, Ordering::Release);
         let bar = BARS.add(ProgressBar::new(total as u64));
         // The template is ours and fixed: if it were wrong the default would be shown.
         if let Ok(style) = ProgressStyle::with_template("starting {bar:30} {pos}/{len} {msg}") {
@@ -199,5 +238,6 @@ fn show_progress(satellite: &Satellite) -> tokio::task::JoinHandle<()> {
             }
         }
         bar.finish_and_clear();
+        DRAWN.store(false, Ordering::Release);
     })
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use humantime::format_duration;
 
 use super::table::{rendered, status_cell, table};
-use super::{DONE, DataDir, Failed, say, to_json};
+use super::{DONE, DataDir, Failed, printable, say, to_json};
 use crate::console::api::{Filter, InstanceStatus, StatusReply};
 
 const REFRESH: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ pub(super) fn picture(reply: &StatusReply) -> String {
     let satellite = &reply.satellite;
     let events = &satellite.events;
     let servers = if reply.instances.is_empty() {
-        "no servers are installed".to_owned()
+        "no servers are installed, or none of that team and user".to_owned()
     } else {
         rendered(&instances(&reply.instances))
     };
@@ -105,7 +105,7 @@ fn instances(rows: &[InstanceStatus]) -> comfy_table::Table {
 
 /// Why it is as it is; the delay counts down.
 fn message(row: &InstanceStatus) -> String {
-    let message = row.status_message.clone().unwrap_or_default();
+    let message = printable(row.status_message.as_deref().unwrap_or_default());
     match row.next_retry_ms {
         Some(left) => format!("{message} ({:.1} s left)", left as f64 / 1000.0),
         None => message,

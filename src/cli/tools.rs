@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::table::{rendered, table};
-use super::{DONE, DataDir, Failed, say, to_json};
+use super::{DONE, DataDir, Failed, printable, say, to_json};
 use crate::console::api::{Filter, ToolEntry};
 
 const DESCRIPTION_SHOWN: usize = 80;
@@ -39,8 +39,8 @@ impl Tools {
         for entry in &entries {
             let definition: serde_json::Value = serde_json::from_str(entry.tool.get()).unwrap_or_default();
             let description = definition.get("description").and_then(serde_json::Value::as_str).unwrap_or_default();
-            let first: String =
-                description.lines().next().unwrap_or_default().chars().take(DESCRIPTION_SHOWN).collect();
+            let first = printable(description.lines().next().unwrap_or_default());
+            let first: String = first.chars().take(DESCRIPTION_SHOWN).collect();
             table.add_row([&entry.tool_path, &entry.team, &entry.user, &entry.tokens.to_string(), &first]);
         }
         let total: usize = entries.iter().map(|entry| entry.tokens).sum();

@@ -22,7 +22,7 @@ use std::path::Path;
 use toml_span::ErrorKind;
 
 pub use errors::{ConfigErrors, Item};
-pub use plan::{Base, Plan, Profile, SinkPlan};
+pub use plan::{Base, KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
 
 use errors::{Findings, Source};
 use secrets::Surroundings;

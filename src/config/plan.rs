@@ -73,9 +73,9 @@ pub enum SinkPlan {
 }
 
 /// The default of [`SinkPlan::File`]'s `rotate_bytes`.
-pub(super) const ROTATE_BYTES: u64 = 64 << 20;
+pub const ROTATE_BYTES: u64 = 64 << 20;
 /// The default of [`SinkPlan::File`]'s `keep`.
-pub(super) const KEEP: usize = 8;
+pub const KEEP: usize = 8;
 
 impl Default for SinkPlan {
     fn default() -> Self {

@@ -1,7 +1,8 @@
 //! The connector for servers that are child processes: MCP over stdin and stdout, stderr beside it.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::Run;
@@ -18,14 +19,20 @@ use super::process::{Launch, Launcher};
 #[derive(Clone)]
 pub struct StdioConnector {
     launcher: Launcher,
-    withheld: Arc<[String]>,
+    withheld: Arc<RwLock<BTreeSet<String>>>,
 }
 
 impl StdioConnector {
     /// A connector whose servers inherit the environment but for the denied names and those `withheld`: the variables
     /// that the host itself reads as secrets. Fails where a thread cannot be created or `/proc` cannot be read.
     pub fn new(withheld: Vec<String>) -> io::Result<Self> {
-        Ok(Self { launcher: Launcher::start()?, withheld: withheld.into() })
+        let withheld = Arc::new(RwLock::new(withheld.into_iter().collect()));
+        Ok(Self { launcher: Launcher::start()?, withheld })
+    }
+
+    /// Withholds these variables too from every server that is started from now on.
+    pub fn withhold(&self, names: impl IntoIterator<Item = String>) {
+        self.withheld.write().unwrap_or_else(PoisonError::into_inner).extend(names);
     }
 }
 
@@ -40,6 +47,8 @@ impl Connector for StdioConnector {
             let failed = |reason: &dyn std::fmt::Display| {
                 OpenError(spec.mask.apply(&format!("cannot start `{command}`: {reason}")))
             };
+            let withheld: Vec<String> =
+                withheld.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
             let environment =
                 environment(std::env::vars_os(), &withheld, &spec.env).map_err(|invalid| failed(&invalid))?;
             let launch = Launch {

@@ -76,10 +76,11 @@ impl Client {
 
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ClientError> {
         let response = request.send().await.map_err(|error| {
-            if error.is_connect() {
+            if error.is_connect() && nobody_listens(&error) {
                 ClientError::NotRunning { data_dir: self.data_dir.display().to_string() }
             } else {
-                ClientError::Lost(error.without_url().to_string())
+                let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+                ClientError::Lost(causes.last().map(ToString::to_string).unwrap_or_default())
             }
         })?;
         if response.status().is_success() {
@@ -102,6 +103,13 @@ fn url(path: &str, query: &impl Serialize) -> Result<Url, ClientError> {
     url.set_path(path);
     url.query_pairs_mut().extend_pairs(given.map(|(key, value)| (key, text(value))));
     Ok(url)
+}
+
+/// Whether there is no socket, or nobody behind it. Anything else, such as a socket of somebody else, is told as it is.
+fn nobody_listens(error: &reqwest::Error) -> bool {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let kinds = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    kinds.into_iter().all(|kind| matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
 }
 
 /// Lines of an answer that is still coming.

@@ -1,0 +1,84 @@
+//! `satellite check`: every error of a configuration at once.
+
+use super::support::{Home, SATELLITE};
+
+const BAD: &str = include_str!("../fixtures/cli/bad.toml");
+
+#[test]
+fn a_good_configuration_is_said_to_be_good_and_nothing_is_started() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[]), ("search", &[])]);
+    let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
+    assert!(outcome.stdout.contains("good: 1 teams, 1 users, 2 servers"), "{outcome:#?}");
+    assert_eq!(outcome.stderr, "");
+    assert!(home.processes().is_empty() && !home.data_dir().exists());
+}
+
+#[test]
+fn every_error_is_reported_at_once_with_its_place_and_a_hint() {
+    let home = Home::new();
+    let config = home.write("bad.toml", BAD);
+    let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(2);
+    assert_eq!(outcome.stdout, "");
+    for (place, message, hint) in [
+        ("bad.toml:3:9", "`Dev` is no name for a satellite", "10 to 32 characters"),
+        ("bad.toml:4:1", "unknown key `profil`", "did you mean `profile`?"),
+        ("bad.toml:7:11", "`window` is not a duration", "write it as \"5m\""),
+        ("bad.toml:8:15", "`max_crashes` is 0", "give at least 1"),
+        ("bad.toml:15:10", "the token of the user `alice` is written out", "write \"env:NAME\" or \"file:PATH\""),
+        ("bad.toml:21:10", "a secret is referred to in `args`", "pass it by env"),
+        ("bad.toml:22:20", "environment variable `NOT_SET_ANYWHERE` is not set", "set NOT_SET_ANYWHERE"),
+        ("bad.toml:23:11", "the team has no user `user_alise`", "did you mean `user_alice`?"),
+        ("bad.toml:28:14", "`stdoi` is no transport", "did you mean \"stdio\"?"),
+    ] {
+        for said in [place, message, hint] {
+            assert!(outcome.stderr.contains(said), "{said:?} is missing in:\n{}", outcome.stderr);
+        }
+    }
+    assert!(!outcome.stderr.contains("hunter2"), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains('\x1b'), "colour where there is no terminal: {:?}", outcome.stderr);
+}
+
+#[test]
+fn the_errors_of_two_files_are_reported_together() {
+    let home = Home::new();
+    let config = home.write("satellite.toml", "[satellite]\nname = \"x\"\n");
+    let mcp_json = home.write("mcp.json", "{\n  \"mcpServers\": {\"files\": {\"args\": []}}\n}");
+    let paths = ["--config", config.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()];
+    let outcome = home.bare(&[&["check"], paths.as_slice()].concat()).exits(2);
+    assert!(outcome.stderr.contains("satellite.toml:2:9"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("mcp.json:2:"), "{outcome:#?}");
+}
+
+#[test]
+fn what_two_files_both_name_is_an_error() {
+    let home = Home::new();
+    let text = format!(
+        "[[teams]]\nid = \"local\"\nslug = \"local\"\nusers = [{{ id = \"me\", slug = \"me\" }}]\n\
+         [[teams.installations]]\nid = \"files\"\nserver = \"files\"\ncommand = \"{SATELLITE}\"\n"
+    );
+    let config = home.write("satellite.toml", &text);
+    let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE"}}}"#);
+    let paths = ["--config", config.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()];
+    let outcome = home.bare(&[&["check"], paths.as_slice()].concat()).exits(2);
+    assert!(outcome.stderr.contains("configured twice"), "{outcome:#?}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let home = Home::new();
+    let outcome = home.bare(&["check", "--config", "no-such.toml"]).exits(2);
+    assert!(outcome.stderr.contains("no-such.toml") && outcome.stderr.contains("No such file"), "{outcome:#?}");
+    home.bare(&["check"]).exits(2);
+}
+
+#[test]
+fn what_works_and_was_hardly_meant_is_a_warning() {
+    let home = Home::new();
+    let text = format!(
+        "{{\"mcpServers\": {{\"files\": {{\"command\": \"{SATELLITE}\", \"env\": {{\"LD_PRELOAD\": \"x\"}}}}}}}}"
+    );
+    let mcp_json = home.write("mcp.json", &text);
+    let outcome = home.bare(&["check", "--mcp-json", mcp_json.to_str().unwrap()]).exits(0);
+    assert!(outcome.stderr.contains("warning: ") && outcome.stderr.contains("LD_PRELOAD"), "{outcome:#?}");
+}

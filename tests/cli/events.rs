@@ -1,0 +1,219 @@
+//! `satellite events` and `satellite logs`: what happened, and what servers wrote.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::support::{Home, Satellite, json_lines, pid, send, seq};
+
+fn with_servers<'a>(home: &'a Home, servers: &[(&str, &[&str])]) -> Satellite<'a> {
+    let text = fs::read_to_string(home.servers("servers.toml", servers)).unwrap();
+    let quick = "[policy.restart]\ndelays = [\"100ms\"]\n[policy.logs]\nbatch_delay = \"100ms\"\n";
+    let config = home.write("satellite.toml", &format!("{quick}{text}"));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_all_online();
+    satellite
+}
+
+/// Asserts that nothing is missing between the first and the last.
+#[track_caller]
+fn without_a_gap(events: &[Value], first: u64) {
+    let numbers: Vec<u64> = events.iter().map(seq).collect();
+    let expected: Vec<u64> = (first..first + numbers.len() as u64).collect();
+    assert_eq!(numbers, expected);
+}
+
+#[test]
+fn events_are_json_lines_numbered_without_a_gap() {
+    let home = Home::new();
+    let satellite = with_servers(&home, &[("notes", &[])]);
+    let events = home.events();
+    without_a_gap(&events, 1);
+    for event in &events {
+        let keys: Vec<&String> = event.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["data", "seq", "timestamp", "type"]);
+        let timestamp = event["timestamp"].as_str().unwrap();
+        assert!(timestamp.len() == "2026-11-21T06:33:00.000Z".len() && timestamp.ends_with('Z'), "{timestamp}");
+    }
+    let of_server = events.iter().filter(|event| event["type"].as_str().unwrap().starts_with("mcp.server."));
+    for event in of_server {
+        for (key, value) in [
+            ("installation_id", "notes"),
+            ("team_id", "team_acme"),
+            ("user_id", "user_alice"),
+            ("process_id", "notes-acme-alice-notes"),
+            ("server_slug", "notes"),
+        ] {
+            assert_eq!(event["data"][key], value, "{event:#}");
+        }
+    }
+    let statuses: Vec<_> = events.iter().filter_map(|event| event["data"]["status"].as_str()).collect();
+    assert_eq!(
+        statuses,
+        ["provisioning", "command_received", "connecting", "discovering_tools", "syncing_tools", "online"]
+    );
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn events_for_people_are_a_line_each() {
+    let home = Home::new();
+    let satellite = with_servers(&home, &[("notes", &[])]);
+    let outcome = home.satellite(&["events"]).exits(0);
+    let line = outcome.stdout.lines().find(|line| line.contains("mcp.server.started")).unwrap();
+    assert!(line.contains("notes-acme-alice-notes") && line.contains("tool_count=3"), "{line}");
+    assert_eq!(outcome.stdout.lines().count(), home.events().len());
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn since_type_and_team_choose_among_them() {
+    let home = Home::new();
+    let satellite = with_servers(&home, &[("notes", &[])]);
+    let all = home.events();
+    let chosen = |args: &[&str]| home.satellite(&[&["events", "--json"], args].concat()).exits(0).json_lines();
+    let later = chosen(&["--since", "3"]);
+    assert_eq!(later, all[3..]);
+    let last = seq(all.last().unwrap()).to_string();
+    assert!(chosen(&["--since", &last]).is_empty());
+    let kinds =
+        |events: &[Value]| events.iter().map(|event| event["type"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    assert_eq!(kinds(&chosen(&["--type", "mcp.server.started"])), ["mcp.server.started"]);
+    let two = chosen(&["--type", "mcp.server.started", "--type", "mcp.tools.discovered"]);
+    assert_eq!(kinds(&two), ["mcp.tools.discovered", "mcp.server.started"]);
+    assert_eq!(chosen(&["--team", "team_acme"]).len(), all.len() - 1, "all but config.refreshed");
+    assert!(chosen(&["--team", "team_globex"]).is_empty());
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn following_sees_a_kill_as_it_happens() {
+    let home = Home::new();
+    let satellite = with_servers(&home, &[("notes", &[])]);
+    let following = home.background(&["events", "--json", "--follow"]);
+    let crashes = home.background(&["events", "--json", "--follow", "--type", "mcp.server.crashed"]);
+    following.wait_stdout(|text| text.contains("mcp.server.started"));
+    send(pid(&home.row("notes").unwrap()), Signal::SIGKILL);
+    let text = following.wait_stdout(|text| text.contains("mcp.server.restarted"));
+    let seen = json_lines(&text[..=text.rfind('\n').unwrap()]);
+    without_a_gap(&seen, 1);
+    let crashed = seen.iter().find(|event| event["type"] == "mcp.server.crashed").unwrap();
+    assert_eq!((&crashed["data"]["reason"], &crashed["data"]["signal"]), (&"killed by SIGKILL".into(), &9.into()));
+    let text = crashes.wait_stdout(|text| text.contains('\n'));
+    assert_eq!(text.matches("\"type\"").count(), 1, "{text}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn following_shows_the_end_too_and_says_that_it_is_the_end() {
+    let home = Home::new();
+    let satellite = with_servers(&home, &[("notes", &[])]);
+    let following = home.background(&["events", "--json", "--follow"]);
+    following.wait_stdout(|text| text.contains("mcp.server.started"));
+    satellite.terminate().exits(0);
+    let outcome = following.finish().exits(1);
+    assert_eq!(outcome.stderr, "satellite: the satellite has ended\n");
+    assert_eq!(outcome.json_lines(), home.events());
+    assert_eq!(home.events().last().unwrap()["type"], "mcp.server.stopped");
+}
+
+#[test]
+fn events_can_be_read_when_the_satellite_is_down() {
+    let home = Home::new();
+    let satellite = with_servers(&home, &[("notes", &[])]);
+    let before = home.events();
+    satellite.terminate().exits(0);
+    let after = home.events();
+    assert_eq!(after[..before.len()], before);
+    let chosen = home.satellite(&["events", "--json", "--type", "mcp.server.stopped"]).exits(0).json_lines();
+    assert_eq!(chosen.len(), 1);
+    let outcome = home.satellite(&["events", "--follow"]).exits(3);
+    assert!(outcome.stderr.contains("no satellite is running"), "{outcome:#?}");
+}
+
+#[test]
+fn without_a_data_directory_there_is_nothing_to_read() {
+    let home = Home::new();
+    let outcome = home.satellite(&["events"]).exits(3);
+    assert!(outcome.stderr.contains("there is no data directory"), "{outcome:#?}");
+}
+
+#[test]
+fn numbers_go_on_without_a_gap_over_a_restart_of_the_satellite_and_over_its_death() {
+    let home = Home::new();
+    with_servers(&home, &[("notes", &[])]).terminate().exits(0);
+    let first = home.events().len();
+    let satellite = with_servers(&home, &[("notes", &[])]);
+    let second = home.events().len();
+    assert!(second > first);
+    // What `events` has shown is stored, so a death after that cannot take it back.
+    satellite.kill();
+    assert_eq!(home.events().len(), second);
+    let satellite = with_servers(&home, &[("notes", &[])]);
+    let events = home.events();
+    assert!(events.len() > second);
+    without_a_gap(&events, 1);
+    satellite.terminate().exits(0);
+    without_a_gap(&home.events(), 1);
+}
+
+#[test]
+fn logs_are_what_a_server_wrote_to_stderr_with_a_level() {
+    let home = Home::new();
+    let satellite = with_servers(
+        &home,
+        &[
+            ("notes", &["--stderr-text", "listening on nothing"]),
+            ("broken", &["--stderr-text", "Error: no database"]),
+            ("quiet", &[]),
+        ],
+    );
+    home.wait_event(0, "mcp.server.logs", |event| event["data"]["server_slug"] == "notes");
+    home.wait_event(0, "mcp.server.logs", |event| event["data"]["server_slug"] == "broken");
+    let logs = |server: &str| home.satellite(&["logs", server]).exits(0).stdout;
+    let notes = logs("notes");
+    assert!(notes.lines().count() == 1 && notes.ends_with("INFO  listening on nothing\n"), "{notes:?}");
+    assert!(logs("broken").ends_with("ERROR Error: no database\n"));
+    assert_eq!(logs("quiet"), "");
+    home.satellite(&["logs", "nobody"]).exits(2);
+    satellite.terminate().exits(0);
+    assert_eq!(logs("notes"), notes, "also when the satellite is down");
+}
+
+#[test]
+fn following_logs_shows_lines_as_they_come() {
+    let home = Home::new();
+    let satellite = with_servers(&home, &[("chatty", &["--stderr-lines-per-second", "5", "--stderr-text", "tick"])]);
+    let following = home.background(&["logs", "chatty", "--follow"]);
+    let first = following.wait_stdout(|text| text.contains("tick"));
+    following.wait_stdout(|text| text.lines().count() > first.lines().count());
+    satellite.terminate().exits(0);
+    following.finish().exits(1);
+}
+
+#[test]
+fn logs_of_one_of_several_are_chosen_by_team_and_user_whether_the_satellite_runs_or_not() {
+    let home = Home::new();
+    let text =
+        include_str!("../fixtures/cli/two_teams.toml").replace("\nSIM\n", "\nSIM \"--stderr-text\", \"hello\"\n");
+    let config = home.write("satellite.toml", &format!("[policy.logs]\nbatch_delay = \"100ms\"\n{text}"));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    for instance in ["notes-acme-alice-n1", "notes-acme-bob-n1", "notes-globex-alice-g1"] {
+        home.wait_event(0, "mcp.server.logs", |event| event["data"]["process_id"] == instance);
+    }
+    let lines = |args: &[&str]| home.satellite(&[&["logs"], args].concat()).exits(0).stdout.lines().count();
+    let check = || {
+        assert_eq!(lines(&["notes", "--user", "bob"]), 1);
+        assert_eq!(lines(&["notes", "--team", "globex"]), 1);
+        assert_eq!(lines(&["notes", "--team", "team_globex", "--user", "user_alice"]), 1);
+        assert_eq!(lines(&["notes-acme-bob-n1"]), 1);
+    };
+    check();
+    home.satellite(&["logs", "notes"]).exits(2);
+    satellite.terminate().exits(0);
+    check();
+    assert_eq!(lines(&["notes"]), 3);
+    assert_eq!(lines(&["notes", "--user", "alice"]), 2);
+    assert_eq!(lines(&["notes", "--team", "nobody"]), 0);
+}

@@ -1,0 +1,89 @@
+//! `--help` teaches, and completions complete.
+
+use std::fs;
+
+use super::support::Home;
+
+const VERBS: [&str; 13] = [
+    "run",
+    "demo",
+    "check",
+    "status",
+    "call",
+    "tools",
+    "events",
+    "logs",
+    "restart",
+    "stop",
+    "start",
+    "completions",
+    "sim-server",
+];
+
+#[test]
+fn the_help_of_every_verb_says_what_it_is_for_and_what_each_argument_means() {
+    let home = Home::new();
+    for verb in VERBS {
+        let help = home.bare(&[verb, "--help"]).exits(0).stdout;
+        let about = help.lines().next().unwrap();
+        assert!(about.split_whitespace().count() >= 3, "{verb} does not say what it is for:\n{help}");
+        assert!(help.contains(&format!("Usage: satellite {verb}")), "{help}");
+        let mut lines = help.lines().skip_while(|line| !line.starts_with("Usage:")).skip(1).peekable();
+        while let Some(line) = lines.next() {
+            let entry = line.trim_start();
+            let indent = line.len() - entry.len();
+            if !(1..=8).contains(&indent) || !entry.starts_with(['-', '<', '[']) {
+                continue;
+            }
+            let beside = entry.split_once("  ").is_some_and(|(_, text)| !text.trim().is_empty());
+            let below = lines.peek().is_some_and(|next| next.len() - next.trim_start().len() > indent);
+            assert!(beside || below, "{verb}: `{entry}` is not explained:\n{help}");
+        }
+    }
+}
+
+#[test]
+fn the_help_lists_the_verbs_and_how_to_begin() {
+    let home = Home::new();
+    let help = home.bare(&["--help"]).exits(0).stdout;
+    for verb in VERBS.iter().filter(|verb| **verb != "sim-server") {
+        assert!(help.lines().any(|line| line.trim_start().starts_with(&format!("{verb} "))), "{verb}:\n{help}");
+    }
+    assert!(!help.contains("sim-server"), "it is for tests:\n{help}");
+    assert!(help.contains("satellite demo") && help.contains("Exit codes"), "{help}");
+    assert!(home.bare(&["--version"]).exits(0).stdout.starts_with("satellite "));
+}
+
+#[test]
+fn what_is_no_verb_is_refused_with_the_nearest_one() {
+    let home = Home::new();
+    let outcome = home.bare(&["statsu"]).exits(2);
+    assert!(outcome.stderr.contains("'status'"), "{outcome:#?}");
+    let outcome = home.bare(&[]).exits(2);
+    assert!(outcome.stderr.contains("Usage: satellite"), "{outcome:#?}");
+}
+
+#[test]
+fn completions_know_the_verbs_and_are_shell() {
+    let home = Home::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = home.bare(&["completions", shell]).exits(0).stdout;
+        for verb in ["status", "restart", "--mcp-json"] {
+            let known = script.contains(verb) || script.contains(verb.trim_start_matches('-'));
+            assert!(known, "{shell}: {verb}:\n{script}");
+        }
+        if shell == "bash" {
+            fs::write(home.path().join("completions.bash"), script).unwrap();
+        }
+    }
+    let outcome = home.shell("bash -n completions.bash").finish().exits(0);
+    assert_eq!(outcome.stderr, "");
+    // As a shell would ask it.
+    let asked = "source completions.bash; COMP_WORDS=(satellite st); COMP_CWORD=1; _satellite satellite st satellite; \
+                 printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let offered = home.shell(&format!("bash -c '{}'", asked.replace('\'', r"'\''"))).finish().exits(0).stdout;
+    let mut offered: Vec<&str> = offered.lines().collect();
+    offered.sort_unstable();
+    assert_eq!(offered, ["start", "status", "stop"]);
+    home.bare(&["completions", "tcsh"]).exits(2);
+}

@@ -1,0 +1,16 @@
+//! Every verb of the command line, as a person or a script meets it: the built binary, real servers, real signals.
+
+#![cfg(all(feature = "cli", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod call;
+mod check;
+mod control;
+mod demo;
+mod events;
+mod help;
+mod reload;
+mod run;
+mod sim_server;
+mod status;
+mod support;

@@ -1,0 +1,183 @@
+//! SIGHUP reads the configuration again: what differs is changed, nothing else is touched.
+
+use std::fs;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::support::{Home, Satellite, pid, seq, wait_for};
+
+/// How many reloads there have been, good or bad.
+fn reloads(home: &Home) -> usize {
+    let of_config = |event: &Value| matches!(event["type"].as_str(), Some("config.refreshed" | "config.error"));
+    home.events().iter().filter(|event| of_config(event)).count()
+}
+
+/// Sends SIGHUP and waits until the satellite has acted on it; the event that says how.
+#[track_caller]
+fn reload(home: &Home, satellite: &mut Satellite<'_>) -> Value {
+    let before = reloads(home);
+    satellite.signal(Signal::SIGHUP);
+    wait_for("a reload", || (reloads(home) > before).then_some(()), || format!("{:#?}", home.events()));
+    let of_config = |event: &Value| event["type"].as_str().unwrap().starts_with("config.");
+    home.events().into_iter().rfind(of_config).unwrap()
+}
+
+#[test]
+fn a_reload_restarts_what_changed_and_touches_nothing_else() {
+    let home = Home::new();
+    let servers: [(&str, &[&str]); 3] = [("same", &[]), ("changed", &[]), ("removed", &[])];
+    let config = home.servers("satellite.toml", &servers);
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let before = home.wait_all_online();
+    let [changed, removed, same] =
+        ["changed", "removed", "same"].map(|server| pid(before.iter().find(|row| row["server"] == server).unwrap()));
+
+    home.servers("satellite.toml", &[("same", &[]), ("changed", &["--tools", "5"]), ("added", &["--tools", "1"])]);
+    let event = reload(&home, &mut satellite);
+    assert_eq!(event["type"], "config.refreshed");
+    assert_eq!(event["data"]["change_detected"], true, "{event:#}");
+
+    home.wait_row("changed", "restarted", |row| row["status"] == "online" && row["tools"] == 5 && pid(row) != changed);
+    assert_eq!(home.wait_online("added")["tools"], 1);
+    assert_eq!(pid(&home.row("same").unwrap()), same);
+    assert!(home.row("removed").is_none());
+    assert!(!Path::new(&format!("/proc/{removed}")).exists());
+    home.satellite(&["call", "removed", "echo"]).exits(2);
+    assert_eq!(home.processes().len(), 3);
+
+    let events = home.events();
+    let told = |server: &str, kind: &str| {
+        events.iter().find(|event| event["data"]["server_slug"] == server && event["type"] == kind && seq(event) > 3)
+    };
+    assert_eq!(told("removed", "mcp.server.stopped").unwrap()["data"]["kind"], "uninstall");
+    assert_eq!(told("changed", "mcp.server.stopped").unwrap()["data"]["kind"], "config");
+    assert_eq!(told("changed", "mcp.server.restarted").unwrap()["data"]["restart_reason"], "config");
+    assert!(told("same", "mcp.server.stopped").is_none());
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_reload_of_the_same_file_changes_nothing() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let before = home.wait_online("notes");
+    let event = reload(&home, &mut satellite);
+    assert_eq!((&event["type"], &event["data"]["change_detected"]), (&"config.refreshed".into(), &false.into()));
+    assert_eq!(pid(&home.row("notes").unwrap()), pid(&before));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_broken_file_changes_nothing_and_says_so_and_a_mended_one_is_taken() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let before = home.wait_online("notes");
+
+    home.write("satellite.toml", "[satellite]\nname = \"x\"\n[[teams]]\nid = \"t\"\n");
+    let event = reload(&home, &mut satellite);
+    assert_eq!((&event["type"], &event["data"]["error_type"]), (&"config.error".into(), &"invalid".into()));
+    for said in ["satellite.toml:2:9", "satellite.toml:3:1", "10 to 32 characters"] {
+        assert!(event["data"]["error_message"].as_str().unwrap().contains(said), "{said}: {event:#}");
+    }
+    satellite.process.wait_stderr(|log| log.contains("nothing was changed") && log.contains("satellite.toml:2:9"));
+    let row = home.row("notes").unwrap();
+    assert_eq!((&row["status"], pid(&row)), (&"online".into(), pid(&before)));
+
+    fs::remove_file(&config).unwrap();
+    assert_eq!(reload(&home, &mut satellite)["type"], "config.error");
+    assert_eq!(pid(&home.row("notes").unwrap()), pid(&before));
+
+    home.servers("satellite.toml", &[("notes", &[]), ("added", &[])]);
+    assert_eq!(reload(&home, &mut satellite)["type"], "config.refreshed");
+    home.wait_online("added");
+    assert_eq!(pid(&home.row("notes").unwrap()), pid(&before));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_stopped_server_stays_stopped_over_a_reload_that_changes_it() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    home.satellite(&["stop", "notes"]).exits(0);
+    home.servers("satellite.toml", &[("notes", &["--tools", "5"]), ("added", &[])]);
+    reload(&home, &mut satellite);
+    home.wait_online("added");
+    let row = home.row("notes").unwrap();
+    assert_eq!((&row["status"], &row["want"]), (&"offline".into(), &"stopped".into()), "{row:#}");
+    home.satellite(&["start", "notes"]).exits(0);
+    assert_eq!(home.wait_online("notes")["tools"], 5);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_new_value_cures_what_was_permanently_failed() {
+    let home = Home::new();
+    let fails = ["--exit-before-handshake", "--exit-code", "3"];
+    let config = home.servers("satellite.toml", &[("notes", &fails)]);
+    let quick = |path: &Path| {
+        let text = fs::read_to_string(path).unwrap();
+        fs::write(path, format!("[policy.restart]\ndelays = [\"1ms\"]\n{text}")).unwrap();
+    };
+    quick(&config);
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_status("notes", "permanently_failed");
+    home.servers("satellite.toml", &[("notes", &[])]);
+    quick(&config);
+    reload(&home, &mut satellite);
+    let row = home.wait_online("notes");
+    assert_eq!(row["exits_in_window"], 0, "{row:#}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn signals_are_heard_while_a_reload_waits_for_a_stubborn_server() {
+    let home = Home::new();
+    let with_grace = |servers: &[(&str, &[&str])]| {
+        let text = fs::read_to_string(home.servers("satellite.toml", servers)).unwrap();
+        home.write("satellite.toml", &format!("[policy.session]\nterminate_grace = \"1h\"\n{text}"))
+    };
+    let config = with_grace(&[("stubborn", &["--ignore-sigterm", "--ignore-eof"]), ("notes", &[])]);
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_all_online();
+
+    // The removed server has an hour to end, and the reload waits for it.
+    with_grace(&[("notes", &[])]);
+    satellite.signal(Signal::SIGHUP);
+    wait_for(
+        "the removal",
+        || home.satellite(&["start", "stubborn", "--no-wait"]).stderr.contains("being removed").then_some(()),
+        String::new,
+    );
+
+    satellite.signal(Signal::SIGTERM);
+    satellite.process.wait_stderr(|log| log.contains("a second signal kills at once"));
+    satellite.signal(Signal::SIGTERM);
+    satellite.ended().exits(1);
+}
+
+#[test]
+fn a_variable_that_a_reload_begins_to_read_is_withheld_from_servers_from_then_on() {
+    let mut home = Home::new();
+    home.env.push(("LATER_SECRET".into(), "told-to-nobody".into()));
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    let text =
+        fs::read_to_string(home.servers("satellite.toml", &[("notes", &[]), ("other", &[]), ("keyed", &[])])).unwrap();
+    fs::write(&config, format!("{text}env = {{ API_KEY = \"env:LATER_SECRET\" }}\n")).unwrap();
+    reload(&home, &mut satellite);
+    home.wait_all_online();
+    let seen = |server: &str, name: &str| {
+        home.satellite(&["call", server, "env", &format!(r#"{{"name": "{name}"}}"#)]).json()["content"][0]["text"]
+            .clone()
+    };
+    assert_eq!(seen("keyed", "API_KEY"), "told-to-nobody");
+    assert_eq!(seen("other", "LATER_SECRET"), "not set");
+    satellite.terminate().exits(0);
+}

@@ -1,0 +1,351 @@
+//! `satellite run`: what it runs, how it ends, what it says, where it keeps its data.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use nix::sys::signal::Signal;
+
+use super::support::{Home, SATELLITE, pid, wait_for};
+
+/// Ignores whatever is polite.
+const STUBBORN: &[&str] = &["--ignore-sigterm", "--ignore-eof"];
+
+fn servers(home: &Home) -> Vec<String> {
+    home.wait_all_online().iter().map(|row| row["instance"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_servers_of_a_configuration_are_run() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[]), ("search", &["--tools", "5"])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    assert_eq!(servers(&home), ["notes-acme-alice-notes", "search-acme-alice-search"]);
+    assert_eq!(home.processes().len(), 2);
+    assert!(satellite.greeted().contains("2 servers"), "{}", satellite.greeted());
+    satellite.terminate().exits(0);
+}
+
+const MCP_JSON: &str = r#"{"mcpServers": {
+    // As VS Code allows it.
+    "files": {"command": "SATELLITE", "args": ["SIM", "--tools", "1"], "env": {"ROOT": "/srv"}},
+    "time": {"command": "SATELLITE", "args": ["SIM"]},
+}}"#;
+
+#[test]
+fn the_servers_of_an_mcp_json_are_run() {
+    let home = Home::new();
+    let mcp_json = home.write("mcp.json", MCP_JSON);
+    let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
+    assert_eq!(servers(&home), ["files-local-me-files", "time-local-me-time"]);
+    home.satellite(&["call", "files", "env", r#"{"name": "ROOT"}"#]).exits(0);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn both_files_are_run_together() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let mcp_json = home.write("mcp.json", MCP_JSON);
+    let satellite = home.run(&["--config", config.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()]);
+    assert_eq!(servers(&home), ["files-local-me-files", "time-local-me-time", "notes-acme-alice-notes"]);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn without_a_file_there_is_nothing_to_run() {
+    let home = Home::new();
+    let outcome = home.satellite(&["run"]).exits(2);
+    assert!(outcome.stderr.contains("--config") && outcome.stderr.contains("--mcp-json"), "{outcome:#?}");
+    assert!(!home.data_dir().exists());
+}
+
+#[test]
+fn a_configuration_with_errors_is_not_run() {
+    let home = Home::new();
+    let config = home.write("satellite.toml", "[satellite]\nname = \"x\"\nprofil = 1\n");
+    let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(2);
+    assert!(
+        outcome.stderr.contains("satellite.toml:2:9") && outcome.stderr.contains("satellite.toml:3:1"),
+        "{outcome:#?}"
+    );
+    assert!(!home.data_dir().exists());
+}
+
+#[test]
+fn a_second_run_on_the_same_data_directory_is_refused_and_the_first_goes_on() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let before = home.wait_online("notes");
+
+    let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(2);
+    for said in
+        ["already running", &format!("pid {}", satellite.pid()), "--data-dir", home.data_dir().to_str().unwrap()]
+    {
+        assert!(outcome.stderr.contains(said), "{said}: {outcome:#?}");
+    }
+
+    assert_eq!(pid(&home.wait_online("notes")), pid(&before));
+    assert_eq!(home.processes(), [pid(&before)]);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn sigterm_ends_every_server_and_the_satellite_with_code_0() {
+    ends_cleanly(Signal::SIGTERM);
+}
+
+#[test]
+fn sigint_ends_every_server_and_the_satellite_with_code_0() {
+    ends_cleanly(Signal::SIGINT);
+}
+
+fn ends_cleanly(signal: Signal) {
+    let home = Home::new();
+    let handles = ["--sigterm-delay", "100ms", "--ignore-eof"];
+    let config = home.servers("satellite.toml", &[("notes", &[]), ("polite", &handles)]);
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_all_online();
+    satellite.signal(signal);
+    let outcome = satellite.ended().exits(0);
+    assert!(outcome.stderr.contains("ending"), "{outcome:#?}");
+
+    assert!(!home.data_dir().join("control.sock").exists());
+    home.satellite(&["status"]).exits(3);
+    let stopped: Vec<_> = home.events().into_iter().filter(|event| event["type"] == "mcp.server.stopped").collect();
+    assert_eq!(stopped.len(), 2, "{stopped:#?}");
+    for event in stopped {
+        assert_eq!(
+            (&event["data"]["kind"], &event["data"]["forced"]),
+            (&"shutdown".into(), &false.into()),
+            "{event:#}"
+        );
+    }
+}
+
+#[test]
+fn a_server_that_ignores_sigterm_is_killed_after_its_grace() {
+    let home = Home::new();
+    home.servers("servers.toml", &[("stubborn", STUBBORN)]);
+    let servers = fs::read_to_string(home.path().join("servers.toml")).unwrap();
+    let config = home.write("satellite.toml", &format!("[policy.session]\nterminate_grace = \"200ms\"\n{servers}"));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("stubborn");
+    satellite.terminate().exits(0);
+    let stopped = home.events().into_iter().find(|event| event["type"] == "mcp.server.stopped").unwrap();
+    assert_eq!((&stopped["data"]["forced"], &stopped["data"]["signal"]), (&true.into(), &9.into()), "{stopped:#}");
+}
+
+#[test]
+fn a_second_signal_kills_stubborn_servers_at_once() {
+    let home = Home::new();
+    let servers = home.servers("servers.toml", &[("one", STUBBORN), ("other", STUBBORN)]);
+    let servers = fs::read_to_string(servers).unwrap();
+    // A grace that no test waits out.
+    let config = home.write("satellite.toml", &format!("[policy.session]\nterminate_grace = \"1h\"\n{servers}"));
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_all_online();
+    satellite.signal(Signal::SIGTERM);
+    satellite.process.wait_stderr(|log| log.contains("a second signal kills at once"));
+    assert!(satellite.process.is_running());
+    assert_eq!(home.processes().len(), 2);
+    satellite.signal(Signal::SIGINT);
+    let outcome = satellite.ended().exits(1);
+    assert!(outcome.stderr.contains("killed by a second signal"), "{outcome:#?}");
+}
+
+#[test]
+fn a_satellite_that_is_killed_leaves_no_server_and_the_next_one_starts_on_its_data() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("stubborn", STUBBORN)]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("stubborn");
+    satellite.kill();
+    assert!(home.data_dir().join("control.sock").exists(), "nobody could have removed it");
+    home.satellite(&["status"]).exits(3);
+
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("stubborn");
+    satellite.kill();
+}
+
+#[test]
+fn its_log_is_json_where_stderr_is_no_terminal() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    let log = satellite.log();
+    let online = log.iter().find(|line| line["status"] == "online").unwrap_or_else(|| panic!("{log:#?}"));
+    assert_eq!(online["level"], "INFO");
+    assert_eq!(online["installation_name"], "notes-acme-alice-notes");
+    assert_eq!(online["installation_id"], "notes");
+    assert_eq!(online["team_id"], "team_acme");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn its_log_is_for_people_by_flag() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap(), "--log-format", "human"]);
+    home.wait_online("notes");
+    let log = satellite.process.stderr();
+    assert!(log.lines().all(|line| !line.starts_with('{')), "{log}");
+    assert!(log.contains(" INFO ") && log.contains("installation_name=notes-acme-alice-notes"), "{log}");
+    assert!(!log.contains('\x1b'), "colour where there is no terminal: {log:?}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn rust_log_says_what_is_logged() {
+    let mut home = Home::new();
+    home.env.push(("RUST_LOG".into(), "error,mcp_satellite_actors::runtime=debug".into()));
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    home.satellite(&["call", "notes", "echo"]).exits(0);
+    let log = satellite.log();
+    let [call] = log.as_slice() else { panic!("{log:#?}") };
+    assert_eq!(
+        (&call["level"], &call["method"], &call["tool"]),
+        (&"DEBUG".into(), &"tools/call".into(), &"echo".into())
+    );
+    assert!(call["duration_ms"].is_u64(), "{call:#}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn its_data_is_for_its_owner_only() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    home.events();
+    let mode = |path: &str| fs::metadata(home.data_dir().join(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(""), 0o700);
+    for file in ["control.sock", "events.jsonl", "lock"] {
+        assert_eq!(mode(file), 0o600, "{file}");
+    }
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_data_directory_with_a_path_longer_than_a_socket_address_works() {
+    let mut home = Home::new();
+    home.use_data_dir(&["a-directory-with-a-long-name"; 8].join("/"));
+    assert!(home.data_dir().as_os_str().len() > 200);
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    home.satellite(&["call", "notes", "echo"]).exits(0);
+    satellite.terminate().exits(0);
+    assert!(!home.data_dir().join("control.sock").exists());
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_used_is_named_with_the_reason() {
+    let mut home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    // Also where tests run as root, who may write anywhere else.
+    home.use_data_dir("satellite.toml/data");
+    let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(1);
+    let said = format!("cannot use the data directory `{}`: Not a directory", home.data_dir().display());
+    assert!(outcome.stderr.contains(&said), "{outcome:#?}");
+
+    let outcome = home.bare(&["run", "--config", config.to_str().unwrap(), "--data-dir", "/proc/satellite"]).exits(1);
+    assert!(outcome.stderr.contains("cannot use the data directory `/proc/satellite`"), "{outcome:#?}");
+}
+
+#[test]
+fn the_data_directory_is_dot_satellite_here_or_what_the_environment_says() {
+    let mut home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    home.use_data_dir(".satellite");
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.bare(&["status"]).exits(0);
+    let outcome = home.shell(&format!("env SATELLITE_DATA_DIR=elsewhere {SATELLITE} status")).finish().exits(3);
+    assert!(outcome.stderr.contains("no satellite is running on `elsewhere`"), "{outcome:#?}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn events_on_stdout_have_stdout_for_themselves() {
+    let home = Home::new();
+    let servers = home.servers("servers.toml", &[("notes", &[])]);
+    let servers = fs::read_to_string(servers).unwrap();
+    let config = home.write("satellite.toml", &format!("[events]\nsink = \"stdout\"\n{servers}"));
+    let satellite = home.run_at_once(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    let outcome = satellite.terminate().exits(0);
+    let events = outcome.json_lines();
+    assert!(events.iter().any(|event| event["type"] == "mcp.server.started"), "{outcome:#?}");
+}
+
+#[test]
+fn an_instance_whose_user_has_not_given_a_value_waits_and_nothing_is_started_for_it() {
+    let home = Home::new();
+    let config = home.write(
+        "satellite.toml",
+        r#"
+[[teams]]
+id = "team_acme"
+slug = "acme"
+
+[[teams.users]]
+id = "user_alice"
+slug = "alice"
+
+[[teams.users]]
+id = "user_bob"
+slug = "bob"
+[teams.users.servers.n1]
+env = { API_KEY = "of-bob" }
+
+[[teams.installations]]
+id = "n1"
+server = "notes"
+user_required = ["API_KEY"]
+SIM
+"#,
+    );
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    wait_for(
+        "bob's server",
+        || home.rows().into_iter().find(|row| row["user"] == "bob" && row["status"] == "online"),
+        || format!("{:#?}", home.rows()),
+    );
+    let row = home.rows().into_iter().find(|row| row["user"] == "alice").unwrap();
+    assert_eq!((&row["status"], row["pid"].is_null()), (&"awaiting_user_config".into(), true), "{row:#}");
+    assert!(row["status_message"].as_str().unwrap().contains("API_KEY"), "{row:#}");
+    assert_eq!(home.processes().len(), 1);
+
+    let outcome = home.satellite(&["call", "notes", "echo", "--user", "alice"]).exits(1);
+    assert!(outcome.stderr.contains("awaiting_user_config") && outcome.stderr.contains("API_KEY"), "{outcome:#?}");
+    let outcome = home.satellite(&["call", "notes", "env", r#"{"name": "API_KEY"}"#, "--user", "bob"]).exits(0);
+    assert_eq!(outcome.json()["content"][0]["text"], "of-bob");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_command_that_does_not_exist_is_named_with_the_reason_of_the_system() {
+    let home = Home::new();
+    let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"ghost": {"command": "no-such-command-here"}}}"#);
+    let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
+    let row = home.wait_row("ghost", "explained", |row| row["last_error"].is_string());
+    let message = row["last_error"].as_str().unwrap();
+    assert!(message.contains("`no-such-command-here`") && message.contains("No such file"), "{row:#}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn the_greeting_names_a_command_that_works() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let greeting = satellite.process.wait_stdout(|text| text.contains("--watch"));
+    let line = greeting.lines().find(|line| line.contains("--watch")).unwrap().trim();
+    let watching = home.shell(&line.replacen("satellite", SATELLITE, 1));
+    watching.wait_stdout(|text| text.contains("1 of 1 online"));
+    satellite.terminate().exits(0);
+}

@@ -1,0 +1,152 @@
+//! `satellite status` and `satellite tools`.
+
+use std::collections::BTreeSet;
+
+use super::support::{Home, Satellite};
+
+/// What scripts build on.
+const KEYS: &str = "instance, installation_id, team, user, server, transport, status, status_message, want, dormant, \
+                    connection, health, last_check_at, pid, wrapper_pid, restarts, exits_in_window, attempt, \
+                    next_retry_ms, uptime_seconds, tools, messages, calls, calls_in_flight, errors, last_activity_at, \
+                    last_error, last_exit, rss_bytes, cpu_seconds";
+
+fn two_teams(home: &Home) -> Satellite<'_> {
+    let config = home.write("satellite.toml", include_str!("../fixtures/cli/two_teams.toml"));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_all_online();
+    satellite
+}
+
+#[test]
+fn the_table_is_plain_where_stdout_is_no_terminal() {
+    let home = Home::new();
+    let satellite = two_teams(&home);
+    let outcome = home.satellite(&["status"]).exits(0);
+    assert!(!outcome.stdout.contains('\x1b'), "{:?}", outcome.stdout);
+    let mut lines = outcome.stdout.lines();
+    let head: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+    assert_eq!(head[..5], ["SERVER", "TEAM", "USER", "STATUS", "PID"]);
+    let rows: Vec<Vec<&str>> = lines.by_ref().take(4).map(|line| line.split_whitespace().collect()).collect();
+    let names: Vec<_> = rows.iter().map(|row| row[..4].join(" ")).collect();
+    assert_eq!(
+        names,
+        ["files acme alice online", "notes acme alice online", "notes acme bob online", "notes globex alice online"]
+    );
+    let last = outcome.stdout.lines().last().unwrap();
+    assert!(last.contains("4 of 4 online") && last.contains(&format!("pid {}", satellite.pid())), "{last}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn json_has_exactly_the_documented_keys() {
+    let home = Home::new();
+    let satellite = two_teams(&home);
+    let documented: BTreeSet<&str> = KEYS.split(", ").collect();
+    for row in home.rows() {
+        let keys: BTreeSet<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, documented);
+        assert_eq!(
+            (&row["transport"], &row["want"], &row["dormant"]),
+            (&"stdio".into(), &"running".into(), &false.into())
+        );
+        assert!(row["pid"].is_u64() && row["rss_bytes"].as_u64() > Some(0) && row["cpu_seconds"].is_f64(), "{row:#}");
+        assert!(
+            row["uptime_seconds"].is_u64()
+                && row["last_activity_at"].is_string()
+                && row["messages"].as_u64() >= Some(2)
+        );
+    }
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_team_or_a_user_is_shown_alone_by_slug_or_id() {
+    let home = Home::new();
+    let satellite = two_teams(&home);
+    let shown = |args: &[&str]| {
+        let outcome = home.satellite(&[&["status", "--json"], args].concat()).exits(0);
+        let rows = outcome.json();
+        let name = |row: &serde_json::Value| row["instance"].as_str().unwrap().to_owned();
+        rows.as_array().unwrap().iter().map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(&["--team", "globex"]), ["notes-globex-alice-g1"]);
+    assert_eq!(shown(&["--team", "team_globex"]), ["notes-globex-alice-g1"]);
+    assert_eq!(shown(&["--team", "acme", "--user", "bob"]), ["notes-acme-bob-n1"]);
+    assert!(shown(&["--team", "nobody"]).is_empty());
+    let outcome = home.satellite(&["status", "--team", "globex"]).exits(0);
+    assert!(!outcome.stdout.contains("acme") && outcome.stdout.contains("1 of 1 online"), "{outcome:#?}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn watch_shows_it_again_until_the_satellite_ends() {
+    let home = Home::new();
+    let satellite = two_teams(&home);
+    let watching = home.background(&["status", "--watch"]);
+    watching.wait_stdout(|text| text.matches("4 of 4 online").count() >= 2);
+    home.satellite(&["stop", "files"]).exits(0);
+    let shown = watching.wait_stdout(|text| text.contains("3 of 4 online"));
+    assert!(!shown.contains('\x1b'), "{shown:?}");
+    satellite.terminate().exits(0);
+    let outcome = watching.finish().exits(3);
+    assert!(outcome.stderr.contains("no satellite is running"), "{outcome:#?}");
+}
+
+#[test]
+fn without_a_satellite_it_says_how_to_have_one() {
+    let home = Home::new();
+    for verb in [&["status"][..], &["tools"], &["call", "notes", "echo"], &["stop", "notes"], &["restart", "notes"]] {
+        let outcome = home.satellite(verb).exits(3);
+        assert!(outcome.stderr.contains("satellite run") && outcome.stderr.contains("--data-dir"), "{outcome:#?}");
+        assert_eq!(outcome.stdout, "");
+    }
+    assert!(!home.data_dir().exists(), "asking leaves nothing behind");
+}
+
+#[test]
+fn tools_lists_what_is_offered_as_a_table_and_as_json() {
+    let home = Home::new();
+    let satellite = two_teams(&home);
+    let outcome = home.satellite(&["tools"]).exits(0);
+    assert!(!outcome.stdout.contains('\x1b'), "{:?}", outcome.stdout);
+    assert!(outcome.stdout.lines().next().unwrap().contains("DESCRIPTION"));
+    assert!(outcome.stdout.contains("files:tool_5") && outcome.stdout.contains("Adds two numbers"), "{outcome:#?}");
+    assert!(outcome.stdout.contains("14 tools, about "), "{outcome:#?}");
+
+    let outcome = home.satellite(&["tools", "--json", "--team", "acme", "--user", "alice"]).exits(0);
+    let tools = outcome.json();
+    let paths: Vec<_> = tools.as_array().unwrap().iter().map(|tool| tool["tool_path"].as_str().unwrap()).collect();
+    assert_eq!(
+        paths,
+        [
+            "files:echo",
+            "files:add",
+            "files:sleep",
+            "files:tool_4",
+            "files:tool_5",
+            "notes:echo",
+            "notes:add",
+            "notes:sleep"
+        ]
+    );
+    let add = &tools[6];
+    assert_eq!(add["instance"], "notes-acme-alice-n1");
+    assert_eq!(add["tool"]["inputSchema"]["required"], serde_json::json!(["a", "b"]));
+    assert_eq!(add["tool"]["annotations"]["readOnlyHint"], true, "nothing that the server sent is lost: {add:#}");
+    assert!(add["tokens"].as_u64() > Some(0));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn tools_of_a_server_that_is_not_online_are_not_listed() {
+    let home = Home::new();
+    let satellite = two_teams(&home);
+    home.satellite(&["stop", "files"]).exits(0);
+    let outcome = home.satellite(&["tools"]).exits(0);
+    assert!(!outcome.stdout.contains("files:") && outcome.stdout.contains("notes:echo"), "{outcome:#?}");
+    home.satellite(&["stop", "notes", "--team", "globex"]).exits(0);
+    let outcome = home.satellite(&["tools", "--team", "globex"]).exits(0);
+    assert!(outcome.stdout.contains("no tools are offered"), "{outcome:#?}");
+    assert_eq!(home.satellite(&["tools", "--team", "globex", "--json"]).exits(0).json(), serde_json::json!([]));
+    satellite.terminate().exits(0);
+}
