@@ -58,6 +58,7 @@ async fn a_crash_goes_through_connecting_with_its_reason_back_to_online() {
         after,
         [
             ("connecting", Some("restarting in 1 s (attempt 1): killed by SIGKILL")),
+            ("connecting", Some("waiting for a start permit")),
             ("connecting", Some("starting")),
             ("discovering_tools", None),
             ("syncing_tools", None),
