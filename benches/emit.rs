@@ -30,7 +30,7 @@ impl EventSink for StalledSink {
 }
 
 fn main() {
-    let mut report = Report::new("emit", ["sink", "threads", "events/s", "median", "99 %", "99.9 %"]);
+    let mut report = Report::new("emit", ["sink", "threads", "events/s", "median", "99 %", "99.9 %", "over the limit"]);
     common::tokio_runtime().block_on(async {
         measure("takes everything", NullSink, &mut report).await;
         measure("never answers", StalledSink, &mut report).await;
@@ -46,7 +46,9 @@ async fn measure(name: &str, sink: impl EventSink, report: &mut Report) {
     let subject = Arc::new(Subject::from(&spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default()))));
     for threads in [1, 4] {
         // Twice: a look at the clock around each event costs as much as the event.
+        let before = runtime.event_statistics();
         let (took, _) = tell(runtime.emitter(), &subject, threads, false);
+        let after = runtime.event_statistics();
         let (_, mut timed) = tell(runtime.emitter(), &subject, threads, true);
         timed.sort_unstable();
         report.row([
@@ -56,6 +58,7 @@ async fn measure(name: &str, sink: impl EventSink, report: &mut Report) {
             time(median(timed.iter().copied())),
             time(quantile(timed.iter().copied(), 0.99)),
             time(quantile(timed.iter().copied(), 0.999)),
+            format!("{:.0} %", (after.dropped - before.dropped) as f64 / EVENTS as f64 * 100.0),
         ]);
     }
     runtime.shutdown().await;

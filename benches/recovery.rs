@@ -23,6 +23,9 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use common::{GIVE_UP, NullSink, Report, is_online, median, number, spec, start, time};
 
+/// A server lives at least this long before it is killed: one that crashes in its first moments is another question.
+const LIFE: Duration = Duration::from_millis(100);
+
 /// From the beginning to each of two states.
 struct Round {
     initialized: Duration,
@@ -91,6 +94,7 @@ async fn compare(subject: &Subject) -> (Vec<Round>, Vec<Round>) {
 
     let (mut ours, mut bare) = (Vec::new(), Vec::new());
     for _ in 0..subject.rounds {
+        tokio::time::sleep(LIFE).await;
         bare.push(bare_start(&subject.program).await);
         ours.push(recovery(&runtime, &id).await);
         let arguments = RawValue::from_string(subject.echo.to_owned()).unwrap();

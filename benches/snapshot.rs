@@ -50,15 +50,13 @@ async fn measure() {
         let storm = fleet.read(readers, async || fleet.storm(CHANGES / each).await).await;
         let rate = |count: u64, took: Duration| count as f64 / took.as_secs_f64();
         let (still, loud) = (rate(quiet.reads, quiet.took), rate(storm.reads, storm.took));
-        let or_none = |text: String| if readers == 0 { "–".to_owned() } else { text };
-        report.row([
-            readers.to_string(),
-            or_none(number(still)),
-            or_none(number(loud)),
-            or_none(number(loud / still)),
-            or_none(time(quantile(storm.timed, 0.999))),
-            time(storm.took),
-        ]);
+        let cells = if readers == 0 {
+            [const { String::new() }; 4]
+        } else {
+            [number(still), number(loud), number(loud / still), time(quantile(storm.timed, 0.999))]
+        };
+        let [still, loud, ratio, slow] = cells;
+        report.row([readers.to_string(), still, loud, ratio, slow, time(storm.took)]);
     }
     report.publish();
     fleet.runtime.shutdown().await;
