@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
 use crate::batcher::WallClock;
-use crate::calls::{Command, Counters, PortEnd, Request, Ticket};
+use crate::calls::{Asked, Command, Counters, PortEnd, Request, Ticket};
 use crate::model::catalogue::{Catalogue, Tool};
 use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit};
 use crate::model::secret::Mask;
@@ -527,7 +527,8 @@ impl Session {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Request { id, request, started, timeout, ticket } => {
+            Command::Request(asked) => {
+                let Asked { id, request, started, timeout, ticket } = *asked;
                 let starts_at = self.queued;
                 match request {
                     Request::Tool { name, arguments } => {
@@ -684,8 +685,8 @@ impl Session {
         let reason = exit.reason();
         self.calls.settle(&reason);
         while let Ok(command) = self.port.commands.try_recv() {
-            if let Command::Request { ticket, .. } = command {
-                ticket.answer(Err(CallError::Terminated { fate: Fate::NotSent, reason: reason.clone() }));
+            if let Command::Request(asked) = command {
+                asked.ticket.answer(Err(CallError::Terminated { fate: Fate::NotSent, reason: reason.clone() }));
             }
         }
         self.writer = None;
