@@ -201,12 +201,13 @@ struct Session {
 }
 
 /// Runs a session to its end, and the process with it: when this returns nothing of the run is left.
-pub(crate) async fn run(args: Args) -> WorkerExit {
+pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let now = Instant::now();
-    let pid = args.process.pid();
-    let session = &args.spec.policy.session;
-    let mut this = Session {
-        lines: Lines::new(args.reader, session.line_max),
+    let (since, pid) = (args.since, args.process.pid());
+    // Boxed: a future keeps what it was given and what it has made of it side by side, and each one around it does so
+    // again.
+    let mut this = Box::new(Session {
+        lines: Lines::new(args.reader, args.spec.policy.session.line_max),
         writer: Some(args.writer),
         process: args.process,
         port: args.port,
@@ -226,11 +227,13 @@ pub(crate) async fn run(args: Args) -> WorkerExit {
         list_again_at: None,
         broken: None,
         spec: args.spec,
-    };
-    this.greet(args.since);
-    let over = this.serve().await;
-    let exit = this.finish(over).await;
-    WorkerExit { pid, ..exit }
+    });
+    async move {
+        this.greet(since);
+        let over = this.serve().await;
+        let exit = this.finish(over).await;
+        WorkerExit { pid, ..exit }
+    }
 }
 
 impl Session {
@@ -670,7 +673,7 @@ impl Session {
     // ---- the end ----
 
     /// Sees the process out. Whatever the way, its whole group is gone afterwards, or was told to be.
-    async fn finish(mut self, over: Over) -> WorkerExit {
+    async fn finish(&mut self, over: Over) -> WorkerExit {
         let ran = self.initialized.map(|at| at.elapsed());
         let mut exit = match over {
             Over::Process(end) => {
