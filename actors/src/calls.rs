@@ -74,17 +74,19 @@ impl Drop for Ticket {
 
 /// What the session is told by the door.
 pub(crate) enum Command {
-    Request {
-        id: u64,
-        request: Request,
-        started: Instant,
-        timeout: Duration,
-        ticket: Ticket,
-    },
+    /// Boxed, because the channel keeps room for many, and each instance has one.
+    Request(Box<Asked>),
     /// The caller has gone.
-    Cancel {
-        id: u64,
-    },
+    Cancel { id: u64 },
+}
+
+/// A request that has passed the door.
+pub(crate) struct Asked {
+    pub(crate) id: u64,
+    pub(crate) request: Request,
+    pub(crate) started: Instant,
+    pub(crate) timeout: Duration,
+    pub(crate) ticket: Ticket,
 }
 
 /// Live counters of one instance, over all its runs. Written by its sessions, read by whoever shows them.
@@ -231,7 +233,8 @@ impl CallPort {
         let mut attendance = Attendance { port, id, answered: false };
         // If the run is over the command comes back, is dropped, and its ticket answers `not_sent`.
         let timeout = timeout.min(TIMEOUT_MAX);
-        let _ = port.commands.send(Command::Request { id, request, started, timeout, ticket });
+        let asked = Asked { id, request, started, timeout, ticket };
+        let _ = port.commands.send(Command::Request(Box::new(asked)));
         let answer = answer.await.unwrap_or_else(|_| {
             Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason: "the run ended".to_owned() })
         });

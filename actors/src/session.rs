@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
 use crate::batcher::WallClock;
-use crate::calls::{Command, Counters, PortEnd, Request, Ticket};
+use crate::calls::{Asked, Command, Counters, PortEnd, Request, Ticket};
 use crate::model::catalogue::{Catalogue, Tool};
 use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit};
 use crate::model::secret::Mask;
@@ -206,12 +206,13 @@ struct Session {
 }
 
 /// Runs a session to its end, and the process with it: when this returns nothing of the run is left.
-pub(crate) async fn run(args: Args) -> WorkerExit {
+pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let now = Instant::now();
-    let pid = args.process.pid();
-    let session = &args.spec.policy.session;
-    let mut this = Session {
-        lines: Lines::new(args.reader, session.line_max),
+    let (since, pid) = (args.since, args.process.pid());
+    // Boxed: a future keeps what it was given and what it has made of it side by side, and each one around it does so
+    // again.
+    let mut this = Box::new(Session {
+        lines: Lines::new(args.reader, args.spec.policy.session.line_max),
         writer: Some(args.writer),
         process: args.process,
         port: args.port,
@@ -232,11 +233,13 @@ pub(crate) async fn run(args: Args) -> WorkerExit {
         list_again_at: None,
         broken: None,
         spec: args.spec,
-    };
-    this.greet(args.since);
-    let over = this.serve().await;
-    let exit = this.finish(over).await;
-    WorkerExit { pid, ..exit }
+    });
+    async move {
+        this.greet(since);
+        let over = this.serve().await;
+        let exit = this.finish(over).await;
+        WorkerExit { pid, ..exit }
+    }
 }
 
 impl Session {
@@ -533,7 +536,8 @@ impl Session {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Request { id, request, started, timeout, ticket } => {
+            Command::Request(asked) => {
+                let Asked { id, request, started, timeout, ticket } = *asked;
                 let purpose = Purpose::Caller { ticket, started, timeout };
                 self.calls.insert(id, Pending { purpose, deadline: started + timeout, starts_at: None });
                 self.unsent.push_back((id, request));
@@ -692,7 +696,7 @@ impl Session {
     // ---- the end ----
 
     /// Sees the process out. Whatever the way, its whole group is gone afterwards, or was told to be.
-    async fn finish(mut self, over: Over) -> WorkerExit {
+    async fn finish(&mut self, over: Over) -> WorkerExit {
         let ran = self.initialized.map(|at| at.elapsed());
         let mut exit = match over {
             Over::Process(end) => {
@@ -707,8 +711,8 @@ impl Session {
         let reason = exit.reason();
         self.calls.settle(&reason);
         while let Ok(command) = self.port.commands.try_recv() {
-            if let Command::Request { ticket, .. } = command {
-                ticket.answer(Err(CallError::Terminated { fate: Fate::NotSent, reason: reason.clone() }));
+            if let Command::Request(asked) = command {
+                asked.ticket.answer(Err(CallError::Terminated { fate: Fate::NotSent, reason: reason.clone() }));
             }
         }
         self.writer = None;

@@ -161,17 +161,15 @@ impl State {
             "instance", installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team
         );
         let (me, exit_drain) = (myself.clone(), spec.policy.session.exit_drain);
-        self.tasks.spawn(
-            async move {
-                let exit = AssertUnwindSafe(session).catch_unwind().await;
-                let exit =
-                    exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
-                // A server's last words on stderr say why it died. A grandchild may keep the pipe open: not for ever.
-                let _ = tokio::time::timeout(exit_drain, drained).await;
-                let _ = cast!(me, Msg::Over(exit));
-            }
-            .instrument(span),
-        );
+        // Chained, not awaited in a block of its own, which would have room for the session twice.
+        let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {
+            let exit =
+                exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
+            // A server's last words on stderr say why it died. A grandchild may keep the pipe open: not for ever.
+            let _ = tokio::time::timeout(exit_drain, drained).await;
+            let _ = cast!(me, Msg::Over(exit));
+        });
+        self.tasks.spawn(ending.instrument(span));
     }
 
     fn end(&mut self, exit: WorkerExit, myself: &ActorRef<Msg>) {

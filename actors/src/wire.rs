@@ -1,15 +1,21 @@
 //! Newline-delimited JSON-RPC, read and written without looking into what it carries.
 
 use std::borrow::Cow;
+use std::future::poll_fn;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::time::Instant;
 
-/// Grown by doubling from here. Small, because an idle instance holds one such buffer while it waits.
-const READ_CAPACITY: usize = 2048;
+/// What is read at once where nothing is buffered. It lives on the stack, and only while bytes are there.
+const CHUNK: usize = 4096;
+/// A line that comes in parts has a buffer that grows by doubling from here.
+const READ_CAPACITY: usize = 4096;
 
 /// Lines of a byte stream, with a limit.
 pub(crate) struct Lines<R> {
@@ -60,14 +66,17 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             if self.scanned > self.line_max {
                 return Received::TooLong;
             }
-            if self.buffer.is_empty() {
-                // An idle instance must not keep the memory of its largest message.
+            let read = if self.buffer.is_empty() {
+                // An idle instance must not keep the memory of its largest message, nor any for the next.
                 self.buffer = BytesMut::new();
-            }
-            if self.buffer.capacity() == self.buffer.len() {
-                self.buffer.reserve(READ_CAPACITY.max(self.buffer.len()));
-            }
-            match self.reader.read_buf(&mut self.buffer).await {
+                poll_fn(|cx| poll_chunk(&mut self.reader, &mut self.buffer, cx)).await
+            } else {
+                if self.buffer.capacity() == self.buffer.len() {
+                    self.buffer.reserve(READ_CAPACITY.max(self.buffer.len()));
+                }
+                self.reader.read_buf(&mut self.buffer).await
+            };
+            match read {
                 Ok(0) => return Received::End,
                 Ok(_) => {
                     self.last_read = Instant::now();
@@ -79,6 +88,18 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             }
         }
     }
+}
+
+fn poll_chunk(
+    reader: &mut (impl AsyncRead + Unpin),
+    buffer: &mut BytesMut,
+    cx: &mut Context<'_>,
+) -> Poll<std::io::Result<usize>> {
+    let mut chunk = [const { MaybeUninit::uninit() }; CHUNK];
+    let mut chunk = ReadBuf::uninit(&mut chunk);
+    ready!(Pin::new(reader).poll_read(cx, &mut chunk))?;
+    buffer.extend_from_slice(chunk.filled());
+    Poll::Ready(Ok(chunk.filled().len()))
 }
 
 /// One JSON-RPC message, its parts still as sent.

@@ -1,0 +1,139 @@
+//! What a call costs through the runtime, against rmcp's client on the pipes of the same kind of process.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mcp_satellite::connect::stdio::StdioConnector;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::Policy;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, ClientCapabilities, ClientConfig, Implementation, ProtocolVersion,
+};
+use rmcp::service::{Peer, RoleClient, RunningService};
+use rmcp::{ClientHandler, ServiceExt};
+use serde_json::value::RawValue;
+
+use common::{GIVE_UP, NullSink, Report, cpu, is_online, median, number, spec, start, time};
+
+const ROUNDS: usize = 15;
+const CALLS: usize = 4096;
+
+/// What one round has taken.
+struct Round {
+    cpu: Duration,
+    wall: Duration,
+}
+
+fn main() {
+    common::tokio_runtime().block_on(measure());
+}
+
+async fn measure() {
+    let program = [env!("CARGO_BIN_EXE_satellite").to_owned(), "sim-server".to_owned()];
+    let spec = spec(0, 1, 1, &program, &Arc::new(Policy::default()));
+    let id = spec.id.clone();
+    let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
+    runtime.install(spec).await.unwrap();
+    tokio::time::timeout(GIVE_UP, runtime.wait_for(&id, is_online)).await.unwrap().unwrap();
+    let direct = Direct::start(&program).await;
+
+    let mut report = Report::new(
+        "call",
+        ["callers", "through the runtime, CPU", "rmcp, CPU", "ratio", "runtime, calls/s", "rmcp, calls/s"],
+    );
+    for callers in [1, 32] {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            ours.push(through_the_runtime(&runtime, &id, callers).await);
+            theirs.push(through_rmcp(direct.client.peer(), callers).await);
+        }
+        let each = |rounds: &[Round], what: fn(&Round) -> Duration| median(rounds.iter().map(what)) / CALLS as u32;
+        let (our_cpu, their_cpu) = (each(&ours, |round| round.cpu), each(&theirs, |round| round.cpu));
+        let rate = |rounds: &[Round]| number(1.0 / each(rounds, |round| round.wall).as_secs_f64());
+        let ratio = our_cpu.as_secs_f64() / their_cpu.as_secs_f64();
+        report.row([callers.to_string(), time(our_cpu), time(their_cpu), number(ratio), rate(&ours), rate(&theirs)]);
+        report.goal(&format!("CPU of a call against rmcp's client, {callers} callers at once"), 1.0, "×", ratio);
+    }
+    report.publish();
+    direct.end().await;
+    runtime.shutdown().await;
+}
+
+async fn through_the_runtime(runtime: &RuntimeHandle, id: &InstanceId, callers: usize) -> Round {
+    round(callers, |calls| {
+        let (runtime, id) = (runtime.clone(), id.clone());
+        async move {
+            for _ in 0..calls {
+                let arguments = RawValue::from_string(r#"{"text":"hello"}"#.to_owned()).unwrap();
+                let answer = runtime.call(&id, "echo", Some(arguments), None).await.unwrap();
+                assert!(answer.get().contains("hello"));
+            }
+        }
+    })
+    .await
+}
+
+async fn through_rmcp(peer: &Peer<RoleClient>, callers: usize) -> Round {
+    round(callers, |calls| {
+        let peer = peer.clone();
+        async move {
+            for _ in 0..calls {
+                let arguments = serde_json::Map::from_iter([("text".to_owned(), "hello".into())]);
+                let params = CallToolRequestParams::new("echo").with_arguments(arguments);
+                let answer = peer.call_tool_once(params).await.unwrap();
+                assert!(matches!(answer, CallToolResponse::Complete(result) if !result.content.is_empty()));
+            }
+        }
+    })
+    .await
+}
+
+async fn round<F: Future<Output = ()> + Send + 'static>(callers: usize, caller: impl Fn(usize) -> F) -> Round {
+    let (began, cpu_before) = (Instant::now(), cpu());
+    let tasks: Vec<_> = (0..callers).map(|_| tokio::spawn(caller(CALLS / callers))).collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    Round { cpu: cpu() - cpu_before, wall: began.elapsed() }
+}
+
+/// rmcp's client on a child's pipes, with nothing between.
+struct Direct {
+    client: RunningService<RoleClient, Handler>,
+    child: tokio::process::Child,
+}
+
+struct Handler;
+
+impl ClientHandler for Handler {
+    fn get_info(&self) -> ClientConfig {
+        ClientConfig::new(ClientCapabilities::default(), Implementation::new("bench", "0"))
+            .with_protocol_version(ProtocolVersion::V_2025_11_25)
+    }
+}
+
+impl Direct {
+    async fn start(program: &[String]) -> Self {
+        let mut child = tokio::process::Command::new(&program[0])
+            .args(&program[1..])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let pipes = (child.stdout.take().unwrap(), child.stdin.take().unwrap());
+        Self { client: Handler.serve(pipes).await.unwrap(), child }
+    }
+
+    async fn end(self) {
+        let Self { client, mut child } = self;
+        client.cancel().await.unwrap();
+        child.kill().await.unwrap();
+    }
+}

@@ -1,0 +1,265 @@
+//! What the benches share: a fleet to install, what a process has used, and the report in which a bench answers.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, Target};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink};
+use mcp_satellite_actors::{Options, RuntimeHandle};
+use nix::sys::resource::{UsageWho, getrusage};
+use serde::{Deserialize, Serialize};
+
+/// The satellite's own allocator, so that memory and time are those of the binary.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Everything here is asked for in one go: an answer that does not come is a fault, not a result.
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(120);
+
+// ---- what is measured ----
+
+/// Takes every event at once.
+pub(crate) struct NullSink;
+
+impl EventSink for NullSink {
+    fn send(&self, _: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        Box::pin(std::future::ready(Answer::Accepted))
+    }
+}
+
+/// The runtime of the binary, on all cores.
+pub(crate) fn tokio_runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap()
+}
+
+/// A satellite's runtime with the defaults, but for what `tune` changes.
+pub(crate) async fn start(
+    connector: impl Connector,
+    sink: impl EventSink,
+    tune: impl FnOnce(&mut Options),
+) -> RuntimeHandle {
+    let mut options = Options::new(Arc::new(connector), Arc::new(sink), Arc::new(Timestamp::now));
+    tune(&mut options);
+    mcp_satellite_actors::start(options).await.unwrap().0
+}
+
+/// One instance as a configuration file would ask for it.
+pub(crate) fn spec(nth: usize, teams: usize, users: usize, program: &[String], policy: &Arc<Policy>) -> InstanceSpec {
+    let (team, user) = (nth % teams, nth / teams % users);
+    let [command, args @ ..] = program else { panic!("a program has a name") };
+    let config = InstanceConfig {
+        team: format!("team_{team}").into(),
+        team_slug: format!("team-{team}").into(),
+        user: format!("user_{team}_{user}").into(),
+        user_slug: format!("user-{user}").into(),
+        installation: format!("installation_{}", nth / teams / users).into(),
+        server: "server".into(),
+        target: Target::Stdio { command: command.clone(), cwd: None },
+        server_layer: Layer { args: args.iter().map(|arg| arg.as_str().into()).collect(), ..Layer::default() },
+        team_layer: Layer::default(),
+        user_layer: Layer::default(),
+        user_required: Vec::new(),
+        keep: Keep::AlwaysOn,
+        request_logging: true,
+        policy: Arc::clone(policy),
+    };
+    config.merge()
+}
+
+/// Whether an instance is what its users need: callable, its tools known.
+pub(crate) fn is_online(view: &InstanceView) -> bool {
+    view.status == Status::Online && view.port.is_some()
+}
+
+/// CPU time of this process, children not counted.
+pub(crate) fn cpu() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+    let of = |time: nix::sys::time::TimeVal| {
+        Duration::from_secs(time.tv_sec().cast_unsigned()) + Duration::from_micros(time.tv_usec().cast_unsigned())
+    };
+    of(usage.user_time()) + of(usage.system_time())
+}
+
+/// Memory of this process as the kernel counts it, in bytes: now, and the most it ever was.
+pub(crate) fn resident() -> (usize, usize) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let field = |name: &str| -> usize {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim_matches(|c: char| !c.is_ascii_digit()).parse::<usize>().unwrap() * 1024
+    };
+    (field("VmRSS:"), field("VmHWM:"))
+}
+
+/// The middle one.
+pub(crate) fn median(values: impl IntoIterator<Item = Duration>) -> Duration {
+    quantile(values, 0.5)
+}
+
+/// The value below which this part of them lies.
+pub(crate) fn quantile(values: impl IntoIterator<Item = Duration>, part: f64) -> Duration {
+    let mut values: Vec<Duration> = values.into_iter().collect();
+    values.sort_unstable();
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a vector in memory")]
+    let at = (values.len() as f64 * part) as usize;
+    values[at.min(values.len() - 1)]
+}
+
+// ---- how it is written ----
+
+/// A duration with three digits.
+pub(crate) fn time(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    let (value, unit) = match seconds {
+        s if s >= 1.0 => (s, "s"),
+        s if s >= 1e-3 => (s * 1e3, "ms"),
+        s if s >= 1e-6 => (s * 1e6, "µs"),
+        s => (s * 1e9, "ns"),
+    };
+    format!("{} {unit}", number(value))
+}
+
+/// Three digits, and thousands set apart.
+pub(crate) fn number(value: f64) -> String {
+    match value {
+        v if v >= 1e6 => format!("{:.2} M", v / 1e6),
+        v if v >= 1e4 => {
+            let thousands = format!("{v:.0}");
+            let (head, tail) = thousands.split_at(thousands.len() - 3);
+            format!("{head},{tail}")
+        }
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+/// What one bench has found.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Report {
+    name: String,
+    measured: Measured,
+    columns: Vec<String>,
+    rows: Vec<Vec<String>>,
+    goals: Vec<Goal>,
+}
+
+/// On what, and when. The load says how much of the machine others had.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    pub(crate) machine: BTreeMap<String, String>,
+    pub(crate) at: Timestamp,
+    load: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Goal {
+    what: String,
+    at_most: f64,
+    unit: String,
+    found: f64,
+}
+
+impl Report {
+    pub(crate) fn new<const N: usize>(name: &str, columns: [&str; N]) -> Self {
+        let columns = columns.map(str::to_owned).to_vec();
+        let measured = Measured { machine: machine(), at: Timestamp::now(), load: load() };
+        Self { name: name.to_owned(), measured, columns, rows: Vec::new(), goals: Vec::new() }
+    }
+
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+        assert_eq!(N, self.columns.len(), "a row has a cell for each column");
+        self.rows.push(cells.to_vec());
+    }
+
+    pub(crate) fn goal(&mut self, what: &str, at_most: f64, unit: &str, found: f64) {
+        let (what, unit) = (what.to_owned(), unit.to_owned());
+        self.goals.push(Goal { what, at_most, unit, found });
+    }
+
+    /// Prints it, and leaves it for `summary`.
+    #[expect(clippy::print_stdout, reason = "the answer of a bench")]
+    pub(crate) fn publish(&self) {
+        println!("\n{}\n\n{}", self.name, self.text());
+        let directory = directory();
+        std::fs::create_dir_all(&directory).unwrap();
+        let json = serde_json::to_vec_pretty(self).unwrap();
+        std::fs::write(directory.join(format!("{}.json", self.name)), json).unwrap();
+    }
+
+    /// All that were published, by name.
+    pub(crate) fn all() -> BTreeMap<String, Self> {
+        let files = std::fs::read_dir(directory()).into_iter().flatten();
+        let read = |path: PathBuf| serde_json::from_slice::<Self>(&std::fs::read(path).unwrap()).ok();
+        files.filter_map(|file| read(file.unwrap().path())).map(|report| (report.name.clone(), report)).collect()
+    }
+
+    pub(crate) fn measured(&self) -> &Measured {
+        &self.measured
+    }
+
+    /// The table and what has become of the goals, as Markdown that reads well as it is.
+    pub(crate) fn text(&self) -> String {
+        let lines = || std::iter::once(&self.columns).chain(&self.rows);
+        let width = |column: usize| lines().map(|line| line[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let mut text = String::new();
+        for (at, line) in lines().enumerate() {
+            let cells = line.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+                let gap = " ".repeat(width - cell.chars().count());
+                if column == 0 { format!("{cell}{gap}") } else { format!("{gap}{cell}") }
+            });
+            text += &format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "));
+            if at == 0 {
+                let rules = widths.iter().enumerate().map(|(column, width)| {
+                    if column == 0 { "-".repeat(*width) } else { format!("{}:", "-".repeat(width - 1)) }
+                });
+                text += &format!("| {} |\n", rules.collect::<Vec<_>>().join(" | "));
+            }
+        }
+        text.push('\n');
+        for Goal { what, at_most, unit, found } in &self.goals {
+            let verdict = if found <= at_most { "met" } else { "**missed**" };
+            text += &format!("- {what}: {} {unit}; goal ≤ {at_most} {unit}: {verdict}\n", number(*found));
+        }
+        let age = self.measured.at.strftime("%Y-%m-%d %H:%M UTC");
+        text + &format!("- measured {age}, with a load of {:.1} before it began\n", self.measured.load)
+    }
+}
+
+fn directory() -> PathBuf {
+    // The bench's own binary is in TARGET/release/deps.
+    let binary = std::env::current_exe().unwrap();
+    binary.ancestors().nth(3).unwrap().join("bench")
+}
+
+fn load() -> f64 {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or_default()
+}
+
+fn machine() -> BTreeMap<String, String> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |path: &str, name: &str| {
+        let text = read(path);
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or("unknown").trim_matches([':', ' ', '\t']).to_owned()
+    };
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let memory: f64 = field("/proc/meminfo", "MemTotal").trim_end_matches(" kB").parse().unwrap_or_default();
+    let rustc = std::process::Command::new("rustc").arg("--version").output();
+    let rustc =
+        rustc.map_or_else(|_| "unknown".to_owned(), |out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
+    BTreeMap::from([
+        ("CPU".to_owned(), format!("{}, {cores} cores", field("/proc/cpuinfo", "model name"))),
+        ("memory".to_owned(), format!("{:.0} GiB", memory / 1024.0 / 1024.0)),
+        ("kernel".to_owned(), read("/proc/sys/kernel/osrelease").trim().to_owned()),
+        ("compiler".to_owned(), rustc),
+    ])
+}

@@ -1,0 +1,90 @@
+//! Whether telling an event ever holds up who tells it: from one and from four threads at full speed, with a sink that
+//! takes everything and with one that never answers.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use mcp_satellite::connect::sim::{Script, SimConnector};
+use mcp_satellite_actors::Emitter;
+use mcp_satellite_actors::model::event::{Event, Subject};
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+
+use common::{NullSink, Report, median, number, quantile, spec, start, time};
+
+/// Events told in each round, by all threads together.
+const EVENTS: usize = 400_000;
+
+/// Never answers.
+struct StalledSink;
+
+impl EventSink for StalledSink {
+    fn send(&self, _: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        Box::pin(std::future::pending())
+    }
+}
+
+fn main() {
+    let mut report = Report::new("emit", ["sink", "threads", "events/s", "median", "99 %", "99.9 %", "over the limit"]);
+    common::tokio_runtime().block_on(async {
+        measure("takes everything", NullSink, &mut report).await;
+        measure("never answers", StalledSink, &mut report).await;
+    });
+    report.publish();
+}
+
+async fn measure(name: &str, sink: impl EventSink, report: &mut Report) {
+    let runtime = start(SimConnector::new(Script::default()), sink, |options| {
+        options.batch.flush_timeout = Duration::from_millis(1);
+    })
+    .await;
+    let subject = Arc::new(Subject::from(&spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default()))));
+    for threads in [1, 4] {
+        // Twice: a look at the clock around each event costs as much as the event.
+        let before = runtime.event_statistics();
+        let (took, _) = tell(runtime.emitter(), &subject, threads, false);
+        let after = runtime.event_statistics();
+        let (_, mut timed) = tell(runtime.emitter(), &subject, threads, true);
+        timed.sort_unstable();
+        report.row([
+            name.to_owned(),
+            threads.to_string(),
+            number(EVENTS as f64 / took.as_secs_f64()),
+            time(median(timed.iter().copied())),
+            time(quantile(timed.iter().copied(), 0.99)),
+            time(quantile(timed.iter().copied(), 0.999)),
+            format!("{:.0} %", (after.dropped - before.dropped) as f64 / EVENTS as f64 * 100.0),
+        ]);
+    }
+    runtime.shutdown().await;
+}
+
+fn tell(emitter: &Emitter, subject: &Arc<Subject>, threads: usize, timed: bool) -> (Duration, Vec<Duration>) {
+    let began = Instant::now();
+    let all = std::thread::scope(|scope| {
+        let teller = || {
+            let mut times = Vec::with_capacity(if timed { EVENTS / threads } else { 0 });
+            for _ in 0..EVENTS / threads {
+                let event = Event::ToolExecuted {
+                    of: Arc::clone(subject),
+                    tool_name: "echo".to_owned(),
+                    duration_ms: 1,
+                    success: true,
+                    error_message: None,
+                };
+                let began = timed.then(Instant::now);
+                emitter.emit(event);
+                times.extend(began.map(|began| began.elapsed()));
+            }
+            times
+        };
+        let tellers: Vec<_> = (0..threads).map(|_| scope.spawn(teller)).collect();
+        tellers.into_iter().flat_map(|teller| teller.join().unwrap()).collect()
+    });
+    (began.elapsed(), all)
+}

@@ -1,0 +1,187 @@
+//! How long a server that was killed with SIGKILL is gone, where its restart is immediate, against bare spawn,
+//! handshake and reading of the lists of the same program.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mcp_satellite::connect::stdio::StdioConnector;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::{Policy, RestartPolicy, TeamBudgetPolicy};
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::value::RawValue;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+use common::{GIVE_UP, NullSink, Report, is_online, median, number, spec, start, time};
+
+/// A server lives at least this long before it is killed: one that crashes in its first moments is another question.
+const LIFE: Duration = Duration::from_millis(100);
+
+/// From the beginning to each of two states.
+struct Round {
+    initialized: Duration,
+    online: Duration,
+}
+
+/// A server, and how it is told that it works.
+struct Subject {
+    name: &'static str,
+    program: Vec<String>,
+    rounds: usize,
+    echo: &'static str,
+}
+
+fn main() {
+    common::tokio_runtime().block_on(measure());
+}
+
+async fn measure() {
+    let satellite = env!("CARGO_BIN_EXE_satellite").to_owned();
+    let mut subjects = vec![Subject {
+        name: "sim-server",
+        program: vec![satellite, "sim-server".to_owned()],
+        rounds: 101,
+        echo: r#"{"text":"hello"}"#,
+    }];
+    if let Some(script) = server_everything() {
+        let program = ["node".to_owned(), script, "stdio".to_owned()].to_vec();
+        subjects.push(Subject { name: "server-everything", program, rounds: 15, echo: r#"{"message":"hello"}"# });
+    }
+    let mut report = Report::new("recovery", ["server", "until", "after kill -9", "bare start", "ratio", "difference"]);
+    for subject in subjects {
+        let (ours, bare) = compare(&subject).await;
+        for (state, of) in [
+            ("initialized", (|round| round.initialized) as fn(&Round) -> Duration),
+            ("its tools are known", |round| round.online),
+        ] {
+            let (ours, bare) = (median(ours.iter().map(of)), median(bare.iter().map(of)));
+            let ratio = ours.as_secs_f64() / bare.as_secs_f64();
+            report.row([
+                subject.name.to_owned(),
+                state.to_owned(),
+                time(ours),
+                time(bare),
+                number(ratio),
+                time(ours.saturating_sub(bare)),
+            ]);
+            report.goal(&format!("recovery of {} until {state}", subject.name), 1.1, "×", ratio);
+        }
+    }
+    report.publish();
+}
+
+/// Rounds of both, in turns.
+async fn compare(subject: &Subject) -> (Vec<Round>, Vec<Round>) {
+    let restart = RestartPolicy { max_crashes: usize::MAX, delays: vec![Duration::ZERO], ..RestartPolicy::default() };
+    let policy = Arc::new(Policy { restart, ..Policy::default() });
+    let spec = spec(0, 1, 1, &subject.program, &policy);
+    let id = spec.id.clone();
+    let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |options| {
+        options.team_budget = TeamBudgetPolicy { max_exits: usize::MAX, ..TeamBudgetPolicy::default() };
+    })
+    .await;
+    runtime.install(spec).await.unwrap();
+    until(&runtime, &id, is_online).await;
+
+    let (mut ours, mut bare) = (Vec::new(), Vec::new());
+    for _ in 0..subject.rounds {
+        tokio::time::sleep(LIFE).await;
+        bare.push(bare_start(&subject.program).await);
+        ours.push(recovery(&runtime, &id).await);
+        let arguments = RawValue::from_string(subject.echo.to_owned()).unwrap();
+        let answer = runtime.call(&id, "echo", Some(arguments), None).await.unwrap();
+        assert!(answer.get().contains("hello"));
+    }
+    runtime.shutdown().await;
+    (ours, bare)
+}
+
+async fn recovery(runtime: &RuntimeHandle, id: &InstanceId) -> Round {
+    let old = runtime.snapshot().get(id).unwrap().pid.unwrap();
+    let began = Instant::now();
+    kill(Pid::from_raw(old.cast_signed()), Signal::SIGKILL).unwrap();
+    let is_new = |view: &InstanceView| view.pid.is_some_and(|pid| pid != old);
+    until(runtime, id, |view| is_new(view) && view.initialized_at.is_some()).await;
+    let initialized = began.elapsed();
+    until(runtime, id, |view| is_new(view) && is_online(view)).await;
+    Round { initialized, online: began.elapsed() }
+}
+
+async fn until(runtime: &RuntimeHandle, id: &InstanceId, wanted: impl FnMut(&InstanceView) -> bool) {
+    tokio::time::timeout(GIVE_UP, runtime.wait_for(id, wanted)).await.unwrap().unwrap();
+}
+
+/// What nobody can do without: the process, the handshake, the list.
+async fn bare_start(program: &[String]) -> Round {
+    let began = Instant::now();
+    let mut server = Bare::start(program);
+    server
+        .ask(r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#)
+        .await;
+    server.tell(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).await;
+    let initialized = began.elapsed();
+    server.ask(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#).await;
+    let online = began.elapsed();
+    server.child.kill().await.unwrap();
+    Round { initialized, online }
+}
+
+struct Bare {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Bare {
+    fn start(program: &[String]) -> Self {
+        let mut child = Command::new(&program[0])
+            .args(&program[1..])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, stdin, stdout: BufReader::new(stdout) }
+    }
+
+    async fn tell(&mut self, line: &str) {
+        self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    }
+
+    /// Asks, and reads until it is answered; what else the server says is its business.
+    async fn ask(&mut self, line: &str) {
+        self.tell(line).await;
+        let answer = async {
+            let mut line = String::new();
+            while !line.contains(r#""result""#) {
+                line.clear();
+                assert!(self.stdout.read_line(&mut line).await.unwrap() > 0, "the server is gone");
+            }
+        };
+        tokio::time::timeout(GIVE_UP, answer).await.unwrap();
+    }
+}
+
+/// Where npm has put it, if it has.
+#[expect(clippy::print_stderr, reason = "who runs the bench should know what is missing")]
+fn server_everything() -> Option<String> {
+    let named = std::env::var_os("MCP_SERVERS_DIR").map(PathBuf::from);
+    let usual = [PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers"), "/tmp/mcpnpm".into()];
+    let script = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
+    let found = named.into_iter().chain(usual).map(|directory| directory.join(script)).find(|script| script.exists());
+    if found.is_none() {
+        eprintln!("server-everything is not installed: only the simulated server is measured (set MCP_SERVERS_DIR)");
+    }
+    found.map(|script| script.to_string_lossy().into_owned())
+}

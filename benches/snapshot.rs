@@ -1,0 +1,186 @@
+//! Whether reading waits for writing: snapshot reads per second while 100,000 status changes pass, against reads in
+//! quiet, and how long the changes take to be visible.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mcp_satellite::connect::sim::{Script, SimConnector};
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::{Policy, RestartPolicy, TeamBudgetPolicy};
+
+use common::{GIVE_UP, NullSink, Report, is_online, number, quantile, spec, start, time};
+
+const INSTANCES: usize = 1_000;
+const TEAMS: usize = 100;
+const CHANGES: usize = 100_000;
+
+/// How long reads in quiet are counted.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Only every so many reads is timed: a look at the clock costs as much as a read.
+const TIMED: u64 = 64;
+
+fn main() {
+    common::tokio_runtime().block_on(measure());
+}
+
+struct Fleet {
+    runtime: RuntimeHandle,
+    connector: SimConnector,
+    ids: Vec<InstanceId>,
+}
+
+async fn measure() {
+    let fleet = Fleet::start().await;
+    let each = fleet.changes_of_one_crash().await;
+    let mut report = Report::new(
+        "snapshot",
+        [
+            "readers",
+            "reads/s in quiet",
+            "reads/s in the storm",
+            "ratio",
+            "99.9 % of reads within",
+            "changes visible after",
+        ],
+    );
+    for readers in [0, 1, 4] {
+        let quiet = fleet.read(readers, async || tokio::time::sleep(QUIET).await).await;
+        let storm = fleet.read(readers, async || fleet.storm(CHANGES / each).await).await;
+        let rate = |count: u64, took: Duration| count as f64 / took.as_secs_f64();
+        let (still, loud) = (rate(quiet.reads, quiet.took), rate(storm.reads, storm.took));
+        let cells = if readers == 0 {
+            [const { String::new() }; 4]
+        } else {
+            [number(still), number(loud), number(loud / still), time(quantile(storm.timed, 0.999))]
+        };
+        let [still, loud, ratio, slow] = cells;
+        report.row([readers.to_string(), still, loud, ratio, slow, time(storm.took)]);
+    }
+    report.publish();
+    fleet.runtime.shutdown().await;
+}
+
+impl Fleet {
+    async fn start() -> Self {
+        let connector = SimConnector::new(Script::default());
+        let runtime = start(connector.clone(), NullSink, |options| {
+            options.team_budget = TeamBudgetPolicy { max_exits: usize::MAX, ..TeamBudgetPolicy::default() };
+        })
+        .await;
+        let restart =
+            RestartPolicy { max_crashes: usize::MAX, delays: vec![Duration::ZERO], ..RestartPolicy::default() };
+        let policy = Arc::new(Policy { restart, ..Policy::default() });
+        let mut ids = Vec::new();
+        for nth in 0..INSTANCES {
+            let spec = spec(nth, TEAMS, 10, &["simulated".to_owned()], &policy);
+            ids.push(spec.id.clone());
+            runtime.install(spec).await.unwrap();
+        }
+        let fleet = Self { runtime, connector, ids };
+        fleet.until_restarted(0).await;
+        fleet
+    }
+
+    /// Status changes between the death of a server and its being online again, as told by the events.
+    async fn changes_of_one_crash(&self) -> usize {
+        self.runtime.flush().await;
+        let mut events = self.runtime.subscribe();
+        self.connector.handle(&self.ids[0]).unwrap().signal(9);
+        let mut changes = 0;
+        loop {
+            let envelope = tokio::time::timeout(GIVE_UP, events.recv()).await.unwrap().unwrap();
+            match &envelope.event {
+                Event::StatusChanged { .. } => changes += 1,
+                Event::Restarted { .. } => break,
+                _ => {}
+            }
+        }
+        // `online` is told beside `restarted`, before or after.
+        self.runtime.flush().await;
+        while let Ok(envelope) = events.try_recv() {
+            changes += usize::from(matches!(envelope.event, Event::StatusChanged { .. }));
+        }
+        changes
+    }
+
+    /// So many crashes, each instance taking its turn.
+    async fn storm(&self, crashes: usize) {
+        let mut left = crashes;
+        while left > 0 {
+            let before: u64 = self.restarts();
+            let now = left.min(self.ids.len());
+            for id in &self.ids[..now] {
+                self.connector.handle(id).unwrap().signal(9);
+            }
+            left -= now;
+            self.until_restarted(before + now as u64).await;
+        }
+    }
+
+    fn restarts(&self) -> u64 {
+        self.runtime.snapshot().iter().map(|view| view.restarts).sum()
+    }
+
+    async fn until_restarted(&self, restarts: u64) {
+        let mut watch = self.runtime.watch();
+        let done = async {
+            while self.restarts() < restarts
+                || self.runtime.snapshot().len() < self.ids.len()
+                || !self.runtime.snapshot().iter().all(|view| is_online(view))
+            {
+                watch.changed().await.unwrap();
+                // Looking at each picture would cost more than painting it.
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(GIVE_UP, done).await.unwrap();
+    }
+
+    async fn read(&self, readers: usize, meanwhile: impl AsyncFnOnce()) -> Read {
+        let stop = Arc::new(AtomicBool::new(false));
+        let began = Instant::now();
+        let threads: Vec<JoinHandle<(u64, Vec<Duration>)>> = (0..readers)
+            .map(|nth| {
+                let (runtime, stop, id) = (self.runtime.clone(), Arc::clone(&stop), self.ids[nth].clone());
+                std::thread::spawn(move || reader(&runtime, &id, &stop))
+            })
+            .collect();
+        meanwhile().await;
+        let took = began.elapsed();
+        stop.store(true, Ordering::Release);
+        let mut read = Read { reads: 0, timed: Vec::new(), took };
+        for thread in threads {
+            let (reads, timed) = thread.join().unwrap();
+            read.reads += reads;
+            read.timed.extend(timed);
+        }
+        read
+    }
+}
+
+struct Read {
+    reads: u64,
+    timed: Vec<Duration>,
+    took: Duration,
+}
+
+/// Takes the picture and finds an instance in it, again and again.
+fn reader(runtime: &RuntimeHandle, id: &InstanceId, stop: &AtomicBool) -> (u64, Vec<Duration>) {
+    let (mut reads, mut timed) = (0, Vec::new());
+    while !stop.load(Ordering::Acquire) {
+        let began = (reads % TIMED == 0).then(Instant::now);
+        assert!(runtime.snapshot().get(id).is_some());
+        timed.extend(began.map(|began| began.elapsed()));
+        reads += 1;
+    }
+    (reads, timed)
+}
