@@ -52,11 +52,13 @@ pub(crate) struct Ticket {
     reply: Option<oneshot::Sender<Result<Box<RawValue>, CallError>>>,
     /// What is told if this is dropped unanswered.
     pub(crate) fate: Fate,
-    _permit: OwnedSemaphorePermit,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Ticket {
     pub(crate) fn answer(mut self, answer: Result<Box<RawValue>, CallError>) {
+        // Its place is free before the caller can look.
+        self.permit = None;
         if let Some(reply) = self.reply.take() {
             // An error says that the caller has gone; its cancellation is on its way.
             let _ = reply.send(answer);
@@ -226,7 +228,7 @@ impl CallPort {
         };
         let id = port.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
-        let ticket = Ticket { reply: Some(reply), fate: Fate::NotSent, _permit: permit };
+        let ticket = Ticket { reply: Some(reply), fate: Fate::NotSent, permit: Some(permit) };
         port.counters.call();
         let method = tracing::enabled!(tracing::Level::DEBUG).then(|| request.method().to_owned());
         let started = Instant::now();
@@ -243,7 +245,9 @@ impl CallPort {
             port.counters.error();
         }
         if let Some(method) = method {
-            let (spec, duration_ms) = (&port.spec, started.elapsed().as_millis());
+            // A u128 is text in a JSON log.
+            let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let spec = &port.spec;
             tracing::debug!(
                 installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team,
                 request_id = id, method, duration_ms, ok = answer.is_ok(), "request"

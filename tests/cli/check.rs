@@ -9,7 +9,7 @@ fn a_good_configuration_is_said_to_be_good_and_nothing_is_started() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[]), ("search", &[])]);
     let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
-    assert!(outcome.stdout.contains("good: 1 teams, 1 users, 2 servers"), "{outcome:#?}");
+    assert!(outcome.stdout.contains("good: 1 team, 1 user, 2 servers"), "{outcome:#?}");
     assert_eq!(outcome.stderr, "");
     assert!(home.processes().is_empty() && !home.data_dir().exists());
 }

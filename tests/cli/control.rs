@@ -64,9 +64,10 @@ fn a_server_that_is_killed_comes_back_by_itself_and_every_step_is_told() {
     );
     let told: Vec<String> = home.events().iter().filter(|event| seq(event) > before).map(what).collect();
     assert_eq!(
-        told[..8],
+        told[..9],
         [
             "mcp.server.crashed",
+            "connecting",
             "connecting",
             "connecting",
             "discovering_tools",

@@ -41,7 +41,7 @@ fn the_demo_works_as_it_says() {
     events.wait_stdout(|text| text.contains("mcp.server.started"));
     let of_alice = |row: &serde_json::Value| row["server"] == "notes" && row["user"] == "alice";
     let victim = pid(home.rows().iter().find(|row| of_alice(row)).unwrap());
-    assert!(printed.contains("kill -9 PID"));
+    assert!(printed.contains(&format!("kill -9 {victim}\n")), "{printed}");
     send(victim, Signal::SIGKILL);
     events.wait_stdout(|text| text.contains("killed by SIGKILL"));
     wait_for(

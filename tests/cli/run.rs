@@ -200,7 +200,7 @@ fn its_log_is_for_people_by_flag() {
 #[test]
 fn rust_log_says_what_is_logged() {
     let mut home = Home::new();
-    home.env.push(("RUST_LOG".into(), "error,mcp_satellite_actors::runtime=debug".into()));
+    home.env.push(("RUST_LOG".into(), "error,mcp_satellite_actors::calls=debug".into()));
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_online("notes");
@@ -208,10 +208,10 @@ fn rust_log_says_what_is_logged() {
     let log = satellite.log();
     let [call] = log.as_slice() else { panic!("{log:#?}") };
     assert_eq!(
-        (&call["level"], &call["method"], &call["tool"]),
-        (&"DEBUG".into(), &"tools/call".into(), &"echo".into())
+        (&call["level"], &call["method"], &call["installation_name"]),
+        (&"DEBUG".into(), &"tools/call".into(), &"notes-acme-alice-notes".into())
     );
-    assert!(call["duration_ms"].is_u64(), "{call:#}");
+    assert!(call["duration_ms"].is_u64() && call["request_id"].is_u64(), "{call:#}");
     satellite.terminate().exits(0);
 }
 
