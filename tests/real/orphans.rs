@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::oneshot;
 
-use crate::support::{Instance, Place, Process, Satellite, Server, alone, install, real, soon, until};
+use crate::support::{Instance, Place, Process, Satellite, Server, alone, install, options, real, soon, until};
 
 /// Wrapper, server, helper.
 const MEMBERS: usize = 3;
@@ -150,7 +150,7 @@ impl Actor for Host {
 #[test]
 fn a_host_that_simply_stops_leaves_no_process() {
     alone(async |place| {
-        let (options, events) = place.options();
+        let (options, events) = options();
         let (started, handle) = oneshot::channel();
         let (host, ended) = Host::spawn(None, Host, (options, started)).await.unwrap();
         let handle = handle.await.unwrap();

@@ -156,24 +156,33 @@ impl Place {
         pids().filter(is_ours).map(named).collect()
     }
 
-    /// What a satellite is made of here, and the events that it will tell.
-    pub(crate) fn options(&self) -> (Options, Events) {
-        let connector = Arc::new(StdioConnector::new(Vec::new()).unwrap());
-        let (recorder, events) = watch::channel(Vec::new());
-        // Timestamps are compared, so the clock must not be set meanwhile.
-        let (wall, since) = (Timestamp::now(), Instant::now());
-        let wall = Arc::new(move || wall + since.elapsed());
-        let mut options = Options::new(connector, Arc::new(Recorder(recorder)), wall);
-        options.batch =
-            BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
-        (options, Events(events))
-    }
-
     /// Starts a satellite.
     pub(crate) async fn satellite(&self) -> Satellite<'_> {
-        let (options, events) = self.options();
+        let (options, events) = options();
         let (handle, _) = mcp_satellite_actors::start(options).await.unwrap();
         Satellite { place: self, handle, events }
+    }
+}
+
+/// What a satellite is made of, and the events that it will tell.
+pub(crate) fn options() -> (Options, Events) {
+    let connector = Arc::new(StdioConnector::new(Vec::new()).unwrap());
+    let (recorder, events) = watch::channel(Vec::new());
+    // Timestamps are compared, so the clock must not be set meanwhile.
+    let (wall, since) = (Timestamp::now(), Instant::now());
+    let wall = Arc::new(move || wall + since.elapsed());
+    let mut options = Options::new(connector, Arc::new(Recorder(recorder)), wall);
+    options.batch =
+        BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
+    (options, Events(events))
+}
+
+/// What a test that failed may have left goes with it.
+impl Drop for Place {
+    fn drop(&mut self) {
+        for process in self.processes() {
+            let _ = kill(Pid::from_raw(process.pid.cast_signed()), Signal::SIGKILL);
+        }
     }
 }
 
@@ -349,10 +358,11 @@ impl Instance {
 
     /// Waits until it is as wanted.
     pub(crate) async fn until(&self, what: &str, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
-        match tokio::time::timeout(GIVE_UP, self.handle.wait_for(&self.id, wanted)).await {
-            Ok(view) => view.unwrap(),
-            Err(_) => panic!("given up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.events.so_far()),
-        }
+        let waiting = tokio::time::timeout(GIVE_UP, self.handle.wait_for(&self.id, wanted));
+        let Ok(view) = waiting.await else {
+            panic!("given up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.events.so_far())
+        };
+        view.unwrap()
     }
 
     /// Waits until it is online with a run that takes calls.
@@ -377,7 +387,7 @@ impl Instance {
 
     /// Sends a signal to the leader alone.
     pub(crate) fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.pid().try_into().unwrap()), signal).unwrap();
+        kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
     }
 
     /// Waits for the first of its events for which `wanted` has an answer.
