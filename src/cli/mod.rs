@@ -20,6 +20,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::connect::sim::{Script, serve_stdio};
+use crate::console::api::Filter;
 use crate::console::client::{Client, ClientError};
 
 /// What still runs on a blocking thread at the end is not waited for longer than this.
@@ -116,6 +117,23 @@ struct Target {
     /// Only servers of this user (slug or id)
     #[arg(long, value_name = "USER")]
     user: Option<String>,
+}
+
+/// Which instances a list shows.
+#[derive(Debug, Clone, Args)]
+struct Only {
+    /// Only this team (slug or id)
+    #[arg(long, value_name = "TEAM")]
+    team: Option<String>,
+    /// Only this user (slug or id)
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+}
+
+impl From<Only> for Filter {
+    fn from(only: Only) -> Self {
+        Self { team: only.team, user: only.user }
+    }
 }
 
 /// What a verb could not do, with its exit code.

@@ -7,7 +7,7 @@ use clap::Args;
 use humantime::format_duration;
 
 use super::table::{rendered, status_cell, table};
-use super::{DONE, DataDir, Failed, printable, say, to_json};
+use super::{DONE, DataDir, Failed, Only, printable, say, to_json};
 use crate::console::api::{Filter, InstanceStatus, StatusReply};
 
 const REFRESH: Duration = Duration::from_secs(1);
@@ -17,12 +17,8 @@ const CLEAR_SCREEN: &str = "\x1b[2J\x1b[H";
 pub(super) struct Status {
     #[command(flatten)]
     data_dir: DataDir,
-    /// Only this team (slug or id)
-    #[arg(long, value_name = "TEAM")]
-    team: Option<String>,
-    /// Only this user (slug or id)
-    #[arg(long, value_name = "USER")]
-    user: Option<String>,
+    #[command(flatten)]
+    only: Only,
     /// An array of objects, for scripts
     #[arg(long)]
     json: bool,
@@ -34,7 +30,7 @@ pub(super) struct Status {
 impl Status {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         let client = self.data_dir.client()?;
-        let filter = Filter { team: self.team, user: self.user };
+        let filter = Filter::from(self.only);
         loop {
             let reply: StatusReply = client.get("/v1/status", &filter).await?;
             let text = if self.json { to_json(&reply.instances)? } else { picture(&reply) };

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::table::{rendered, table};
-use super::{DONE, DataDir, Failed, printable, say, to_json};
+use super::{DONE, DataDir, Failed, Only, printable, say, to_json};
 use crate::console::api::{Filter, ToolEntry};
 
 const DESCRIPTION_SHOWN: usize = 80;
@@ -12,12 +12,8 @@ const DESCRIPTION_SHOWN: usize = 80;
 pub(super) struct Tools {
     #[command(flatten)]
     data_dir: DataDir,
-    /// Only this team (slug or id)
-    #[arg(long, value_name = "TEAM")]
-    team: Option<String>,
-    /// Only this user (slug or id)
-    #[arg(long, value_name = "USER")]
-    user: Option<String>,
+    #[command(flatten)]
+    only: Only,
     /// An array of objects, each with the tool's whole definition
     #[arg(long)]
     json: bool,
@@ -25,7 +21,7 @@ pub(super) struct Tools {
 
 impl Tools {
     pub(super) async fn run(self) -> Result<u8, Failed> {
-        let filter = Filter { team: self.team, user: self.user };
+        let filter = Filter::from(self.only);
         let entries: Vec<ToolEntry> = self.data_dir.client()?.get("/v1/tools", &filter).await?;
         if self.json {
             say(&to_json(&entries)?);
