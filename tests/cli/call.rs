@@ -21,7 +21,10 @@ fn the_result_is_printed_as_the_server_gave_it() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "add", r#"{"a": 19, "b": 23}"#]).exits(0);
-    assert_eq!(outcome.json(), json!({"content": [{"type": "text", "text": "42"}], "structuredContent": {"result": 42}}));
+    assert_eq!(
+        outcome.json(),
+        json!({"content": [{"type": "text", "text": "42"}], "structuredContent": {"result": 42}})
+    );
     assert_eq!(outcome.stderr, "");
     let outcome = home.satellite(&["call", "notes-acme-alice-notes", "echo", r#"{"text": "naïve 🛰"}"#]).exits(0);
     assert_eq!(outcome.json()["structuredContent"]["text"], "naïve 🛰");
@@ -171,7 +174,11 @@ fn a_call_waits_for_a_server_that_is_starting() {
     let online = at(&|event| event["data"]["status"] == "online");
     let executed = at(&|event| event["type"] == "mcp.tool.executed");
     assert!(online < executed);
-    assert!(events[executed]["data"]["duration_ms"].as_u64() > Some(100), "it was asked before: {:#}", events[executed]);
+    assert!(
+        events[executed]["data"]["duration_ms"].as_u64() > Some(100),
+        "it was asked before: {:#}",
+        events[executed]
+    );
     satellite.terminate().exits(0);
 }
 

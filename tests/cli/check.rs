@@ -75,7 +75,9 @@ fn a_file_that_is_not_there_is_named() {
 #[test]
 fn what_works_and_was_hardly_meant_is_a_warning() {
     let home = Home::new();
-    let text = format!("{{\"mcpServers\": {{\"files\": {{\"command\": \"{SATELLITE}\", \"env\": {{\"LD_PRELOAD\": \"x\"}}}}}}}}");
+    let text = format!(
+        "{{\"mcpServers\": {{\"files\": {{\"command\": \"{SATELLITE}\", \"env\": {{\"LD_PRELOAD\": \"x\"}}}}}}}}"
+    );
     let mcp_json = home.write("mcp.json", &text);
     let outcome = home.bare(&["check", "--mcp-json", mcp_json.to_str().unwrap()]).exits(0);
     assert!(outcome.stderr.contains("warning: ") && outcome.stderr.contains("LD_PRELOAD"), "{outcome:#?}");

@@ -46,7 +46,11 @@ fn a_server_that_is_killed_comes_back_by_itself_and_every_step_is_told() {
 
     let row = home.wait_online("notes");
     assert_ne!(pid(&row), notes);
-    assert_eq!((&row["restarts"], &row["exits_in_window"], &row["tools"]), (&1.into(), &1.into(), &3.into()), "{row:#}");
+    assert_eq!(
+        (&row["restarts"], &row["exits_in_window"], &row["tools"]),
+        (&1.into(), &1.into(), &3.into()),
+        "{row:#}"
+    );
     assert!(row["next_retry_ms"].is_null() && row["attempt"].is_null() && row["status_message"].is_null(), "{row:#}");
     home.satellite(&["call", "notes", "echo"]).exits(0);
     assert_eq!(pid(&home.row("other").unwrap()), other, "no other server feels it");
@@ -54,7 +58,10 @@ fn a_server_that_is_killed_comes_back_by_itself_and_every_step_is_told() {
     let restarted = home.wait_event(before, "mcp.server.restarted", |_| true);
     assert_eq!(restarted["data"]["old_pid"], notes);
     assert_eq!(restarted["data"]["new_pid"], pid(&row));
-    assert_eq!((&restarted["data"]["restart_reason"], &restarted["data"]["attempt_number"]), (&"crash".into(), &1.into()));
+    assert_eq!(
+        (&restarted["data"]["restart_reason"], &restarted["data"]["attempt_number"]),
+        (&"crash".into(), &1.into())
+    );
     let told: Vec<String> = home.events().iter().filter(|event| seq(event) > before).map(what).collect();
     assert_eq!(
         told[..8],
@@ -108,9 +115,15 @@ args = ["-c", "test -e '{}' || exit 3; exec \"$@\"", "{}", "SATELLITE", "SIM"]
     assert_eq!(row["status_message"], "Process crashed 3 times in 5 minutes. Manual restart required.");
     assert_eq!((&row["exits_in_window"], &row["restarts"]), (&3.into(), &2.into()), "{row:#}");
     let event = home.wait_event(0, "mcp.server.permanently_failed", |_| true);
-    assert_eq!((&event["data"]["total_crashes"], &event["data"]["last_error"]), (&3.into(), &"exited with code 3".into()));
+    assert_eq!(
+        (&event["data"]["total_crashes"], &event["data"]["last_error"]),
+        (&3.into(), &"exited with code 3".into())
+    );
     let outcome = home.satellite(&["call", "notes", "echo"]).exits(1);
-    assert!(outcome.stderr.contains("permanently_failed") && outcome.stderr.contains("satellite restart"), "{outcome:#?}");
+    assert!(
+        outcome.stderr.contains("permanently_failed") && outcome.stderr.contains("satellite restart"),
+        "{outcome:#?}"
+    );
 
     let outcome = home.satellite(&["restart", "notes"]).exits(1);
     assert!(outcome.stderr.contains("notes-acme-alice-n1 is "), "it still cannot start: {outcome:#?}");

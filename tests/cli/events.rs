@@ -77,7 +77,8 @@ fn since_type_and_team_choose_among_them() {
     assert_eq!(later, all[3..]);
     let last = seq(all.last().unwrap()).to_string();
     assert!(chosen(&["--since", &last]).is_empty());
-    let kinds = |events: &[Value]| events.iter().map(|event| event["type"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let kinds =
+        |events: &[Value]| events.iter().map(|event| event["type"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(kinds(&chosen(&["--type", "mcp.server.started"])), ["mcp.server.started"]);
     let two = chosen(&["--type", "mcp.server.started", "--type", "mcp.tools.discovered"]);
     assert_eq!(kinds(&two), ["mcp.tools.discovered", "mcp.server.started"]);
@@ -91,7 +92,7 @@ fn following_sees_a_kill_as_it_happens() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let following = home.background(&["events", "--json", "--follow"]);
-    let crashes = home.background(&["events", "--json", "--follow", "--type", "mcp.server.crashed"]);
+    let only_crashes = home.background(&["events", "--json", "--follow", "--type", "mcp.server.crashed"]);
     following.wait_stdout(|text| text.contains("mcp.server.started"));
     send(pid(&home.row("notes").unwrap()), Signal::SIGKILL);
     let text = following.wait_stdout(|text| text.contains("mcp.server.restarted"));
@@ -99,7 +100,7 @@ fn following_sees_a_kill_as_it_happens() {
     without_a_gap(&seen, 1);
     let crashed = seen.iter().find(|event| event["type"] == "mcp.server.crashed").unwrap();
     assert_eq!((&crashed["data"]["reason"], &crashed["data"]["signal"]), (&"killed by SIGKILL".into(), &9.into()));
-    let text = crashes.wait_stdout(|text| text.contains('\n'));
+    let text = only_crashes.wait_stdout(|text| text.contains('\n'));
     assert_eq!(text.matches("\"type\"").count(), 1, "{text}");
     satellite.terminate().exits(0);
 }
@@ -194,7 +195,8 @@ fn following_logs_shows_lines_as_they_come() {
 #[test]
 fn logs_of_one_of_several_are_chosen_by_team_and_user_whether_the_satellite_runs_or_not() {
     let home = Home::new();
-    let text = include_str!("../fixtures/cli/two_teams.toml").replace("\nSIM\n", "\nSIM \"--stderr-text\", \"hello\"\n");
+    let text =
+        include_str!("../fixtures/cli/two_teams.toml").replace("\nSIM\n", "\nSIM \"--stderr-text\", \"hello\"\n");
     let config = home.write("satellite.toml", &format!("[policy.logs]\nbatch_delay = \"100ms\"\n{text}"));
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     for instance in ["notes-acme-alice-n1", "notes-acme-bob-n1", "notes-globex-alice-g1"] {

@@ -5,7 +5,18 @@ use std::fs;
 use super::support::Home;
 
 const VERBS: [&str; 13] = [
-    "run", "demo", "check", "status", "call", "tools", "events", "logs", "restart", "stop", "start", "completions",
+    "run",
+    "demo",
+    "check",
+    "status",
+    "call",
+    "tools",
+    "events",
+    "logs",
+    "restart",
+    "stop",
+    "start",
+    "completions",
     "sim-server",
 ];
 

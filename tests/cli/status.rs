@@ -45,9 +45,16 @@ fn json_has_exactly_the_documented_keys() {
     for row in home.rows() {
         let keys: BTreeSet<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(keys, documented);
-        assert_eq!((&row["transport"], &row["want"], &row["dormant"]), (&"stdio".into(), &"running".into(), &false.into()));
+        assert_eq!(
+            (&row["transport"], &row["want"], &row["dormant"]),
+            (&"stdio".into(), &"running".into(), &false.into())
+        );
         assert!(row["pid"].is_u64() && row["rss_bytes"].as_u64() > Some(0) && row["cpu_seconds"].is_f64(), "{row:#}");
-        assert!(row["uptime_seconds"].is_u64() && row["last_activity_at"].is_string() && row["messages"].as_u64() >= Some(2));
+        assert!(
+            row["uptime_seconds"].is_u64()
+                && row["last_activity_at"].is_string()
+                && row["messages"].as_u64() >= Some(2)
+        );
     }
     satellite.terminate().exits(0);
 }
@@ -111,7 +118,16 @@ fn tools_lists_what_is_offered_as_a_table_and_as_json() {
     let paths: Vec<_> = tools.as_array().unwrap().iter().map(|tool| tool["tool_path"].as_str().unwrap()).collect();
     assert_eq!(
         paths,
-        ["files:echo", "files:add", "files:sleep", "files:tool_4", "files:tool_5", "notes:echo", "notes:add", "notes:sleep"]
+        [
+            "files:echo",
+            "files:add",
+            "files:sleep",
+            "files:tool_4",
+            "files:tool_5",
+            "notes:echo",
+            "notes:add",
+            "notes:sleep"
+        ]
     );
     let add = &tools[6];
     assert_eq!(add["instance"], "notes-acme-alice-n1");

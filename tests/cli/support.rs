@@ -1,7 +1,7 @@
 //! What every test of the command line stands on: a home of its own with a data directory and files, the built binary
 //! run in it, and a satellite that leaves no process behind.
 
-use std::fmt::Debug;
+use std::fmt::Write;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -87,8 +87,7 @@ impl Home {
         static HOMES: AtomicU64 = AtomicU64::new(0);
         let dir = TempDir::with_prefix("satellite-").unwrap();
         let nanoseconds = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
-        let mark =
-            format!("mark-{}-{}-{nanoseconds:x}", std::process::id(), HOMES.fetch_add(1, Ordering::Relaxed));
+        let mark = format!("mark-{}-{}-{nanoseconds:x}", std::process::id(), HOMES.fetch_add(1, Ordering::Relaxed));
         let data = dir.path().join("data");
         Self { dir, mark, data, serial: AtomicU64::new(0), env: Vec::new() }
     }
@@ -120,7 +119,7 @@ impl Home {
             match line.strip_prefix("SIM") {
                 Some(flags) => {
                     let comma = if flags.is_empty() { "" } else { "," };
-                    whole.push_str(&format!("command = \"{SATELLITE}\"\nargs = [{args}{comma}{flags}]"));
+                    write!(whole, "command = \"{SATELLITE}\"\nargs = [{args}{comma}{flags}]").unwrap();
                 }
                 None => whole.push_str(&line.replace("\"SIM\"", &args).replace("SATELLITE", SATELLITE)),
             }
@@ -136,7 +135,7 @@ impl Home {
         let mut text = ONE_USER.to_owned();
         for (slug, flags) in servers {
             let flags = flags.iter().map(|flag| format!(" {flag:?}")).collect::<Vec<_>>().join(",");
-            text.push_str(&format!("\n[[teams.installations]]\nid = \"{slug}\"\nserver = \"{slug}\"\nSIM{flags}\n"));
+            write!(text, "\n[[teams.installations]]\nid = \"{slug}\"\nserver = \"{slug}\"\nSIM{flags}\n").unwrap();
         }
         self.write(name, &text)
     }
@@ -254,7 +253,8 @@ impl Home {
     /// Waits for an event after `since`.
     #[track_caller]
     pub(crate) fn wait_event(&self, since: u64, kind: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let found = || self.events().into_iter().find(|event| seq(event) > since && event["type"] == kind && wanted(event));
+        let found =
+            || self.events().into_iter().find(|event| seq(event) > since && event["type"] == kind && wanted(event));
         wait_for(kind, found, || format!("{:#?}", self.events()))
     }
 
@@ -460,7 +460,9 @@ impl Drop for Satellite<'_> {
                 left = self.left();
             }
         }
-        left.iter().for_each(|pid| send(*pid, Signal::SIGKILL));
+        for pid in &left {
+            send(*pid, Signal::SIGKILL);
+        }
         if !std::thread::panicking() {
             assert!(left.is_empty(), "processes are left: {left:?} {outcome:#?}");
         }
