@@ -92,7 +92,7 @@ fn following_sees_a_kill_as_it_happens() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let following = home.background(&["events", "--json", "--follow"]);
-    let crashes = home.background(&["events", "--json", "--follow", "--type", "mcp.server.crashed"]);
+    let only_crashes = home.background(&["events", "--json", "--follow", "--type", "mcp.server.crashed"]);
     following.wait_stdout(|text| text.contains("mcp.server.started"));
     send(pid(&home.row("notes").unwrap()), Signal::SIGKILL);
     let text = following.wait_stdout(|text| text.contains("mcp.server.restarted"));
@@ -100,7 +100,7 @@ fn following_sees_a_kill_as_it_happens() {
     without_a_gap(&seen, 1);
     let crashed = seen.iter().find(|event| event["type"] == "mcp.server.crashed").unwrap();
     assert_eq!((&crashed["data"]["reason"], &crashed["data"]["signal"]), (&"killed by SIGKILL".into(), &9.into()));
-    let text = crashes.wait_stdout(|text| text.contains('\n'));
+    let text = only_crashes.wait_stdout(|text| text.contains('\n'));
     assert_eq!(text.matches("\"type\"").count(), 1, "{text}");
     satellite.terminate().exits(0);
 }

@@ -1,7 +1,7 @@
 //! What every test of the command line stands on: a home of its own with a data directory and files, the built binary
 //! run in it, and a satellite that leaves no process behind.
 
-use std::fmt::Debug;
+use std::fmt::Write;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -119,7 +119,7 @@ impl Home {
             match line.strip_prefix("SIM") {
                 Some(flags) => {
                     let comma = if flags.is_empty() { "" } else { "," };
-                    whole.push_str(&format!("command = \"{SATELLITE}\"\nargs = [{args}{comma}{flags}]"));
+                    write!(whole, "command = \"{SATELLITE}\"\nargs = [{args}{comma}{flags}]").unwrap();
                 }
                 None => whole.push_str(&line.replace("\"SIM\"", &args).replace("SATELLITE", SATELLITE)),
             }
@@ -135,7 +135,7 @@ impl Home {
         let mut text = ONE_USER.to_owned();
         for (slug, flags) in servers {
             let flags = flags.iter().map(|flag| format!(" {flag:?}")).collect::<Vec<_>>().join(",");
-            text.push_str(&format!("\n[[teams.installations]]\nid = \"{slug}\"\nserver = \"{slug}\"\nSIM{flags}\n"));
+            write!(text, "\n[[teams.installations]]\nid = \"{slug}\"\nserver = \"{slug}\"\nSIM{flags}\n").unwrap();
         }
         self.write(name, &text)
     }
@@ -460,7 +460,9 @@ impl Drop for Satellite<'_> {
                 left = self.left();
             }
         }
-        left.iter().for_each(|pid| send(*pid, Signal::SIGKILL));
+        for pid in &left {
+            send(*pid, Signal::SIGKILL);
+        }
         if !std::thread::panicking() {
             assert!(left.is_empty(), "processes are left: {left:?} {outcome:#?}");
         }
