@@ -294,7 +294,6 @@ fn a_secret_in_an_answer_that_is_of_no_use_is_found_nowhere() {
 }
 
 #[test]
-#[ignore = "actors/src/session.rs logs the server's name, a method, a cursor and a bad definition without the mask"]
 fn a_secret_that_a_server_gives_as_a_name_is_in_no_log() {
     let mut home = Home::new();
     at_trace(&mut home);

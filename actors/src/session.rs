@@ -515,7 +515,10 @@ impl Session {
             "notifications/tools/list_changed" if self.initialized.is_some() => {
                 self.list_again_at.get_or_insert(now + self.spec.policy.session.list_changed_debounce);
             }
-            other => tracing::trace!(installation_name = %self.spec.name, method = other, "notification"),
+            other => {
+                let method = quoted(&self.spec.mask, other);
+                tracing::trace!(installation_name = %self.spec.name, method, "notification");
+            }
         }
     }
 

@@ -159,7 +159,6 @@ fn signals_are_heard_while_a_reload_waits_for_a_stubborn_server() {
 }
 
 #[test]
-#[ignore = "actors/src/rules/slot.rs, on_end: the status stays `online` while a removed server has its grace"]
 fn a_server_that_is_being_removed_is_not_shown_as_online() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &["--ignore-sigterm", "--ignore-eof"])]);
@@ -177,7 +176,6 @@ fn a_server_that_is_being_removed_is_not_shown_as_online() {
 }
 
 #[test]
-#[ignore = "src/connect/stdio.rs: what is withheld is fixed when the connector is made"]
 fn a_variable_that_a_reload_begins_to_read_is_withheld_from_servers_from_then_on() {
     let mut home = Home::new();
     home.env.push(("LATER_SECRET".into(), "told-to-nobody".into()));

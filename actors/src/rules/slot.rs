@@ -708,10 +708,12 @@ impl Slot {
             Phase::Starting { run, .. } | Phase::Ready { run } | Phase::Undiscovered { run, .. } => {
                 let run = *run;
                 self.end_run(run, kind, Then::Over, out);
+                self.moves(Cause::Stopped, Some(ending(kind).to_owned()), out);
             }
             Phase::Stopping { then, kind: announced, .. } => {
                 *then = Then::Over;
                 *announced = kind;
+                self.moves(Cause::Stopped, Some(ending(kind).to_owned()), out);
             }
             Phase::Queued { .. } => {
                 out.push(Effect::WithdrawPermit);
@@ -1163,10 +1165,13 @@ impl Slot {
 }
 
 fn refuse_ending(kind: StopKind) -> Effect {
-    let message = match kind {
+    Effect::Refuse(ending(kind).to_owned())
+}
+
+fn ending(kind: StopKind) -> &'static str {
+    match kind {
         StopKind::Uninstall => "it was uninstalled",
         StopKind::Shutdown => "the satellite is shutting down",
         StopKind::Manual | StopKind::Config => "it is ending",
-    };
-    Effect::Refuse(message.to_owned())
+    }
 }
