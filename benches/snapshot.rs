@@ -43,7 +43,14 @@ async fn measure() {
     let each = fleet.changes_of_one_crash().await;
     let mut report = Report::new(
         "snapshot",
-        ["readers", "reads/s in quiet", "reads/s in the storm", "ratio", "99.9 % of reads within", "changes visible after"],
+        [
+            "readers",
+            "reads/s in quiet",
+            "reads/s in the storm",
+            "ratio",
+            "99.9 % of reads within",
+            "changes visible after",
+        ],
     );
     for readers in [0, 1, 4] {
         let quiet = fleet.read(readers, async || tokio::time::sleep(QUIET).await).await;
