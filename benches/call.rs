@@ -19,10 +19,10 @@ use rmcp::service::{Peer, RoleClient, RunningService};
 use rmcp::{ClientHandler, ServiceExt};
 use serde_json::value::RawValue;
 
-use common::{GIVE_UP, NullSink, Report, cpu, is_online, median, number, spec, start, time};
+use common::{CpuClock, GIVE_UP, NullSink, Report, is_online, median, number, spec, start, time};
 
 const ROUNDS: usize = 15;
-const CALLS: usize = 4096;
+const CALLS: u32 = 4096;
 
 /// What one round has taken.
 struct Round {
@@ -53,7 +53,7 @@ async fn measure() {
             ours.push(through_the_runtime(&runtime, &id, callers).await);
             theirs.push(through_rmcp(direct.client.peer(), callers).await);
         }
-        let each = |rounds: &[Round], what: fn(&Round) -> Duration| median(rounds.iter().map(what)) / CALLS as u32;
+        let each = |rounds: &[Round], what: fn(&Round) -> Duration| median(rounds.iter().map(what)) / CALLS;
         let (our_cpu, their_cpu) = (each(&ours, |round| round.cpu), each(&theirs, |round| round.cpu));
         let rate = |rounds: &[Round]| number(1.0 / each(rounds, |round| round.wall).as_secs_f64());
         let ratio = our_cpu.as_secs_f64() / their_cpu.as_secs_f64();
@@ -65,7 +65,7 @@ async fn measure() {
     runtime.shutdown().await;
 }
 
-async fn through_the_runtime(runtime: &RuntimeHandle, id: &InstanceId, callers: usize) -> Round {
+async fn through_the_runtime(runtime: &RuntimeHandle, id: &InstanceId, callers: u32) -> Round {
     round(callers, |calls| {
         let (runtime, id) = (runtime.clone(), id.clone());
         async move {
@@ -79,7 +79,7 @@ async fn through_the_runtime(runtime: &RuntimeHandle, id: &InstanceId, callers: 
     .await
 }
 
-async fn through_rmcp(peer: &Peer<RoleClient>, callers: usize) -> Round {
+async fn through_rmcp(peer: &Peer<RoleClient>, callers: u32) -> Round {
     round(callers, |calls| {
         let peer = peer.clone();
         async move {
@@ -94,13 +94,13 @@ async fn through_rmcp(peer: &Peer<RoleClient>, callers: usize) -> Round {
     .await
 }
 
-async fn round<F: Future<Output = ()> + Send + 'static>(callers: usize, caller: impl Fn(usize) -> F) -> Round {
-    let (began, cpu_before) = (Instant::now(), cpu());
+async fn round<F: Future<Output = ()> + Send + 'static>(callers: u32, caller: impl Fn(u32) -> F) -> Round {
+    let (began, cpu) = (Instant::now(), CpuClock::start());
     let tasks: Vec<_> = (0..callers).map(|_| tokio::spawn(caller(CALLS / callers))).collect();
     for task in tasks {
         task.await.unwrap();
     }
-    Round { cpu: cpu() - cpu_before, wall: began.elapsed() }
+    Round { cpu: cpu.elapsed(), wall: began.elapsed() }
 }
 
 /// rmcp's client on a child's pipes, with nothing between.

@@ -68,7 +68,7 @@ fn tell(emitter: &Emitter, subject: &Arc<Subject>, threads: usize, timed: bool) 
     let began = Instant::now();
     let all = std::thread::scope(|scope| {
         let teller = || {
-            let mut times = Vec::with_capacity(if timed { EVENTS / threads } else { 0 });
+            let mut delays = Vec::with_capacity(if timed { EVENTS / threads } else { 0 });
             for _ in 0..EVENTS / threads {
                 let event = Event::ToolExecuted {
                     of: Arc::clone(subject),
@@ -79,9 +79,9 @@ fn tell(emitter: &Emitter, subject: &Arc<Subject>, threads: usize, timed: bool) 
                 };
                 let began = timed.then(Instant::now);
                 emitter.emit(event);
-                times.extend(began.map(|began| began.elapsed()));
+                delays.extend(began.map(|began| began.elapsed()));
             }
-            times
+            delays
         };
         let tellers: Vec<_> = (0..threads).map(|_| scope.spawn(teller)).collect();
         tellers.into_iter().flat_map(|teller| teller.join().unwrap()).collect()

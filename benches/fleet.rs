@@ -13,14 +13,14 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
 use serde::{Deserialize, Serialize};
 
-use common::{GIVE_UP, NullSink, Report, cpu, number, resident, spec, start, time};
+use common::{CpuClock, GIVE_UP, NullSink, Report, number, resident, spec, start, time};
 
 const INSTANCES: usize = 10_000;
 const TEAMS: usize = 100;
 const USERS: usize = 10;
 
 /// Runs of each kind; the one in the middle is reported.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 
 /// In the environment of a child: which fleet it is to bring up.
 const CHILD: &str = "SATELLITE_BENCH_FLEET";
@@ -90,7 +90,7 @@ async fn measure(kind: ServerKind) -> Found {
     let program = ["simulated".to_owned()];
     let specs: Vec<InstanceSpec> = (0..INSTANCES).map(|nth| spec(nth, TEAMS, USERS, &program, &policy)).collect();
 
-    let (began, cpu_before) = (Instant::now(), cpu());
+    let (began, cpu) = (Instant::now(), CpuClock::start());
     let runtime = start(connector.clone(), NullSink, |_| {}).await;
     for spec in specs {
         runtime.install(spec).await.unwrap();
@@ -100,7 +100,7 @@ async fn measure(kind: ServerKind) -> Found {
         assert!(began.elapsed() < GIVE_UP, "the fleet does not come up");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let (online, online_cpu) = (began.elapsed(), cpu() - cpu_before);
+    let (online, online_cpu) = (began.elapsed(), cpu.elapsed());
     assert_eq!(runtime.snapshot().len(), INSTANCES);
     assert_eq!(connector.alive(), INSTANCES);
 

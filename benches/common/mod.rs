@@ -1,6 +1,7 @@
 //! What the benches share: a fleet to install, what a process has used, and the report in which a bench answers.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,8 +79,20 @@ pub(crate) fn is_online(view: &InstanceView) -> bool {
     view.status == Status::Online && view.port.is_some()
 }
 
-/// CPU time of this process, children not counted.
-pub(crate) fn cpu() -> Duration {
+/// Counts CPU time of this process, children not counted.
+pub(crate) struct CpuClock(Duration);
+
+impl CpuClock {
+    pub(crate) fn start() -> Self {
+        Self(cpu())
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        cpu().saturating_sub(self.0)
+    }
+}
+
+fn cpu() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
     let of = |time: nix::sys::time::TimeVal| {
         Duration::from_secs(time.tv_sec().cast_unsigned()) + Duration::from_micros(time.tv_usec().cast_unsigned())
@@ -175,7 +188,7 @@ impl Report {
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         assert_eq!(N, self.columns.len(), "a row has a cell for each column");
-        self.rows.push(cells.to_vec());
+        self.rows.push(cells.into());
     }
 
     pub(crate) fn goal(&mut self, what: &str, at_most: f64, unit: &str, found: f64) {
@@ -215,18 +228,18 @@ impl Report {
                 let gap = " ".repeat(width - cell.chars().count());
                 if column == 0 { format!("{cell}{gap}") } else { format!("{gap}{cell}") }
             });
-            text += &format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "));
+            writeln!(text, "| {} |", cells.collect::<Vec<_>>().join(" | ")).unwrap();
             if at == 0 {
                 let rules = widths.iter().enumerate().map(|(column, width)| {
                     if column == 0 { "-".repeat(*width) } else { format!("{}:", "-".repeat(width - 1)) }
                 });
-                text += &format!("| {} |\n", rules.collect::<Vec<_>>().join(" | "));
+                writeln!(text, "| {} |", rules.collect::<Vec<_>>().join(" | ")).unwrap();
             }
         }
         text.push('\n');
         for Goal { what, at_most, unit, found } in &self.goals {
             let verdict = if found <= at_most { "met" } else { "**missed**" };
-            text += &format!("- {what}: {} {unit}; goal ≤ {at_most} {unit}: {verdict}\n", number(*found));
+            writeln!(text, "- {what}: {} {unit}; goal ≤ {at_most} {unit}: {verdict}", number(*found)).unwrap();
         }
         let age = self.measured.at.strftime("%Y-%m-%d %H:%M UTC");
         text + &format!("- measured {age}, with a load of {:.1} before it began\n", self.measured.load)
