@@ -1,5 +1,5 @@
 //! What a call costs through the runtime, against rmcp's client on the pipes of the same kind of process.
-#![expect(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
 mod common;

@@ -1,5 +1,5 @@
 //! How long 10,000 simulated servers take to be online, and how much memory each takes, its server counted in.
-#![expect(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
 mod common;

@@ -1,6 +1,6 @@
 //! How long a server that was killed with SIGKILL is gone, where its restart is immediate, against bare spawn,
 //! handshake and reading of the lists of the same program.
-#![expect(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
 mod common;

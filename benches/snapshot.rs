@@ -1,6 +1,6 @@
 //! Whether reading waits for writing: snapshot reads per second while 100,000 status changes pass, against reads in
 //! quiet, and how long the changes take to be visible.
-#![expect(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
 mod common;

@@ -1,5 +1,5 @@
 //! Puts what the benches have found into `BENCHMARKS.md`, between its markers. It comes last of all benches, by name.
-#![expect(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
 mod common;

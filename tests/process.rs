@@ -1,7 +1,7 @@
 //! Real processes, real signals: what the stdio connector starts, how it ends, and that nothing is left.
 
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

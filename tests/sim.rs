@@ -1,5 +1,5 @@
 //! The simulated server, driven over its link by hand-written lines, in paused time.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

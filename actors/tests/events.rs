@@ -1,5 +1,5 @@
 //! The wire form of every event, pinned: one envelope of each as JSON, and read back to what it was.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! The event queue: what is sent when, and what each answer of the sink means. Whatever the answers, a reader of the
 //! sink can tell every number that is missing from the `events.dropped` that announce it.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! difference in `snapshots/slot__the_whole_table_is_as_printed.snap`, to be read against the specification. What a
 //! session never says, such as a catalogue before the handshake, is in it too, and shows as REFUSED; that nothing which
 //! can happen is refused is a property (`slot_properties`).
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod samples;
 

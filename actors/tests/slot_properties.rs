@@ -1,7 +1,7 @@
 //! The slot against a model of its world: a root that grants permits late, twice or after they were withdrawn, servers
 //! that do everything a server can do, people who change their minds, callers, and a supervisor that panics. Whatever
 //! comes in whatever order, the promises below hold after every step, and in the end the dust settles.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod samples;
 

@@ -1,5 +1,5 @@
 //! The twelve statuses: the one function by which they change, printed whole, and held against the specification.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

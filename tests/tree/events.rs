@@ -131,7 +131,11 @@ async fn a_shutdown_with_a_dead_sink_ends_in_five_seconds_and_says_what_was_lost
         let farewell = fleet.runtime.shutdown().await;
         assert!(began.elapsed() <= seconds(5.1), "{mood:?}: {:?}", began.elapsed());
         assert_eq!(sent, 8);
-        assert_eq!(farewell, Farewell { events_lost: 252, in_time: true }, "{mood:?}: the stop of the server, told twice, too");
+        assert_eq!(
+            farewell,
+            Farewell { events_lost: 252, in_time: true },
+            "{mood:?}: the stop of the server, told twice, too"
+        );
         fleet.finish_after_shutdown().await;
     }
 }
