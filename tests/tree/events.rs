@@ -50,7 +50,9 @@ async fn storm(chunk: usize) {
     fleet.sink.until_attempts(1).await;
     let marks: Vec<u64> = (5..25_005).collect();
     for chunk in marks.chunks(chunk) {
-        chunk.iter().for_each(|mark| fleet.runtime.emitter().emit(event(*mark)));
+        for mark in chunk {
+            fleet.runtime.emitter().emit(event(*mark));
+        }
         yield_now().await;
     }
     let statistics = fleet.runtime.event_statistics();

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::support::{Fleet, Mood, Server, exits, seconds, tenths};
 
 /// Casts the panic after what was cast before it, without a pause.
+#[expect(clippy::unused_async, reason = "joined with others, so that it comes in their midst")]
 async fn panic(runtime: &RuntimeHandle, part: Part) {
     runtime.panic(part);
 }

@@ -241,7 +241,7 @@ async fn a_server_that_initializes_and_exits_cleanly_for_ever_is_started_three_t
     for id in &ids {
         let openings = fleet.world.openings(id);
         for opening in &openings {
-            let window = |other: &&_| within_five_minutes(opening.at, *other);
+            let window = |other: &&_| within_five_minutes(opening.at, other);
             assert!(openings.iter().filter(window).count() <= 3, "{id}: {openings:?}");
         }
         assert_eq!(fleet.view(id).status, Status::PermanentlyFailed);
