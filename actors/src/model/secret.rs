@@ -100,6 +100,6 @@ mod tests {
         assert_eq!(mask.apply(r#"{"env":"pass\"word-1"} pass"word-1"#), r#"{"env":"[secret]"} [secret]"#);
         assert_eq!(mask.apply("got second-line"), "got [secret]");
         assert_eq!(mask.apply("a pass is short"), "a pass is short");
-        assert_eq!(format!("{mask:?} {:?}", Secret::from("hidden")), "Mask(5 secrets) [secret]");
+        assert_eq!(format!("{mask:?} {:?}", Secret::from("hidden")), "Mask(6 secrets) [secret]");
     }
 }

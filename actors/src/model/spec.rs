@@ -202,3 +202,121 @@ impl InstanceSpec {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> InstanceConfig {
+        InstanceConfig {
+            team: "team_acme".into(),
+            team_slug: "acme".into(),
+            user: "user_alice".into(),
+            user_slug: "alice".into(),
+            installation: "abc123".into(),
+            server: "sequential-thinking".into(),
+            target: Target::Stdio { command: "npx".to_owned(), cwd: None },
+            server_layer: Layer::default(),
+            team_layer: Layer::default(),
+            user_layer: Layer::default(),
+            user_required: Vec::new(),
+            keep: Keep::Listed,
+            request_logging: true,
+            policy: Arc::default(),
+        }
+    }
+
+    fn tier<const N: usize>(pairs: [(&str, Value); N]) -> BTreeMap<String, Value> {
+        pairs.map(|(key, value)| (key.to_owned(), value)).into()
+    }
+
+    fn texts(tier: &BTreeMap<String, Secret>) -> Vec<(&str, &str)> {
+        tier.iter().map(|(key, value)| (key.as_str(), value.expose())).collect()
+    }
+
+    #[test]
+    fn arguments_are_appended_server_team_user() {
+        let mut config = config();
+        config.user_layer.args = vec!["user".into()];
+        config.server_layer.args = vec!["-y".into(), "server".into()];
+        config.team_layer.args = vec!["team".into(), "-y".into()];
+        let spec = config.merge();
+        let args: Vec<&str> = spec.args.iter().map(Secret::expose).collect();
+        assert_eq!(args, ["-y", "server", "team", "-y", "user"]);
+    }
+
+    #[test]
+    fn env_headers_and_query_are_overridden_key_by_key_and_never_mixed() {
+        let mut config = config();
+        for (layer, name) in
+            [(&mut config.server_layer, "server"), (&mut config.team_layer, "team"), (&mut config.user_layer, "user")]
+        {
+            layer.env = tier([("ALL", Value::plain(format!("env of {name}")))]);
+            layer.headers = tier([("ALL", Value::plain(format!("header of {name}")))]);
+            layer.query = tier([("ALL", Value::plain(format!("query of {name}")))]);
+        }
+        config.server_layer.env.extend(tier([("SERVER", Value::plain("1")), ("BOTH", Value::plain("server"))]));
+        config.team_layer.env.extend(tier([("TEAM", Value::plain("2")), ("BOTH", Value::plain("team"))]));
+        config.user_layer.env.extend(tier([("USER", Value::plain("3"))]));
+        let spec = config.merge();
+        assert_eq!(
+            texts(&spec.env),
+            [("ALL", "env of user"), ("BOTH", "team"), ("SERVER", "1"), ("TEAM", "2"), ("USER", "3")]
+        );
+        assert_eq!(texts(&spec.headers), [("ALL", "header of user")]);
+        assert_eq!(texts(&spec.query), [("ALL", "query of user")]);
+    }
+
+    #[test]
+    fn what_is_required_of_the_user_is_given_by_the_user_alone() {
+        let mut config = config();
+        config.user_required = ["A", "B", "C", "D", "E"].map(str::to_owned).to_vec();
+        config.server_layer.env = tier([("D", Value::plain("from the server"))]);
+        config.team_layer.headers = tier([("E", Value::plain("from the team"))]);
+        config.user_layer.env = tier([("A", Value::plain(""))]);
+        config.user_layer.headers = tier([("B", Value::plain("b"))]);
+        config.user_layer.query = tier([("C", Value::plain("c"))]);
+        assert_eq!(config.merge().missing, ["D", "E"]);
+    }
+
+    #[test]
+    fn secrets_are_masked_where_a_server_echoes_them_and_so_is_a_credential_without_its_scheme() {
+        let mut config = config();
+        config.server_layer.env = tier([("OLD", Value::secret("overridden")), ("PLAIN", Value::plain("not-hidden"))]);
+        config.user_layer.env = tier([("OLD", Value::secret("sk-of-alice"))]);
+        config.user_layer.headers =
+            tier([("Authorization", Value::secret("Bearer abc.def")), ("X-Auth", Value::plain("Token plain-token"))]);
+        config.user_layer.query = tier([("key", Value::secret("in-the-url"))]);
+        let spec = config.merge();
+        let echoed = "sk-of-alice|not-hidden|Bearer abc.def|abc.def|plain-token|in-the-url";
+        assert_eq!(spec.mask.apply(echoed), "[secret]|not-hidden|[secret]|[secret]|[secret]|[secret]");
+    }
+
+    #[test]
+    fn neither_a_configuration_nor_its_spec_shows_a_value_when_printed() {
+        let mut config = config();
+        config.server_layer.args = vec!["hush-args".into()];
+        config.team_layer.env = tier([("KEY", Value::plain("hush-env"))]);
+        config.user_layer.headers = tier([("Authorization", Value::secret("Bearer hush-header"))]);
+        config.user_layer.query = tier([("q", Value::secret("hush-query"))]);
+        assert!(!format!("{config:?}").contains("hush"));
+        assert!(!format!("{:?}", config.merge()).contains("hush"));
+    }
+
+    #[test]
+    fn an_instance_is_named_for_people_and_identified_by_its_parts() {
+        let spec = config().merge();
+        assert_eq!(&*spec.name, "sequential-thinking-acme-alice-abc123");
+        assert_eq!(spec.id, InstanceId::new("team_acme".into(), "user_alice".into(), "abc123".into()));
+    }
+
+    #[test]
+    fn a_spec_names_its_transport() {
+        let mut config = config();
+        assert_eq!(config.clone().merge().transport(), "stdio");
+        for (transport, name) in [(RemoteTransport::Http, "http"), (RemoteTransport::Sse, "sse")] {
+            config.target = Target::Remote { transport, url: "http://127.0.0.1".to_owned() };
+            assert_eq!(config.clone().merge().transport(), name);
+        }
+    }
+}

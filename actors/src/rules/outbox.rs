@@ -1,12 +1,12 @@
 //! The event queue: numbering, limits, batches, and what each answer of the sink means. The batcher carries it out.
 //!
 //! ```text
-//!  push → queue (limit: the oldest go, the gap is remembered) → batch in flight → accepted: gone
+//!  push → queue (limit: the oldest go, the gaps are remembered) → batch in flight → accepted: gone
 //!                                                                  │  keep: the same batch again, same id
 //!                                                                  └─ split: back to the front, smaller batch
 //! ```
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,9 @@ use crate::seam::{Answer, Batch};
 
 /// Reconnecting events of one instance are thinned: the first this many, then each doubling.
 const RECONNECTING_KEPT: u64 = 5;
+
+/// A sink that asks for a longer pause is asked again after this.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Numbers for `status` and the load report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -82,8 +85,9 @@ pub struct Outbox {
     not_before: Option<Instant>,
     /// Events numbered before this are sent in this cycle.
     cycle_end: u64,
-    /// Dropped and not yet announced.
-    gap: Option<(u64, u64)>,
+    /// Dropped and not yet announced: first → last, apart from each other. There is more than one where an announcement
+    /// was dropped itself, after events that it did not mean had been sent.
+    gaps: BTreeMap<u64, u64>,
     reconnecting: HashMap<Arc<str>, u64>,
     statistics: Statistics,
 }
@@ -91,7 +95,9 @@ pub struct Outbox {
 impl Outbox {
     /// An empty queue whose first event is numbered `next_seq`. Batches count up from `first_batch`, which must differ
     /// from every id that an earlier process used: a sink that drops repeats would drop ours.
-    pub fn new(policy: BatchPolicy, next_seq: u64, first_batch: u64) -> Self {
+    pub fn new(mut policy: BatchPolicy, next_seq: u64, first_batch: u64) -> Self {
+        policy.batch_max = policy.batch_max.max(1);
+        policy.queue_max = policy.queue_max.max(1);
         Self {
             next_seq,
             next_batch: first_batch,
@@ -103,7 +109,7 @@ impl Outbox {
             backoff: policy.interval,
             not_before: None,
             cycle_end: 0,
-            gap: None,
+            gaps: BTreeMap::new(),
             reconnecting: HashMap::new(),
             statistics: Statistics::default(),
             policy,
@@ -156,17 +162,21 @@ impl Outbox {
         if self.sending || self.not_before.is_some_and(|at| now < at) {
             return None;
         }
+        if self.queue.is_empty() && self.gaps.keys().next().is_some_and(|first| *first < self.cycle_end) {
+            self.announce_gaps(wall);
+        }
+        let first = self.in_flight.as_ref().map_or(self.queue.front(), |batch| batch.events.first());
+        if first.is_none_or(|first| first.seq >= self.cycle_end) {
+            return None;
+        }
         if self.in_flight.is_none() {
-            if self.queue.front().is_none_or(|front| front.seq >= self.cycle_end) && !self.announce_gap(wall) {
-                return None;
-            }
             let wanted = if self.suspect > 1 { self.suspect / 2 } else { self.suspect };
             let size = if wanted > 0 { wanted } else { self.batch_max }.min(self.batch_max).min(self.queue.len());
             let events: Vec<Envelope> = self.queue.drain(..size).collect();
             let id = self.next_batch;
             self.next_batch += 1;
             self.in_flight = Some(Arc::new(Batch { id, events }));
-            self.announce_gap(wall);
+            self.announce_gaps(wall);
         }
         self.sending = true;
         self.in_flight.clone()
@@ -223,7 +233,7 @@ impl Outbox {
             Answer::Unauthorized => self.keep(batch, "the sink refused our credentials".to_owned()),
             Answer::Throttled(retry_after) => {
                 self.backoff = (self.backoff * 2).min(self.policy.backoff_max);
-                self.not_before = Some(now + retry_after.unwrap_or_default().max(self.backoff));
+                self.not_before = Some(now + retry_after.unwrap_or_default().min(RETRY_AFTER_MAX).max(self.backoff));
                 self.keep(batch, "the sink asked for a pause".to_owned())
             }
             Answer::Unavailable(reason) => self.keep(batch, reason),
@@ -232,7 +242,7 @@ impl Outbox {
 
     /// Whether everything that was pushed is settled.
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.in_flight.is_none() && self.gap.is_none()
+        self.queue.is_empty() && self.in_flight.is_none() && self.gaps.is_empty()
     }
 
     /// Whether a batch is with the sink now.
@@ -301,27 +311,35 @@ impl Outbox {
     fn drop_oldest(&mut self, oldest: &Envelope) {
         self.statistics.dropped += 1;
         self.suspect = self.suspect.saturating_sub(1);
-        let first = match oldest.event {
+        if let Event::EventsDropped { from_seq, to_seq } = oldest.event {
             // What it announced is still gone, and nobody has been told.
-            Event::EventsDropped { from_seq, .. } => from_seq.min(oldest.seq),
-            _ => oldest.seq,
-        };
-        self.widen_gap(first, oldest.seq);
+            self.widen_gap(from_seq, to_seq);
+        }
+        self.widen_gap(oldest.seq, oldest.seq);
     }
 
     fn widen_gap(&mut self, first: u64, last: u64) {
-        self.gap = Some(match self.gap {
-            Some((from, to)) => (from.min(first), to.max(last)),
-            None => (first, last),
-        });
+        let (mut first, mut last) = (first, last);
+        if let Some((from, to)) = self.gaps.range(..=first).next_back().map(|(from, to)| (*from, *to))
+            && to + 1 >= first
+        {
+            (first, last) = (from, last.max(to));
+        }
+        while let Some((from, to)) = self.gaps.range(first..=last + 1).next().map(|(from, to)| (*from, *to)) {
+            self.gaps.remove(&from);
+            last = last.max(to);
+        }
+        self.gaps.insert(first, last);
     }
 
-    /// Queues the announcement of a gap, once a batch has made room for it.
-    fn announce_gap(&mut self, wall: Timestamp) -> bool {
-        let Some((from_seq, to_seq)) = self.gap.take() else { return false };
-        self.push(wall, Event::EventsDropped { from_seq, to_seq });
-        self.cycle_end = self.cycle_end.max(self.next_seq);
-        true
+    /// Queues the announcement of each gap for this cycle, as far as a batch has made room for them.
+    fn announce_gaps(&mut self, wall: Timestamp) {
+        while self.queue.len() < self.policy.queue_max
+            && let Some((from_seq, to_seq)) = self.gaps.pop_first()
+        {
+            self.push(wall, Event::EventsDropped { from_seq, to_seq });
+            self.cycle_end = self.cycle_end.max(self.next_seq);
+        }
     }
 
     fn is_thinned(&mut self, event: &Event) -> bool {

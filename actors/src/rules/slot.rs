@@ -525,7 +525,7 @@ impl Slot {
                 self.want = Want::Running;
                 self.history.clear();
                 if self.spec.missing.is_empty() {
-                    self.moves(Cause::Asked, None, out);
+                    self.moves(Cause::Asked, Some("starting on request".to_owned()), out);
                     self.begin_again(RestartReason::Manual, None, out);
                 } else {
                     self.await_config(out);
@@ -535,13 +535,20 @@ impl Slot {
             Phase::Stopping { then, .. } if *then == Then::Stop => {
                 self.want = Want::Running;
                 self.history.clear();
-                let old_pid = self.pid;
-                *then = Then::Again(Why::Again { reason: RestartReason::Manual, old_pid, attempt: 0 });
-                self.moves(Cause::Asked, Some("starting again when the old run has ended".to_owned()), out);
+                if self.spec.missing.is_empty() {
+                    let old_pid = self.pid;
+                    *then = Then::Again(Why::Again { reason: RestartReason::Manual, old_pid, attempt: 0 });
+                    self.moves(Cause::Asked, Some("starting again when the old run has ended".to_owned()), out);
+                } else {
+                    *then = Then::AwaitConfig;
+                    self.moves(Cause::ConfigMissing, Some(self.missing_message()), out);
+                }
             }
             // It takes a decision, not a wish, to leave these.
             Phase::Failed => out.push(self.denied("it is permanently_failed; `satellite restart` leaves that")),
-            Phase::Unconfigured => out.push(self.denied("values of its user are missing")),
+            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
+                out.push(self.denied("values of its user are missing"));
+            }
             Phase::Unserved => out.push(self.denied("its transport is not served by this version")),
             Phase::Stopping { then: Then::Over, .. } => out.push(self.denied("it is being removed")),
             // Wanted already.
@@ -623,7 +630,7 @@ impl Slot {
         self.spec = spec;
         self.history.clear();
         self.catalogue = None;
-        let complete = self.spec.missing.is_empty();
+        let (complete, served) = (self.spec.missing.is_empty(), self.is_served());
         match &mut self.phase {
             Phase::Starting { run, .. } | Phase::Ready { run } | Phase::Undiscovered { run, .. } => {
                 let run = *run;
@@ -640,9 +647,14 @@ impl Slot {
                 self.moves(Cause::Configured, None, out);
                 self.take(out);
             }
+            Phase::Unconfigured => self.moves(Cause::ConfigMissing, Some(self.missing_message()), out),
             Phase::Queued { .. } if !complete => {
                 out.push(Effect::WithdrawPermit);
                 self.await_config(out);
+            }
+            Phase::Queued { .. } if !served => {
+                out.push(Effect::WithdrawPermit);
+                self.unserved(out);
             }
             // It has not started yet, and will with the new configuration.
             Phase::Queued { why: Why::First | Why::Again { .. }, .. } => {}
@@ -651,24 +663,31 @@ impl Slot {
             | Phase::Dormant { .. }
             | Phase::Failed
             | Phase::Unserved => {
-                self.config_changed(out);
                 if complete {
+                    self.config_changed(out);
                     self.begin_again(RestartReason::Config, None, out);
                 } else {
                     self.await_config(out);
                 }
             }
             // What is configured will be started when a person, or the rest of the configuration, allows it.
-            Phase::Unconfigured | Phase::Stopped | Phase::Stopping { .. } | Phase::Over => {}
+            Phase::Stopped | Phase::Stopping { .. } | Phase::Over => {}
         }
     }
 
     fn config_changed(&mut self, out: &mut Vec<Effect>) {
-        if self.spec.missing.is_empty() {
-            self.moves(Cause::ConfigChanged, Some("its configuration changed".to_owned()), out);
-        } else {
+        if !self.spec.missing.is_empty() {
             self.moves(Cause::ConfigMissing, Some(self.missing_message()), out);
             self.refuse(out);
+            return;
+        }
+        match self.status {
+            // A value went missing under a run that is still ending, and is back: it is taken when that has ended.
+            Status::AwaitingUserConfig => {
+                self.moves(Cause::Configured, Some("starting again when the old run has ended".to_owned()), out);
+            }
+            Status::Provisioning => {}
+            _ => self.moves(Cause::ConfigChanged, Some("its configuration changed".to_owned()), out),
         }
     }
 
@@ -694,12 +713,7 @@ impl Slot {
             | Phase::Failed => self.over(out),
             Phase::Over => {}
         }
-        let message = match kind {
-            StopKind::Uninstall => "it was uninstalled",
-            StopKind::Shutdown => "the satellite is shutting down",
-            StopKind::Manual | StopKind::Config => "it is ending",
-        };
-        out.push(Effect::Refuse(message.to_owned()));
+        out.push(refuse_ending(kind));
     }
 
     fn on_call(&mut self, now: Instant, out: &mut Vec<Effect>) {
@@ -722,9 +736,10 @@ impl Slot {
             }
             // The caller waits, up to its own deadline. It never shortens a restart's delay.
             Phase::Starting { .. } | Phase::Backoff { .. } | Phase::Stopping { then: Then::Again(_), .. } => {}
+            Phase::Stopping { then: Then::Over, kind, .. } => out.push(refuse_ending(*kind)),
             Phase::Unconfigured
             | Phase::Unserved
-            | Phase::Stopping { .. }
+            | Phase::Stopping { then: Then::Stop | Then::AwaitConfig, .. }
             | Phase::Stopped
             | Phase::Failed
             | Phase::Over => self.refuse(out),
@@ -769,17 +784,15 @@ impl Slot {
         if self.run() != Some(run) {
             return;
         }
-        let before = self.catalogue.replace(catalogue.clone());
-        let told = Effect::Tell(Told::Discovered { before, now: catalogue });
         match &self.phase {
             // The server announced a change: the lists were read again under an instance that is online.
-            Phase::Ready { .. } => out.push(told),
+            Phase::Ready { .. } => self.learn(catalogue, out),
             Phase::Starting { why, since, .. } => {
                 let (why, since) = (why.clone(), *since);
                 if !matches!(why, Why::Wake { .. }) {
                     self.moves(Cause::Discovered, None, out);
                 }
-                out.push(told);
+                self.learn(catalogue, out);
                 self.ready(now, run, &why, since, out);
             }
             Phase::Undiscovered { why, since, .. } => {
@@ -788,10 +801,10 @@ impl Slot {
                     self.moves(Cause::Initialized, None, out);
                 }
                 self.moves(Cause::Discovered, None, out);
-                out.push(told);
+                self.learn(catalogue, out);
                 self.ready(now, run, &why, since, out);
             }
-            // It is ending; what it said last is kept with its catalogue.
+            // It is ending, perhaps because it was configured anew: what it says now is no longer told.
             Phase::Stopping { .. } => {}
             Phase::Unconfigured
             | Phase::Unserved
@@ -802,6 +815,11 @@ impl Slot {
             | Phase::Failed
             | Phase::Over => {}
         }
+    }
+
+    fn learn(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
+        let before = self.catalogue.replace(catalogue.clone());
+        out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }
 
     fn on_discovery_failed(&mut self, now: Instant, run: Run, reason: String, out: &mut Vec<Effect>) {
@@ -854,10 +872,7 @@ impl Slot {
                     }
                     Then::AwaitConfig => self.await_config(out),
                     Then::Over => self.over(out),
-                    Then::Again(why) => {
-                        self.restarts += 1;
-                        self.queue(why, false, out);
-                    }
+                    Then::Again(why) => self.again(why, out),
                 }
             }
             Phase::Ready { .. } => self.unwanted(now, &exit, old_pid, true, out),
@@ -999,12 +1014,16 @@ impl Slot {
 
     /// The satellite takes a configured instance: `command_received`, and a permit is asked for.
     fn take(&mut self, out: &mut Vec<Effect>) {
-        if let Target::Remote { .. } = self.spec.target {
+        if self.is_served() {
+            self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
+            self.queue(Why::First, false, out);
+        } else {
             self.unserved(out);
-            return;
         }
-        self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
-        self.queue(Why::First, false, out);
+    }
+
+    fn is_served(&self) -> bool {
+        matches!(self.spec.target, Target::Stdio { .. })
     }
 
     fn unserved(&mut self, out: &mut Vec<Effect>) {
@@ -1015,12 +1034,19 @@ impl Slot {
     }
 
     fn begin_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<Effect>) {
-        if let Target::Remote { .. } = self.spec.target {
+        let why = if self.was_ready { Why::Again { reason, old_pid, attempt: 0 } } else { Why::First };
+        self.again(why, out);
+    }
+
+    fn again(&mut self, why: Why, out: &mut Vec<Effect>) {
+        if !self.is_served() {
             self.unserved(out);
             return;
         }
-        let why = if self.was_ready { Why::Again { reason, old_pid, attempt: 0 } } else { Why::First };
-        self.restarts += u64::from(self.was_ready);
+        if self.status == Status::Provisioning {
+            self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
+        }
+        self.restarts += u64::from(why != Why::First);
         self.queue(why, false, out);
     }
 
@@ -1046,7 +1072,8 @@ impl Slot {
                 tool_count: self.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
             },
         };
-        if !matches!(why, Why::Wake { .. }) {
+        // A wake never left it.
+        if self.status != Status::Online {
             self.moves(Cause::Synced, None, out);
         }
         out.push(Effect::Tell(told));
@@ -1119,4 +1146,13 @@ impl Slot {
         self.message.clone_from(&message);
         out.push(Effect::Status { status, message });
     }
+}
+
+fn refuse_ending(kind: StopKind) -> Effect {
+    let message = match kind {
+        StopKind::Uninstall => "it was uninstalled",
+        StopKind::Shutdown => "the satellite is shutting down",
+        StopKind::Manual | StopKind::Config => "it is ending",
+    };
+    Effect::Refuse(message.to_owned())
 }

@@ -1,0 +1,57 @@
+//! What the tests of the slot are made of: one instance, its catalogue, and the ways in which a run ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
+use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Layer, RemoteTransport, Target};
+use serde_json::value::RawValue;
+
+/// The instance `files-acme-alice-abc123` with every default, but for what `change` makes of it.
+pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec> {
+    let mut config = InstanceConfig {
+        team: "team_acme".into(),
+        team_slug: "acme".into(),
+        user: "user_alice".into(),
+        user_slug: "alice".into(),
+        installation: "abc123".into(),
+        server: "files".into(),
+        target: Target::Stdio { command: "files".to_owned(), cwd: None },
+        server_layer: Layer::default(),
+        team_layer: Layer::default(),
+        user_layer: Layer::default(),
+        user_required: Vec::new(),
+        keep: mcp_satellite_actors::model::spec::Keep::Listed,
+        request_logging: true,
+        policy: Arc::default(),
+    };
+    change(&mut config);
+    Arc::new(config.merge())
+}
+
+/// Its user has not given `API_KEY`.
+pub(crate) fn incomplete(config: &mut InstanceConfig) {
+    config.user_required = vec!["API_KEY".to_owned()];
+}
+
+/// It is remote, which no worker serves yet.
+pub(crate) fn remote(config: &mut InstanceConfig) {
+    config.target = Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/mcp".to_owned() };
+}
+
+/// A catalogue of one tool.
+pub(crate) fn catalogue(tool: &str) -> Arc<Catalogue> {
+    let raw = RawValue::from_string(format!(r#"{{"name":"{tool}"}}"#)).unwrap();
+    Arc::new(Catalogue { tools: vec![Tool::parse(raw).unwrap()] })
+}
+
+/// A process that ended by itself, `ran` after it was initialized.
+pub(crate) fn exited(code: i32, ran: Option<Duration>) -> WorkerExit {
+    WorkerExit { code: Some(code), ran, pid: Some(100), ..WorkerExit::because(ExitCause::Exited) }
+}
+
+/// A process that ended because it was asked to.
+pub(crate) fn stopped() -> WorkerExit {
+    WorkerExit { code: Some(0), pid: Some(100), ..WorkerExit::because(ExitCause::Asked) }
+}

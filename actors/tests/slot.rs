@@ -1,0 +1,336 @@
+//! The life of an instance, printed: every phase that a slot can be in × every input. A change of behaviour is a
+//! difference in `snapshots/slot__the_whole_table_is_as_printed.snap`, to be read against the specification. What a
+//! session never says, such as a catalogue before the handshake, is in it too, and shows as REFUSED; that nothing which
+//! can happen is refused is a property (`slot_properties`).
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod samples;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mcp_satellite_actors::model::event::{RestartReason, StopKind};
+use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::slot::{Effect, Input, Phase, Slot, Then, Told, Want, Why};
+use samples::{catalogue, exited, incomplete, remote, spec, stopped};
+
+const QUICK: Option<Duration> = Some(Duration::from_secs(1));
+const LONG: Option<Duration> = Some(Duration::from_secs(61));
+
+/// A slot on its way through a life, and the time it has.
+struct Life {
+    slot: Slot,
+    start: Instant,
+    now: Instant,
+    runs: u64,
+}
+
+impl Life {
+    fn of(spec: Arc<InstanceSpec>) -> Self {
+        let (start, (slot, _)) = (Instant::now(), Slot::new(spec));
+        Self { slot, start, now: start, runs: 0 }
+    }
+
+    fn of_listed() -> Self {
+        Self::of(spec(|_| {}))
+    }
+
+    fn of_always_on() -> Self {
+        Self::of(spec(|config| config.keep = Keep::AlwaysOn))
+    }
+
+    /// The current run, or the last one.
+    fn run(&self) -> Run {
+        Run(self.runs)
+    }
+
+    fn then(mut self, input: Input) -> Self {
+        self.tell(input);
+        self
+    }
+
+    fn tell(&mut self, input: Input) -> Vec<Effect> {
+        self.slot.handle(self.now, input)
+    }
+
+    fn after(mut self, seconds: u64) -> Self {
+        self.now += Duration::from_secs(seconds);
+        self
+    }
+
+    fn granted(mut self) -> Self {
+        self.runs += 1;
+        let run = self.run();
+        self.then(Input::Granted(run)).and(Input::Spawned).and(|run, _| Input::FirstByte(run))
+    }
+
+    fn and(self, input: impl FnOnce(Run, Option<u32>) -> Input) -> Self {
+        let (run, pid) = (self.run(), u32::try_from(100 + self.runs).ok());
+        self.then(input(run, pid))
+    }
+
+    fn initialized(self) -> Self {
+        self.granted().and(|run, _| Input::Initialized(run))
+    }
+
+    fn ready(self) -> Self {
+        self.initialized().and(|run, _| Input::Discovered(run, catalogue("read")))
+    }
+
+    fn ended(self, exit: WorkerExit) -> Self {
+        self.and(|run, pid| Input::Ended(run, WorkerExit { pid, ..exit }))
+    }
+
+    /// As a line of the table: what the input made of it.
+    fn told(&self, before: &Phase, want: Want, status: Status, effects: &[Effect]) -> String {
+        let mut words = Vec::new();
+        if self.slot.phase != *before {
+            words.push(format!("→ {}", phase(&self.slot.phase, self.start)));
+        }
+        if self.slot.want != want {
+            words.push(format!("want {:?}", self.slot.want).to_lowercase());
+        }
+        words.extend(effects.iter().map(effect));
+        let told = effects.iter().any(|effect| matches!(effect, Effect::Status { .. }));
+        assert!(told || self.slot.status == status, "a status changed and nobody was told");
+        words.join("; ")
+    }
+}
+
+fn phase(phase: &Phase, start: Instant) -> String {
+    let at = |time: &Instant| format!("{:?}", time.duration_since(start));
+    match phase {
+        Phase::Unconfigured => "unconfigured".to_owned(),
+        Phase::Unserved => "unserved".to_owned(),
+        Phase::Queued { why: what_for, urgent } => {
+            format!("queued ({}{})", why(what_for), if *urgent { ", urgent" } else { "" })
+        }
+        Phase::Starting { run, why: what_for, .. } => format!("starting {run:?} ({})", why(what_for)),
+        Phase::Ready { run } => format!("ready {run:?}"),
+        Phase::Undiscovered { run, attempt, retry_at, .. } => {
+            let retry = retry_at.as_ref().map_or("under way".to_owned(), |time| format!("at {}", at(time)));
+            format!("undiscovered {run:?} (attempt {attempt}, next {retry})")
+        }
+        Phase::Backoff { until, why: what_for } => format!("backoff until {} ({})", at(until), why(what_for)),
+        Phase::Dormant { not_before, .. } => format!("dormant (not before {})", at(not_before)),
+        Phase::Stopping { run, kind, then } => format!("stopping {run:?} ({}, then {})", stop(*kind), after(then)),
+        Phase::Stopped => "stopped".to_owned(),
+        Phase::Failed => "failed".to_owned(),
+        Phase::Over => "over".to_owned(),
+    }
+}
+
+fn after(then: &Then) -> String {
+    match then {
+        Then::Stop => "stay down".to_owned(),
+        Then::Again(what_for) => format!("again: {}", why(what_for)),
+        Then::AwaitConfig => "await its config".to_owned(),
+        Then::Over => "over".to_owned(),
+    }
+}
+
+fn why(why: &Why) -> String {
+    match why {
+        Why::First => "first".to_owned(),
+        Why::Again { reason, old_pid: _, attempt } => match reason {
+            RestartReason::Crash => format!("crash {attempt}"),
+            RestartReason::Exit => format!("exit {attempt}"),
+            RestartReason::Unresponsive => format!("unresponsive {attempt}"),
+            RestartReason::Manual => "manual".to_owned(),
+            RestartReason::Config => "config".to_owned(),
+        },
+        Why::Wake { .. } => "wake".to_owned(),
+    }
+}
+
+fn stop(kind: StopKind) -> &'static str {
+    match kind {
+        StopKind::Manual => "manual",
+        StopKind::Uninstall => "uninstall",
+        StopKind::Config => "config",
+        StopKind::Shutdown => "shutdown",
+    }
+}
+
+fn effect(effect: &Effect) -> String {
+    match effect {
+        Effect::RequestPermit { urgent: false } => "ask for a permit".to_owned(),
+        Effect::RequestPermit { urgent: true } => "ask for a permit urgently".to_owned(),
+        Effect::WithdrawPermit => "withdraw".to_owned(),
+        Effect::ReleasePermit(run) => format!("release {run:?}"),
+        Effect::Spawn { run, discover } => format!("SPAWN {run:?}{}", if *discover { " to discover" } else { "" }),
+        Effect::Stop(run) => format!("STOP {run:?}"),
+        Effect::Discover(run) => format!("discover {run:?}"),
+        Effect::Status { status, message } => match message {
+            Some(message) => format!("[{status}: {message}]"),
+            None => format!("[{status}]"),
+        },
+        Effect::Refused { status, cause } => format!("REFUSED {cause:?} in {status}"),
+        Effect::ChargeTeam => "charge team".to_owned(),
+        Effect::Tell(told) => format!("tell {}", tell(told)),
+        Effect::Admit(run) => format!("admit to {run:?}"),
+        Effect::Refuse(message) => format!("refuse \"{message}\""),
+        Effect::Denied(message) => format!("deny \"{message}\""),
+        Effect::Remove => "REMOVE".to_owned(),
+    }
+}
+
+fn tell(told: &Told) -> String {
+    let restart = |will: &bool| if *will { "will restart" } else { "no restart" };
+    match told {
+        Told::Started { .. } => "started".to_owned(),
+        Told::Restarted { reason, attempt, .. } => format!("restarted ({reason:?} {attempt})").to_lowercase(),
+        Told::Respawned { dormant, took } => format!("respawned after {dormant:?} in {took:?}"),
+        Told::Discovered { before, .. } => {
+            if before.is_some() {
+                "discovered anew".to_owned()
+            } else {
+                "discovered".to_owned()
+            }
+        }
+        Told::Stopped { kind, .. } => format!("stopped ({})", stop(*kind)),
+        Told::Exited { will_restart, .. } => format!("exited ({})", restart(will_restart)),
+        Told::Crashed { count, will_restart, .. } => format!("crashed ({count}, {})", restart(will_restart)),
+        Told::PermanentlyFailed { exits, .. } => format!("permanently failed ({exits})"),
+    }
+}
+
+/// What it is called, and how one gets there.
+type Place = (&'static str, fn() -> Life);
+
+/// Every place in a life, each reached as it is reached in the field.
+fn places() -> Vec<Place> {
+    fn crashed_once() -> Life {
+        Life::of_listed().ready().ended(exited(1, QUICK))
+    }
+    fn crashed_twice() -> Life {
+        crashed_once().after(1).then(Input::Tick).ready().ended(exited(1, QUICK))
+    }
+    fn asleep() -> Life {
+        Life::of_listed().ready().ended(exited(0, QUICK))
+    }
+    fn undiscovered() -> Life {
+        Life::of_listed().initialized().and(|run, _| Input::DiscoveryFailed(run, "tools/list timed out".to_owned()))
+    }
+    vec![
+        ("a value of its user is missing", || Life::of(spec(incomplete))),
+        ("its transport is not served", || Life::of(spec(remote))),
+        ("new, waits for its first permit", Life::of_listed),
+        ("new, waits for its first permit, and a caller with it", || Life::of_listed().then(Input::Call)),
+        ("waits for a permit after a delay", || crashed_once().after(1).then(Input::Tick)),
+        ("waits for a permit to wake", || asleep().after(2).then(Input::Call)),
+        ("starts for the first time, permit held", || {
+            let mut life = Life::of_listed();
+            life.runs += 1;
+            let run = life.run();
+            life.then(Input::Granted(run))
+        }),
+        ("starts for the first time, first byte seen", || Life::of_listed().granted()),
+        ("starts for the first time, initialized", || Life::of_listed().initialized()),
+        ("starts after a crash", || crashed_once().after(1).then(Input::Tick).granted()),
+        ("wakes", || asleep().after(2).then(Input::Call).granted()),
+        ("ready", || Life::of_listed().ready()),
+        ("ready, always_on", || Life::of_always_on().ready()),
+        ("ready after one crash", || crashed_once().after(1).then(Input::Tick).ready()),
+        ("ready after two crashes: its last chance", || crashed_twice().after(5).then(Input::Tick).ready()),
+        ("cannot be discovered, waits for the next attempt", undiscovered),
+        ("cannot be discovered, attempt under way", || undiscovered().after(1).then(Input::Tick)),
+        ("a restart's delay", crashed_once),
+        ("the delay of an exit, woken too early", || asleep().then(Input::Call)),
+        ("asleep", asleep),
+        ("stopping", || Life::of_listed().ready().then(Input::Stop)),
+        ("stopping, configured anew without a value of its user", || {
+            Life::of_listed().ready().then(Input::Stop).then(Input::Update(spec(incomplete)))
+        }),
+        ("restarting on request", || Life::of_listed().ready().then(Input::Restart)),
+        ("restarting with a new configuration", || Life::of_listed().ready().then(Input::Update(spec(|_| {})))),
+        ("stopping, will miss a value of its user", || Life::of_listed().ready().then(Input::Update(spec(incomplete)))),
+        ("stopping, missed a value of its user for a while", || {
+            Life::of_listed().ready().then(Input::Update(spec(incomplete))).then(Input::Update(spec(|_| {})))
+        }),
+        ("being uninstalled", || Life::of_listed().ready().then(Input::Uninstall)),
+        ("stopped", || Life::of_listed().ready().then(Input::Stop).ended(stopped())),
+        ("stopped, configured anew without a value of its user", || {
+            Life::of_listed().then(Input::Stop).then(Input::Update(spec(incomplete)))
+        }),
+        ("permanently failed", || crashed_twice().after(5).then(Input::Tick).ready().ended(exited(1, QUICK))),
+        ("over", || Life::of_listed().ready().then(Input::Uninstall).ended(stopped())),
+    ]
+}
+
+/// Every input, by name, as it would come to this life.
+fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
+    let (run, next) = (life.run(), Run(life.runs + 1));
+    let because = |cause| WorkerExit::because(cause);
+    let mut inputs = vec![
+        ("start", Input::Start),
+        ("stop", Input::Stop),
+        ("restart", Input::Restart),
+        ("update", Input::Update(spec(|_| {}))),
+        ("update (incomplete)", Input::Update(spec(incomplete))),
+        ("update (remote)", Input::Update(spec(remote))),
+        ("uninstall", Input::Uninstall),
+        ("shutdown", Input::Shutdown),
+        ("call", Input::Call),
+        ("granted", Input::Granted(next)),
+        ("tick", Input::Tick),
+    ];
+    if life.runs > 0 {
+        inputs.extend([
+            ("spawned", Input::Spawned(run, Some(7))),
+            ("first byte", Input::FirstByte(run)),
+            ("initialized", Input::Initialized(run)),
+            ("discovered", Input::Discovered(run, catalogue("read"))),
+            ("discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned())),
+            ("exit 0", Input::Ended(run, exited(0, QUICK))),
+            ("exit 1", Input::Ended(run, exited(1, QUICK))),
+            ("exit 1 after 61 s", Input::Ended(run, exited(1, LONG))),
+            ("killed", Input::Ended(run, WorkerExit { signal: Some(9), ran: QUICK, ..because(ExitCause::Exited) })),
+            (
+                "cannot be started",
+                Input::Ended(run, because(ExitCause::Spawn("cannot start `files`: not found".into()))),
+            ),
+            ("unresponsive", Input::Ended(run, WorkerExit { ran: LONG, ..because(ExitCause::Unresponsive) })),
+        ]);
+    }
+    inputs
+}
+
+#[test]
+fn the_whole_table_is_as_printed() {
+    let mut text = String::new();
+    for (place, reach) in places() {
+        let here = reach();
+        let Slot { phase: before, want, status, message, .. } = &here.slot;
+        let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+        let asked = format!("{want:?}").to_lowercase();
+        let _ = writeln!(text, "{place}\n  = {}, want {asked} [{status}{message}]", phase(before, here.start));
+        // What comes late comes late: a minute on, everything that waits for time is due.
+        let late = [("tick (a minute later)", Input::Tick)];
+        let on_time = inputs(&here).into_iter().map(|pair| (pair, 0));
+        let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
+        for ((name, input), wait) in on_time.chain(late.into_iter().map(|pair| (pair, 60))) {
+            let mut there = reach().after(wait);
+            let (before, want, status) = (there.slot.phase.clone(), there.slot.want, there.slot.status);
+            let effects = there.tell(input);
+            let line = there.told(&before, want, status, &effects);
+            match lines.iter_mut().find(|(known, _)| *known == line) {
+                Some((_, names)) => names.push(name),
+                None => lines.push((line, vec![name])),
+            }
+        }
+        lines.sort_by_key(|(line, _)| line.is_empty());
+        for (line, names) in lines {
+            let line = if line.is_empty() { "nothing" } else { &line };
+            let _ = writeln!(text, "    {:<24} {line}", format!("{}:", names.join(" | ")));
+        }
+        text.push('\n');
+    }
+    // The name is in every sentence for people, and says nothing here.
+    let text = text.replace("files-acme-alice-abc123", "NAME");
+    insta::assert_snapshot!(text);
+}

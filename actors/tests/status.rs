@@ -1,0 +1,166 @@
+//! The twelve statuses: the one function by which they change, printed whole, and held against the specification.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use mcp_satellite_actors::model::status::{Cause, Status, next};
+
+/// A column's head. A new status asks for one.
+fn short(status: Status) -> &'static str {
+    match status {
+        Status::AwaitingUserConfig => "await",
+        Status::Provisioning => "prov",
+        Status::CommandReceived => "taken",
+        Status::Connecting => "conn",
+        Status::DiscoveringTools => "disc",
+        Status::SyncingTools => "sync",
+        Status::Online => "ONLINE",
+        Status::Restarting => "restart",
+        Status::Offline => "offline",
+        Status::Error => "error",
+        Status::RequiresReauth => "reauth",
+        Status::PermanentlyFailed => "FAILED",
+    }
+}
+
+fn heads(first: &str) -> String {
+    let columns = Status::ALL.map(|status| format!("{:<8}", short(status))).concat();
+    format!("{first:<20} {}\n", columns.trim_end())
+}
+
+fn row(first: &str, cells: impl Iterator<Item = String>) -> String {
+    let line = cells.fold(format!("{first:<20} "), |line, cell| format!("{line}{cell:<8}"));
+    format!("{}\n", line.trim_end())
+}
+
+/// The causes by which `status` becomes another one, and what it becomes.
+fn ways_out(status: Status) -> Vec<(Cause, Status)> {
+    let out = Cause::ALL.into_iter().filter_map(|cause| Some((cause, next(status, cause)?)));
+    out.filter(|(_, to)| *to != status).collect()
+}
+
+/// Steps from one status to another; `None` where there is no way.
+fn steps(from: Status, to: Status) -> Option<usize> {
+    let (mut seen, mut edge) = (BTreeSet::from([from]), BTreeSet::from([from]));
+    for steps in 1..=Status::ALL.len() {
+        edge = edge.iter().flat_map(|status| ways_out(*status)).map(|(_, next)| next).collect();
+        if edge.contains(&to) {
+            return Some(steps);
+        }
+        edge.retain(|status| seen.insert(*status));
+    }
+    None
+}
+
+#[test]
+fn the_whole_table_is_as_printed() {
+    let mut text = heads("cause \\ status");
+    for cause in Cause::ALL {
+        let cells = Status::ALL.map(|status| next(status, cause).map_or("-", short).to_owned());
+        text += &row(&format!("{cause:?}"), cells.into_iter());
+    }
+    text += "\nsteps from the row to the column, each a cause that is accepted\n";
+    text += &heads("from \\ to");
+    for from in Status::ALL {
+        let cells = Status::ALL.map(|to| steps(from, to).map_or("-".to_owned(), |steps| steps.to_string()));
+        text += &row(from.as_str(), cells.into_iter());
+    }
+    text += "\n";
+    for status in Status::ALL {
+        let _ = writeln!(text, "{:<8}{status}", short(status));
+    }
+    insta::assert_snapshot!(text);
+}
+
+/// Held against the column "who leaves it" of the specification.
+#[test]
+fn each_status_is_left_by_whom_the_specification_says() {
+    use Cause::{
+        Asked, Attempt, AuthRefused, BudgetSpent, ConfigChanged, ConfigMissing, Configured, CredentialsChanged,
+        Discovered, Ended, Failed, Initialized, Lost, Stopped, Synced, Taken,
+    };
+    let by = |status| -> BTreeSet<String> { ways_out(status).iter().map(|(cause, _)| format!("{cause:?}")).collect() };
+    let only = |causes: &[Cause]| -> BTreeSet<String> { causes.iter().map(|cause| format!("{cause:?}")).collect() };
+
+    assert_eq!(by(Status::AwaitingUserConfig), only(&[Configured, Stopped]));
+    assert_eq!(by(Status::Provisioning), only(&[Taken, Failed, Stopped, ConfigMissing]));
+    assert_eq!(by(Status::CommandReceived), only(&[Attempt, ConfigChanged, Failed, Stopped, ConfigMissing]));
+    assert_eq!(
+        by(Status::Online),
+        only(&[ConfigChanged, Ended, BudgetSpent, Lost, Failed, AuthRefused, Stopped, ConfigMissing, Asked])
+    );
+    // Stopped and "recovers by itself" share a status: what wakes which is decided by `want`.
+    assert_eq!(by(Status::Offline), only(&[Attempt, Failed, AuthRefused, ConfigMissing, Asked]));
+    assert_eq!(by(Status::RequiresReauth), only(&[CredentialsChanged, ConfigChanged, Stopped, ConfigMissing, Asked]));
+    assert_eq!(by(Status::PermanentlyFailed), only(&[Asked, ConfigChanged, Stopped, ConfigMissing]));
+
+    assert_eq!(next(Status::AwaitingUserConfig, Configured), Some(Status::Provisioning));
+    assert_eq!(next(Status::Provisioning, Taken), Some(Status::CommandReceived));
+    assert_eq!(next(Status::CommandReceived, Attempt), Some(Status::Connecting));
+    assert_eq!(next(Status::Connecting, Initialized), Some(Status::DiscoveringTools));
+    assert_eq!(next(Status::DiscoveringTools, Discovered), Some(Status::SyncingTools));
+    assert_eq!(next(Status::DiscoveringTools, Synced), Some(Status::Online));
+    assert_eq!(next(Status::SyncingTools, Synced), Some(Status::Online));
+    assert_eq!(next(Status::Restarting, Attempt), Some(Status::Connecting));
+    assert_eq!(next(Status::RequiresReauth, CredentialsChanged), Some(Status::Connecting));
+    assert_eq!(next(Status::PermanentlyFailed, Asked), Some(Status::Connecting));
+    assert_eq!(next(Status::PermanentlyFailed, ConfigChanged), Some(Status::Restarting));
+}
+
+#[test]
+fn what_is_under_way_can_fail_in_every_way() {
+    let ends =
+        [Status::Offline, Status::Error, Status::RequiresReauth, Status::PermanentlyFailed, Status::AwaitingUserConfig];
+    for from in [Status::Connecting, Status::DiscoveringTools, Status::SyncingTools, Status::Restarting] {
+        for to in ends {
+            assert_eq!(steps(from, to), Some(1), "{from} → {to}");
+        }
+    }
+}
+
+#[test]
+fn a_stop_and_a_missing_value_come_in_every_status() {
+    for status in Status::ALL {
+        assert_eq!(next(status, Cause::Stopped), Some(Status::Offline));
+        assert_eq!(next(status, Cause::ConfigMissing), Some(Status::AwaitingUserConfig));
+    }
+}
+
+#[test]
+fn only_a_handed_over_catalogue_makes_an_instance_online() {
+    for status in Status::ALL {
+        for (cause, to) in ways_out(status) {
+            assert!(to != Status::Online || cause == Cause::Synced, "{status} by {cause:?}");
+        }
+    }
+}
+
+#[test]
+fn every_status_can_get_online_and_nothing_goes_back_to_provisioning_but_by_configuring() {
+    for status in Status::ALL {
+        assert!(steps(status, Status::Online).is_some(), "{status} is a dead end");
+        for (cause, to) in ways_out(status) {
+            assert!(to != Status::Provisioning || cause == Cause::Configured, "{status} by {cause:?}");
+        }
+    }
+    for cause in Cause::ALL {
+        assert!(Status::ALL.iter().any(|status| next(*status, cause).is_some()), "{cause:?} is never accepted");
+    }
+}
+
+#[test]
+fn a_status_is_named_on_the_wire_as_in_the_specification() {
+    let names: BTreeSet<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
+    assert_eq!(names.len(), Status::ALL.len());
+    for status in Status::ALL {
+        let json = serde_json::to_value(status).unwrap();
+        assert_eq!(json, status.as_str());
+        assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status);
+    }
+    let passing = Status::ALL.into_iter().filter(|status| status.is_transitional()).map(Status::as_str);
+    let passing: Vec<&str> = passing.collect();
+    let expected =
+        ["provisioning", "command_received", "connecting", "discovering_tools", "syncing_tools", "restarting"];
+    assert_eq!(passing, expected);
+}

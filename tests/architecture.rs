@@ -1,0 +1,178 @@
+//! Rules about the code itself: what may not be there, and where. The boundary between `actors` and the world is
+//! proved by the compiler as long as `actors/Cargo.toml` depends on nothing that touches it; the rest is read here.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+struct Source {
+    path: PathBuf,
+    text: String,
+}
+
+impl Source {
+    /// The code: no comments, and no unit tests, which may do what the code may not. Line numbers stay.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let lines = self.text.lines().take_while(|line| !line.starts_with("#[cfg(test)]"));
+        let numbered = lines.enumerate().map(|(at, line)| (at + 1, line));
+        numbered.filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every Rust file under a folder of this repository, at least one.
+fn sources(folder: &str) -> Vec<Source> {
+    fn walk(folder: &Path, into: &mut Vec<Source>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, into);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                into.push(Source { text: fs::read_to_string(&path).unwrap(), path });
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&root().join(folder), &mut found);
+    assert!(!found.is_empty(), "nothing to read in {folder}");
+    found
+}
+
+/// Where any of these words stands, as `path:line: word`.
+fn places(sources: &[Source], words: &[&str]) -> Vec<String> {
+    let mut places = Vec::new();
+    for source in sources {
+        for (at, line) in source.code() {
+            for word in words.iter().filter(|word| line.contains(**word)) {
+                places.push(format!("{}:{at}: {word}", source.path.strip_prefix(root()).unwrap().display()));
+            }
+        }
+    }
+    places
+}
+
+fn nowhere(sources: &[Source], words: &[&str], why: &str) {
+    let found = places(sources, words);
+    assert!(found.is_empty(), "{why}\n{}", found.join("\n"));
+}
+
+/// Everything of ours that is compiled, but for this file, which names what it forbids.
+fn everything() -> Vec<Source> {
+    let folders = ["src", "tests", "benches", "examples", "actors/src", "actors/tests", "actors/benches"];
+    let there = folders.into_iter().filter(|folder| root().join(folder).is_dir());
+    there.flat_map(sources).filter(|source| !source.path.ends_with(file!())).collect()
+}
+
+#[test]
+fn rules_and_model_look_at_no_clock_and_touch_no_world() {
+    let pure: Vec<Source> = ["actors/src/rules", "actors/src/model"].into_iter().flat_map(sources).collect();
+    nowhere(&pure, &["Instant::now", "SystemTime", "Timestamp::now", ".elapsed("], "time is an argument");
+    nowhere(&pure, &["rand::", "rng(", "getrandom"], "randomness is an argument");
+    nowhere(&pure, &["tokio::", "ractor::", "async fn", "async move", "async {"], "a rule runs without a runtime");
+    nowhere(&pure, &["std::fs", "std::net", "std::process", "std::thread", "std::env", "std::io"], "no I/O in rules");
+    nowhere(&pure, &["tracing::"], "a rule answers; its actor logs");
+}
+
+#[test]
+fn actors_have_no_wall_clock_and_no_world() {
+    let actors = sources("actors/src");
+    let world = ["std::fs", "std::net", "std::process", "std::env", "tokio::net", "tokio::fs", "tokio::process"];
+    nowhere(&actors, &world, "the world begins behind the traits of `seam`");
+    nowhere(&actors, &["thread::spawn", "thread::sleep", "thread::scope", "thread::Builder"], "work is tasks");
+    nowhere(&actors, &["SystemTime", "Timestamp::now"], "the wall clock is the host's");
+    nowhere(
+        &actors,
+        &["std::time::Instant::now", "Instant::now().elapsed"],
+        "the clock is tokio's, which tests can pause",
+    );
+}
+
+#[test]
+fn the_package_of_the_actors_depends_on_nothing_that_touches_the_world() {
+    let manifest = fs::read_to_string(root().join("actors/Cargo.toml")).unwrap();
+    let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
+    let (dependencies, _) = dependencies.split_once("\n[").unwrap();
+    for line in dependencies.lines().filter(|line| !line.trim().is_empty()) {
+        let name = line.split(['.', ' ', '=']).next().unwrap();
+        let worldly =
+            ["nix", "rustix", "libc", "reqwest", "hyper", "axum", "socket2", "tempfile", "rand", "mcp-satellite"];
+        assert!(!worldly.contains(&name), "`actors` depends on `{name}`");
+        if name == "tokio" {
+            for feature in ["process", "net", "fs", "signal", "io-std", "rt-multi-thread", "full"] {
+                assert!(!line.contains(&format!("\"{feature}\"")), "`actors` has tokio's feature `{feature}`");
+            }
+        }
+        if name == "jiff" {
+            assert!(!line.contains("\"std\""), "with `std` jiff reads the wall clock");
+        }
+    }
+    let workspace = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let tokio = workspace.lines().find(|line| line.starts_with("tokio = {")).unwrap();
+    assert!(tokio.contains("default-features = false") && !tokio.contains("features = ["), "{tokio}");
+}
+
+#[test]
+fn the_actors_forbid_unsafe_code() {
+    let lib = fs::read_to_string(root().join("actors/src/lib.rs")).unwrap();
+    assert!(lib.lines().any(|line| line == "#![forbid(unsafe_code)]"));
+}
+
+#[test]
+fn one_actor_one_file() {
+    let mut actors = 0;
+    for source in sources("actors/src") {
+        let count = source.code().filter(|(_, line)| line.starts_with("impl Actor for ")).count();
+        assert!(count <= 1, "{} has {count} actors", source.path.display());
+        actors += count;
+    }
+    assert!(actors >= 5, "the actors are not found any more: {actors}");
+}
+
+#[test]
+fn actors_cast_and_never_call() {
+    let calls = ["call!(", "call_t!(", "forward!(", "ractor::call", "rpc::", "RpcReplyPort", "multi_call"];
+    nowhere(&sources("actors/src"), &calls, "an actor that waits for another can wait for ever");
+}
+
+#[test]
+fn actors_use_no_names_and_groups_that_are_global_to_the_process() {
+    nowhere(
+        &sources("actors/src"),
+        &["ractor::registry", "ractor::pg", "OutputPort", "where_is("],
+        "two satellites may share a process",
+    );
+}
+
+#[test]
+fn tasks_are_spawned_in_one_place_only() {
+    let others: Vec<Source> =
+        sources("actors/src").into_iter().filter(|source| !source.path.ends_with("tasks.rs")).collect();
+    nowhere(
+        &others,
+        &["tokio::spawn", "tokio::task::spawn", "spawn_blocking", "JoinSet"],
+        "a task belongs to an actor's state",
+    );
+}
+
+#[test]
+fn nothing_is_ignored_and_nothing_is_left_to_do() {
+    let everything = everything();
+    nowhere(&everything, &["todo!(", "unimplemented!(", "dbg!(", "FIXME", "XXX"], "nothing is left to do");
+    for source in &everything {
+        for line in source.text.lines().filter(|line| line.trim_start().starts_with("#[ignore")) {
+            // It runs, in the process that the test beside it starts.
+            let is_a_child = line.contains("the child process of the test above");
+            assert!(is_a_child, "{}: an ignored test proves nothing", source.path.display());
+        }
+    }
+}
+
+#[test]
+fn no_profile_aborts_on_panic() {
+    let workspace = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let aborts = workspace.lines().any(|line| line.starts_with("panic") && line.contains("abort"));
+    assert!(!aborts, "a panic in one worker must not end the others");
+}
