@@ -99,3 +99,58 @@ impl Catalogue {
         Difference { added: missing_in(&new, &old), removed: missing_in(&old, &new) }
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    fn tool(definition: &str) -> Tool {
+        Tool::parse(RawValue::from_string(definition.to_owned()).unwrap()).unwrap()
+    }
+
+    fn catalogue(definitions: &[&str]) -> Catalogue {
+        Catalogue { tools: definitions.iter().map(|definition| tool(definition)).collect() }
+    }
+
+    #[test]
+    fn a_definition_is_kept_as_it_was_sent_unknown_fields_and_all() {
+        let sent = r#"{"_meta": {"a":1},"name":"read",  "x-unknown":[null]}"#;
+        assert_eq!(tool(sent).raw.get(), sent);
+    }
+
+    #[test]
+    fn a_tool_is_estimated_at_a_quarter_of_its_characters() {
+        // 4 + 5 + 17 characters, of which one takes two bytes.
+        let read = tool(r#"{"name":"read","description":"Füße.","inputSchema":{"type":"object"}}"#);
+        assert_eq!(read.tokens, 6);
+        assert_eq!(catalogue(&[r#"{"name":"12345678"}"#, r#"{"name":"1234"}"#]).total_tokens(), 3);
+    }
+
+    #[test]
+    fn only_a_tool_annotated_read_only_or_idempotent_may_be_repeated() {
+        let annotated = |annotations: &str| tool(&format!(r#"{{"name":"t","annotations":{annotations}}}"#)).repeatable;
+        assert!(annotated(r#"{"readOnlyHint":true}"#));
+        assert!(annotated(r#"{"idempotentHint":true,"readOnlyHint":false}"#));
+        assert!(!annotated(r#"{"readOnlyHint":false,"destructiveHint":false}"#));
+        assert!(!tool(r#"{"name":"t"}"#).repeatable);
+    }
+
+    #[test]
+    fn a_definition_without_a_name_is_an_error() {
+        let raw = RawValue::from_string(r#"{"description":"nameless"}"#.to_owned()).unwrap();
+        assert!(Tool::parse(raw).is_err());
+    }
+
+    #[test]
+    fn a_tool_that_is_defined_anew_is_removed_and_added() {
+        let before = catalogue(&[r#"{"name":"same"}"#, r#"{"name":"old"}"#, r#"{"name":"changed"}"#]);
+        let after = catalogue(&[r#"{"name":"changed","title":"!"}"#, r#"{"name":"new"}"#, r#"{"name":"same"}"#]);
+        let difference = after.difference(&before);
+        assert_eq!((difference.added, difference.removed), (
+            vec!["changed".to_owned(), "new".to_owned()],
+            vec!["changed".to_owned(), "old".to_owned()],
+        ));
+        assert!(after.difference(&after).is_empty());
+    }
+}

@@ -191,3 +191,56 @@ impl CallError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exited(code: Option<i32>, signal: Option<i32>) -> WorkerExit {
+        WorkerExit { code, signal, ..WorkerExit::because(ExitCause::Exited) }
+    }
+
+    #[test]
+    fn every_unasked_end_is_a_crash_but_an_exit_with_code_0() {
+        assert!(!exited(Some(0), None).is_crash());
+        assert!(exited(Some(1), None).is_crash());
+        assert!(exited(None, Some(15)).is_crash());
+        assert!(exited(None, None).is_crash(), "nobody knows how it ended");
+        assert!(!WorkerExit::because(ExitCause::Asked).is_crash());
+        let why = String::new;
+        for cause in [
+            ExitCause::Spawn(why()),
+            ExitCause::Handshake(why()),
+            ExitCause::Wire(why()),
+            ExitCause::Unresponsive,
+            ExitCause::Panicked(why()),
+        ] {
+            // Whatever code the process then ends with.
+            assert!(WorkerExit { code: Some(0), ..WorkerExit::because(cause.clone()) }.is_crash(), "{cause:?}");
+        }
+    }
+
+    #[test]
+    fn a_reason_says_in_a_few_words_what_happened() {
+        assert_eq!(exited(Some(1), None).reason(), "exited with code 1");
+        assert_eq!(exited(None, Some(9)).reason(), "killed by SIGKILL");
+        assert_eq!(exited(None, Some(34)).reason(), "killed by signal 34");
+        assert_eq!(exited(None, None).reason(), "ended");
+        let because = |cause| WorkerExit::because(cause).reason();
+        assert_eq!(because(ExitCause::Spawn("cannot start `npx`: not found".into())), "cannot start `npx`: not found");
+        assert_eq!(because(ExitCause::Handshake("no answer".into())), "handshake failed: no answer");
+        assert_eq!(because(ExitCause::Wire("stdout closed".into())), "connection broken: stdout closed");
+        assert_eq!(because(ExitCause::Unresponsive), "unresponsive");
+    }
+
+    #[test]
+    fn the_fate_of_a_call_is_known_unless_it_was_answered() {
+        let refused = CallError::Refused { status: Status::PermanentlyFailed, message: String::new() };
+        let terminated = CallError::Terminated { fate: Fate::MaybeExecuted, reason: String::new() };
+        let answered = CallError::Server { code: -32000, message: String::new(), data: None };
+        assert_eq!(refused.fate(), Some(Fate::NotSent));
+        assert_eq!(terminated.fate(), Some(Fate::MaybeExecuted));
+        assert_eq!(CallError::TimedOut { after: Duration::from_secs(30) }.fate(), Some(Fate::TimedOut));
+        assert_eq!(answered.fate(), None);
+    }
+}

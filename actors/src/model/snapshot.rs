@@ -106,3 +106,73 @@ impl Snapshot {
         self.instances.range(first..).map(|(_, view)| view).take_while(is_theirs)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::spec::{InstanceConfig, Keep, Layer, Target};
+
+    fn view(team: &str, user: &str, installation: &str, status: Status) -> Arc<InstanceView> {
+        let config = InstanceConfig {
+            team: team.into(),
+            team_slug: team.into(),
+            user: user.into(),
+            user_slug: user.into(),
+            installation: installation.into(),
+            server: "files".into(),
+            target: Target::Stdio { command: "files".to_owned(), cwd: None },
+            server_layer: Layer::default(),
+            team_layer: Layer::default(),
+            user_layer: Layer::default(),
+            user_required: Vec::new(),
+            keep: Keep::Listed,
+            request_logging: true,
+            policy: Arc::default(),
+        };
+        Arc::new(InstanceView {
+            spec: Arc::new(config.merge()),
+            status,
+            message: None,
+            want: Want::Running,
+            dormant: false,
+            pid: None,
+            restarts: 0,
+            history: History::default(),
+            next_retry_at: None,
+            attempt: None,
+            initialized_at: None,
+            catalogue: Some(Arc::default()),
+            port: None,
+            counters: Arc::default(),
+            last_error: None,
+            last_exit: None,
+        })
+    }
+
+    fn names<'a>(views: impl Iterator<Item = &'a Arc<InstanceView>>) -> Vec<String> {
+        views.map(|view| view.spec.id.to_string()).collect()
+    }
+
+    #[test]
+    fn a_team_and_a_user_see_their_own_instances_and_no_neighbours() {
+        let mut snapshot = Snapshot::default();
+        for (team, user, installation) in
+            [("b", "u", "1"), ("a", "u", "2"), ("ab", "u", "1"), ("a", "uv", "1"), ("a", "u", "1")]
+        {
+            let view = view(team, user, installation, Status::Online);
+            snapshot.instances.insert(view.spec.id.clone(), view);
+        }
+        assert_eq!(names(snapshot.iter()), ["a/u/1", "a/u/2", "a/uv/1", "ab/u/1", "b/u/1"]);
+        assert_eq!(names(snapshot.team(&"a".into())), ["a/u/1", "a/u/2", "a/uv/1"]);
+        assert_eq!(names(snapshot.user(&"a".into(), &"u".into())), ["a/u/1", "a/u/2"]);
+        assert_eq!(names(snapshot.user(&"a".into(), &"v".into())), Vec::<String>::new());
+        assert_eq!(names(snapshot.team(&"".into())), Vec::<String>::new());
+    }
+
+    #[test]
+    fn tools_are_offered_while_online_and_never_else() {
+        for status in Status::ALL {
+            assert_eq!(view("a", "u", "1", status).offered().is_some(), status == Status::Online, "{status}");
+        }
+    }
+}

@@ -73,8 +73,8 @@ mod tests {
         assert_eq!(budget.charge(&policy, start), None);
         assert_eq!(budget.charge(&policy, start + Duration::from_secs(10)), None);
         assert_eq!(budget.charge(&policy, start + Duration::from_secs(20)), Some(Change::Throttled { exits: 3 }));
-        let again = budget.deadline(&policy).expect("a throttled team has a deadline");
-        assert_eq!(again, start + Duration::from_secs(60));
+        let again = start + Duration::from_secs(60);
+        assert_eq!(budget.deadline(&policy), Some(again));
         assert_eq!(budget.review(&policy, again), Some(Change::Unthrottled { exits: 2 }));
         assert_eq!(budget.deadline(&policy), None);
     }
