@@ -76,7 +76,6 @@ fn a_server_that_dies_in_the_call_exits_with_1_and_says_how() {
 }
 
 #[test]
-#[ignore = "actors/src/team.rs, admit: a call right after a death is given the dead run's port, and fails as not_sent"]
 fn a_call_right_after_a_death_waits_for_the_next_run() {
     let home = Home::new();
     let servers = std::fs::read_to_string(home.servers("servers.toml", &[("notes", &[])])).unwrap();

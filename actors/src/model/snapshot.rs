@@ -129,8 +129,10 @@ mod tests {
             request_logging: true,
             policy: Arc::default(),
         };
+        let spec = Arc::new(config.merge());
         Arc::new(InstanceView {
-            spec: Arc::new(config.merge()),
+            subject: Arc::new(Subject::from(&*spec)),
+            spec,
             status,
             message: None,
             want: Want::Running,
