@@ -52,6 +52,17 @@ fn both_files_are_run_together() {
 }
 
 #[test]
+fn a_server_can_be_called_as_soon_as_the_satellite_says_that_it_is_running() {
+    for _ in 0..5 {
+        let home = Home::new();
+        let config = home.servers("satellite.toml", &[("one", &[]), ("other", &[]), ("third", &[])]);
+        let satellite = home.run(&["--config", config.to_str().unwrap()]);
+        home.satellite(&["call", "third", "echo"]).exits(0);
+        satellite.terminate().exits(0);
+    }
+}
+
+#[test]
 fn without_a_file_there_is_nothing_to_run() {
     let home = Home::new();
     let outcome = home.satellite(&["run"]).exits(2);
