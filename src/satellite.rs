@@ -214,6 +214,10 @@ impl Satellite {
         };
         let (removed, changed) = futures::join!(futures::future::join_all(removals), installs);
         let change_detected = changed || removed.contains(&true);
+        // Whoever is told that they are installed finds them by name.
+        for id in &wanted {
+            self.runtime.wait_for(id, |_| true).await;
+        }
         let fetch_duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(config_hash = hash, server_count, teams_count, change_detected, "configuration applied");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
