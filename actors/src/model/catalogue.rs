@@ -147,10 +147,10 @@ mod tests {
         let before = catalogue(&[r#"{"name":"same"}"#, r#"{"name":"old"}"#, r#"{"name":"changed"}"#]);
         let after = catalogue(&[r#"{"name":"changed","title":"!"}"#, r#"{"name":"new"}"#, r#"{"name":"same"}"#]);
         let difference = after.difference(&before);
-        assert_eq!((difference.added, difference.removed), (
-            vec!["changed".to_owned(), "new".to_owned()],
-            vec!["changed".to_owned(), "old".to_owned()],
-        ));
+        assert_eq!(
+            (difference.added, difference.removed),
+            (vec!["changed".to_owned(), "new".to_owned()], vec!["changed".to_owned(), "old".to_owned()],)
+        );
         assert!(after.difference(&after).is_empty());
     }
 }
