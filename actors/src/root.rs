@@ -37,6 +37,8 @@ const SPAWN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 pub(crate) enum Msg {
     /// Install an instance, or change the configuration of one that is there; nothing if it is the same.
     Install(Arc<InstanceSpec>, Reply<Installed>),
+    /// Change the configuration of an instance that is there, and only that.
+    Update(Arc<InstanceSpec>, Reply<Installed>),
     /// Remove an instance.
     Uninstall(InstanceId, Reply<Uninstalled>),
     /// A person asks.
@@ -205,6 +207,13 @@ impl Actor for Root {
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match msg {
             Msg::Install(spec, reply) => state.install(spec, reply, &myself).await,
+            Msg::Update(spec, reply) => {
+                if state.instances.get(&spec.id).is_some_and(|desired| desired.leaving.is_none()) {
+                    state.install(spec, reply, &myself).await;
+                } else {
+                    let _ = reply.send(Err(ControlError::NotFound));
+                }
+            }
             Msg::Uninstall(id, reply) => {
                 state.uninstall(id, reply);
             }

@@ -127,10 +127,8 @@ impl RuntimeHandle {
 
     /// Changes the configuration of an instance that is there; one that is not is not installed.
     pub async fn update(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
-        if self.snapshot().get(&spec.id).is_none() {
-            return Err(ControlError::NotFound);
-        }
-        self.install(spec).await
+        let spec = Arc::new(spec);
+        self.ask(|reply| root::Msg::Update(spec.clone(), reply)).await
     }
 
     /// Removes an instance; answers when nothing of it is left.

@@ -256,8 +256,7 @@ async fn an_uninstall_answers_what_it_found_and_leaves_nothing() {
         assert_eq!(fleet.runtime.start(id).await, Err(ControlError::NotFound));
     }
     assert_eq!(fleet.world.sim.alive(), 0);
-    let mut watch = fleet.runtime.watch();
-    watch.wait_for(|snapshot| snapshot.is_empty()).await.unwrap();
+    assert!(fleet.runtime.snapshot().is_empty(), "who has removed something sees that it is gone");
     assert_eq!(fleet.told(&running, "mcp.server.stopped").await[0]["kind"], "uninstall");
 
     let again = fleet.online(Server::new("failed")).await;
@@ -293,6 +292,24 @@ async fn an_update_with_an_equal_configuration_changes_nothing() {
     assert_eq!(fleet.runtime.install(server.spec).await, Ok(Installed::Unchanged));
     sleep(seconds(60.0)).await;
     assert_eq!((fleet.pid(&id), fleet.told_of(&id).await.len()), (pid, told));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_is_of_what_is_installed_whether_or_not_it_is_in_the_picture_yet() {
+    let fleet = Fleet::start().await;
+    let server = Server::new("a");
+    let id = server.spec.id.clone();
+    assert_eq!(fleet.runtime.update(server.spec.clone()).await, Err(ControlError::NotFound));
+    fleet.add(server.clone()).await;
+    let update = server.env("NEW", "1").spec;
+    assert_eq!(fleet.runtime.update(update.clone()).await, Ok(Installed::Updated), "at once after the install");
+    fleet.until(&id, Status::Online).await;
+    let (uninstalled, updated) = futures::join!(fleet.runtime.uninstall(&id), fleet.runtime.update(update));
+    assert!(uninstalled.is_ok());
+    assert_eq!(updated, Err(ControlError::NotFound), "what is being removed is not brought back by an update");
+    sleep(seconds(60.0)).await;
+    assert!(fleet.runtime.snapshot().is_empty());
     fleet.finish().await;
 }
 

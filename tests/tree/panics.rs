@@ -10,9 +10,9 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::Want;
 use mcp_satellite_actors::{Installed, Part, RuntimeHandle};
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Fleet, Mood, Server, exits, seconds, tenths};
+use crate::support::{Fleet, LONG, Mood, Server, exits, seconds, tenths};
 
 /// Casts the panic after what was cast before it, without a pause.
 #[expect(clippy::unused_async, reason = "joined with others, so that it comes in their midst")]
@@ -280,7 +280,8 @@ async fn readers_keep_their_receivers_over_a_panic_of_the_registry() {
     assert_eq!(snapshot.get(&id).unwrap().pid, pid, "nothing was forgotten meanwhile");
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     fleet.server(&id).exit(1);
-    watch.wait_for(|snapshot| snapshot.get(&id).is_some_and(|view| view.restarts == 1)).await.unwrap();
+    let seen = watch.wait_for(|snapshot| snapshot.get(&id).is_some_and(|view| view.restarts == 1));
+    assert!(timeout(LONG, seen).await.is_ok(), "an old receiver sees what the new registry publishes");
     fleet.until_replaced(&id, pid).await;
     fleet.finish().await;
 }

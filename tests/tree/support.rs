@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Longer than anything here takes; in paused time it costs little.
-pub(crate) const LONG: Duration = Duration::from_secs(6 * 3600);
+pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
 pub(crate) fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
