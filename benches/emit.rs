@@ -58,7 +58,10 @@ async fn measure(name: &str, sink: impl EventSink, report: &mut Report) {
             time(median(timed.iter().copied())),
             time(quantile(timed.iter().copied(), 0.99)),
             time(quantile(timed.iter().copied(), 0.999)),
-            format!("{:.0} %", (after.dropped - before.dropped) as f64 / (after.emitted - before.emitted) as f64 * 100.0),
+            format!(
+                "{:.0} %",
+                (after.dropped - before.dropped) as f64 / (after.emitted - before.emitted) as f64 * 100.0
+            ),
         ]);
     }
     runtime.shutdown().await;
