@@ -97,14 +97,18 @@ impl Process for ChildProcess {
     fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
         Box::pin(async {
             loop {
-                if let Some(end) = self.group.end() {
-                    return end;
-                }
+                // The kernel is asked only once it has news: this is polled for every message of the server.
                 match self.ended.readable().await {
-                    // Asked again between the clearing and the next wait, so no news is lost.
-                    Ok(mut readable) => readable.clear_ready(),
+                    Ok(mut readable) => match self.group.end() {
+                        Some(end) => return end,
+                        // Cleared only where the pidfd is not readable, and readable it stays from the end on.
+                        None => readable.clear_ready(),
+                    },
                     // The runtime that the pidfd is registered with is going: wait where no runtime is needed.
-                    Err(_) => self.scanner.gone(&self.group).await,
+                    Err(_) => {
+                        self.scanner.gone(&self.group).await;
+                        return self.group.end().unwrap_or_default();
+                    }
                 }
             }
         })
