@@ -98,17 +98,15 @@ impl Process for ChildProcess {
         Box::pin(async {
             loop {
                 // The kernel is asked only once it has news: this is polled for every message of the server.
-                match self.ended.readable().await {
-                    Ok(mut readable) => match self.group.end() {
-                        Some(end) => return end,
-                        // Cleared only where the pidfd is not readable, and readable it stays from the end on.
-                        None => readable.clear_ready(),
-                    },
+                let Ok(mut readable) = self.ended.readable().await else {
                     // The runtime that the pidfd is registered with is going: wait where no runtime is needed.
-                    Err(_) => {
-                        self.scanner.gone(&self.group).await;
-                        return self.group.end().unwrap_or_default();
-                    }
+                    self.scanner.gone(&self.group).await;
+                    return self.group.end().unwrap_or_default();
+                };
+                match self.group.end() {
+                    Some(end) => return end,
+                    // Cleared only where the pidfd is not readable, and readable it stays from the end on.
+                    None => readable.clear_ready(),
                 }
             }
         })
