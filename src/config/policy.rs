@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{
-    BatchPolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy, TeamBudgetPolicy, WatchdogPolicy,
+    BatchPolicy, IdlePolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy, TeamBudgetPolicy,
+    WatchdogPolicy,
 };
 use toml_span::Span;
 
@@ -62,6 +63,14 @@ section!(
     }
 );
 section!(
+    /// `[policy.idle]`
+    Idle of IdlePolicy {
+        idle: Duration = Fields::duration,
+        grace: Duration = Fields::duration,
+        sweep: Duration = Fields::positive,
+    }
+);
+section!(
     /// `[policy.watchdog]`
     Watchdog of WatchdogPolicy {
         silence: Duration = Fields::positive,
@@ -107,6 +116,7 @@ section!(
 pub(super) struct Tier {
     restart: Restart,
     session: Session,
+    idle: Idle,
     watchdog: Watchdog,
     reconnect: Reconnect,
     logs: Logs,
@@ -117,6 +127,7 @@ impl Tier {
         Self {
             restart: fields.section("restart", Restart::read),
             session: fields.section("session", Session::read),
+            idle: fields.section("idle", Idle::read),
             watchdog: fields.section("watchdog", Watchdog::read),
             reconnect: fields.section("reconnect", Reconnect::read),
             logs: fields.section("logs", Logs::read),
@@ -128,6 +139,7 @@ impl Tier {
         let mut policy = above.clone();
         self.restart.put(&mut policy.restart);
         let session = self.session.put(&mut policy.session);
+        self.idle.put(&mut policy.idle);
         self.watchdog.put(&mut policy.watchdog);
         let reconnect = self.reconnect.put(&mut policy.reconnect);
         self.logs.put(&mut policy.logs);

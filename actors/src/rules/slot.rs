@@ -5,22 +5,23 @@
 //!                 ┌────────────── Update ──────────────┐
 //!  Unconfigured ──┘                                    ▼
 //!                       Granted            Initialized, Discovered
-//!  Queued ───────────────────────▶ Starting ──────────────────────▶ Ready ──exit 0──▶ Dormant
-//!    ▲  ▲                             │  │ └─▶ Undiscovered ──retry──▶ │                  │
-//!    │  └──── the delay is over ──────┼──┼──── Backoff ◀──crash, exit──┘                  │
-//!    │                                │  └──── Failed  ◀──once too often                  │
-//!    └───────────────── Call ─────────┼───────────────────────────────────────────────────┘
+//!  Queued ───────────────────────▶ Starting ──────────────────────▶ Ready ─idle─▶ FallingAsleep ──▶ Dormant
+//!    ▲  ▲                             │  │ └─▶ Undiscovered ──retry──▶ │ └────────── exit 0 ──────────▶ │
+//!    │  └──── the delay is over ──────┼──┼──── Backoff ◀──crash, exit──┘                                │
+//!    │                                │  └──── Failed  ◀──once too often                                │
+//!    └───────────────── Call ─────────┼─────────────────────────────────────────────────────────────────┘
 //!                                     ▼
 //!                 Stopping, then: Stopped │ started again │ Over
 //! ```
 //!
 //! There is one incarnation at most: a restart waits until the old run is gone. A later rolling update gets a
-//! `successor` beside the run in `Ready`; idle sleep is one more way into `Dormant`; the reconnect schedule of a remote
-//! instance is a phase between `Ready` and `Starting`, as `Undiscovered` is for a link that is alive.
+//! `successor` beside the run in `Ready`; the reconnect schedule of a remote instance is a phase between `Ready` and
+//! `Starting`, as `Undiscovered` is for a link that is alive.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::idle::{self, Activity};
 use super::restart::{self, History, Verdict};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
@@ -89,6 +90,19 @@ pub enum Phase {
     Ready {
         /// The incarnation.
         run: Run,
+        /// When it came to this.
+        since: Instant,
+        /// When it is looked at whether anybody needs it; none if it never sleeps.
+        look_at: Option<Instant>,
+    },
+    /// Nobody needs it: it takes no calls any more, and is being ended.
+    FallingAsleep {
+        /// The incarnation.
+        run: Run,
+        /// Since when.
+        since: Instant,
+        /// How long nobody had needed it then.
+        idle: Duration,
     },
     /// The link is alive and its lists cannot be read. Retried; a call is tried on the link.
     Undiscovered {
@@ -110,7 +124,7 @@ pub enum Phase {
         /// What for.
         why: Why,
     },
-    /// Asleep after a clean exit, its tools listed. The next call wakes it.
+    /// Asleep, its tools listed. The next call wakes it.
     Dormant {
         /// Since when.
         since: Instant,
@@ -178,8 +192,15 @@ pub enum Input {
     DiscoveryFailed(Run, String),
     /// The run is over and nothing of it is left.
     Ended(Run, WorkerExit),
-    /// A deadline of this slot may have passed.
-    Tick,
+    /// A deadline of this slot may have passed; and what its open run has to do, if there is one.
+    Tick(Option<Activity>),
+    /// Its run takes no calls any more, as was tried by [`Effect::TrySleep`].
+    Sleep {
+        /// The incarnation.
+        run: Run,
+        /// How long nobody has needed it.
+        idle: Duration,
+    },
 }
 
 /// What the team's supervisor is to do.
@@ -203,6 +224,13 @@ pub enum Effect {
     },
     /// End the worker with grace.
     Stop(Run),
+    /// Let the run take no calls any more, unless one is inside; then say [`Input::Sleep`].
+    TrySleep {
+        /// The incarnation.
+        run: Run,
+        /// How long nobody has needed it.
+        idle: Duration,
+    },
     /// Read the lists again on the live link.
     Discover(Run),
     /// The status moved; tell the registry and the events.
@@ -247,6 +275,7 @@ impl Effect {
             Self::RequestPermit { .. }
             | Self::WithdrawPermit
             | Self::ReleasePermit(_)
+            | Self::TrySleep { .. }
             | Self::Refused { .. }
             | Self::Admit(_)
             | Self::Refuse(_)
@@ -273,6 +302,15 @@ pub enum Told {
         old_pid: Option<u32>,
         /// Unwanted exits in the window.
         attempt: usize,
+    },
+    /// Put to sleep.
+    Dormant {
+        /// The process that was ended.
+        pid: Option<u32>,
+        /// How long nobody had needed it.
+        idle: Duration,
+        /// When somebody last did.
+        last_activity: Instant,
     },
     /// Awake again.
     Respawned {
@@ -425,6 +463,7 @@ impl Slot {
             failed: matches!(self.phase, Phase::Failed).then(|| self.message.clone().unwrap_or_default()),
             dormant: match self.phase {
                 Phase::Dormant { since, not_before } => Some((since, not_before)),
+                Phase::FallingAsleep { since, .. } => Some((since, since)),
                 _ => None,
             },
             not_before: match self.phase {
@@ -443,11 +482,12 @@ impl Slot {
     /// The run that takes calls now.
     pub fn open_run(&self) -> Option<Run> {
         match self.phase {
-            Phase::Ready { run } | Phase::Undiscovered { run, .. } => Some(run),
+            Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => Some(run),
             Phase::Unconfigured
             | Phase::Unserved
             | Phase::Queued { .. }
             | Phase::Starting { .. }
+            | Phase::FallingAsleep { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
             | Phase::Stopping { .. }
@@ -467,6 +507,7 @@ impl Slot {
             Phase::Unconfigured
             | Phase::Unserved
             | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
             | Phase::Undiscovered { .. }
             | Phase::Stopping { .. }
             | Phase::Stopped
@@ -489,11 +530,12 @@ impl Slot {
         let own = match self.phase {
             Phase::Backoff { until, .. } => Some(until),
             Phase::Undiscovered { retry_at, .. } => retry_at,
+            Phase::Ready { look_at, .. } => look_at,
             Phase::Unconfigured
             | Phase::Unserved
             | Phase::Queued { .. }
             | Phase::Starting { .. }
-            | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
             | Phase::Dormant { .. }
             | Phase::Stopping { .. }
             | Phase::Stopped
@@ -526,7 +568,8 @@ impl Slot {
             Input::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
             Input::DiscoveryFailed(run, why) => self.on_discovery_failed(now, run, why, &mut out),
             Input::Ended(run, exit) => self.on_ended(now, run, exit, &mut out),
-            Input::Tick => self.on_tick(now, &mut out),
+            Input::Tick(activity) => self.on_tick(now, activity, &mut out),
+            Input::Sleep { run, idle } => self.on_sleep(now, run, idle, &mut out),
         }
         out
     }
@@ -567,6 +610,7 @@ impl Slot {
             Phase::Queued { .. }
             | Phase::Starting { .. }
             | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
             | Phase::Undiscovered { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
@@ -584,10 +628,9 @@ impl Slot {
             Phase::Unconfigured | Phase::Unserved | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
                 self.stop_now(out);
             }
-            Phase::Starting { run, .. } | Phase::Ready { run } | Phase::Undiscovered { run, .. } => {
-                let run = *run;
+            Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
                 self.want = Want::Stopped;
-                self.end_run(run, StopKind::Manual, Then::Stop, out);
+                self.end_run(StopKind::Manual, Then::Stop, out);
                 self.moves(Cause::Stopped, Some("stopping".to_owned()), out);
                 self.refuse(out);
             }
@@ -611,10 +654,10 @@ impl Slot {
 
     fn on_restart(&mut self, out: &mut Vec<Effect>) {
         match self.phase {
-            Phase::Starting { run, .. } | Phase::Ready { run } | Phase::Undiscovered { run, .. } => {
+            Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
                 self.history.clear();
                 let again = Why::Again { reason: RestartReason::Manual, old_pid: self.pid, attempt: 0 };
-                self.end_run(run, StopKind::Manual, Then::Again(again), out);
+                self.end_run(StopKind::Manual, Then::Again(again), out);
                 self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
             }
             Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
@@ -644,10 +687,9 @@ impl Slot {
         self.catalogue = None;
         let (complete, served) = (self.spec.missing.is_empty(), self.is_served());
         match &mut self.phase {
-            Phase::Starting { run, .. } | Phase::Ready { run } | Phase::Undiscovered { run, .. } => {
-                let run = *run;
+            Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
                 let again = Why::Again { reason: RestartReason::Config, old_pid: self.pid, attempt: 0 };
-                self.end_run(run, StopKind::Config, if complete { Then::Again(again) } else { Then::AwaitConfig }, out);
+                self.end_run(StopKind::Config, if complete { Then::Again(again) } else { Then::AwaitConfig }, out);
                 self.config_changed(out);
             }
             Phase::Stopping { then: then @ (Then::Again(_) | Then::AwaitConfig), .. } => {
@@ -705,9 +747,8 @@ impl Slot {
 
     fn on_end(&mut self, kind: StopKind, out: &mut Vec<Effect>) {
         match &mut self.phase {
-            Phase::Starting { run, .. } | Phase::Ready { run } | Phase::Undiscovered { run, .. } => {
-                let run = *run;
-                self.end_run(run, kind, Then::Over, out);
+            Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
+                self.end_run(kind, Then::Over, out);
                 self.moves(Cause::Stopped, Some(ending(kind).to_owned()), out);
             }
             Phase::Stopping { then, kind: announced, .. } => {
@@ -732,7 +773,7 @@ impl Slot {
 
     fn on_call(&mut self, now: Instant, out: &mut Vec<Effect>) {
         match &mut self.phase {
-            Phase::Ready { run } | Phase::Undiscovered { run, .. } => out.push(Effect::Admit(*run)),
+            Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => out.push(Effect::Admit(*run)),
             Phase::Dormant { since, not_before } => {
                 let (since, not_before) = (*since, *not_before);
                 let why = Why::Wake { since, asked: now };
@@ -750,6 +791,8 @@ impl Slot {
             }
             // The caller waits, up to its own deadline. It never shortens a restart's delay.
             Phase::Starting { .. } | Phase::Backoff { .. } | Phase::Stopping { then: Then::Again(_), .. } => {}
+            // Too late for this run. Who still waits when it is gone calls again, and wakes the next.
+            Phase::FallingAsleep { .. } => {}
             Phase::Stopping { then: Then::Over, kind, .. } => out.push(refuse_ending(*kind)),
             Phase::Unconfigured
             | Phase::Unserved
@@ -820,7 +863,7 @@ impl Slot {
                 self.ready(now, run, &why, since, out);
             }
             // It is ending, perhaps because it was configured anew: what it says now is no longer told.
-            Phase::Stopping { .. } => {}
+            Phase::FallingAsleep { .. } | Phase::Stopping { .. } => {}
             Phase::Unconfigured
             | Phase::Unserved
             | Phase::Queued { .. }
@@ -852,6 +895,7 @@ impl Slot {
             Phase::Unconfigured
             | Phase::Unserved
             | Phase::Queued { .. }
+            | Phase::FallingAsleep { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
             | Phase::Stopping { .. }
@@ -890,7 +934,13 @@ impl Slot {
                     Then::Again(why) => self.again(why, out),
                 }
             }
-            Phase::Ready { .. } => self.unwanted(now, &exit, old_pid, true, out),
+            Phase::FallingAsleep { since, idle, .. } if exit.cause == ExitCause::Asked => {
+                let last_activity = since.checked_sub(idle).unwrap_or(since);
+                out.push(Effect::Tell(Told::Dormant { pid: old_pid, idle, last_activity }));
+                self.phase = Phase::Dormant { since: now, not_before: now };
+            }
+            // Or it ended by itself in the moment in which it was to sleep.
+            Phase::Ready { .. } | Phase::FallingAsleep { .. } => self.unwanted(now, &exit, old_pid, true, out),
             Phase::Starting { .. } | Phase::Undiscovered { .. } => self.unwanted(now, &exit, old_pid, false, out),
             // These have no run: the check above ended it.
             Phase::Unconfigured
@@ -957,7 +1007,7 @@ impl Slot {
         }
     }
 
-    fn on_tick(&mut self, now: Instant, out: &mut Vec<Effect>) {
+    fn on_tick(&mut self, now: Instant, activity: Option<Activity>, out: &mut Vec<Effect>) {
         if let Some((run, until)) = self.permit
             && now >= until
         {
@@ -976,12 +1026,49 @@ impl Slot {
                 *retry_at = None;
                 out.push(Effect::Discover(*run));
             }
+            Phase::Ready { run, since, look_at } if look_at.is_some_and(|at| now >= at) => {
+                let policy = &self.spec.policy.idle;
+                let verdict = activity.map(|activity| idle::look(policy, *since, activity, now));
+                *look_at = match verdict {
+                    Some(idle::Verdict::LookAgain(at)) => at,
+                    // Looked at again if a call slips in.
+                    Some(idle::Verdict::Idle(idle)) => {
+                        out.push(Effect::TrySleep { run: *run, idle });
+                        idle::next_look(policy, *since, now)
+                    }
+                    None => idle::next_look(policy, *since, now),
+                };
+            }
             // Nothing is due.
             Phase::Unconfigured
             | Phase::Unserved
             | Phase::Queued { .. }
             | Phase::Starting { .. }
             | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Undiscovered { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => {}
+        }
+    }
+
+    fn on_sleep(&mut self, now: Instant, run: Run, idle: Duration, out: &mut Vec<Effect>) {
+        match self.phase {
+            Phase::Ready { run: current, .. } if current == run => {
+                self.phase = Phase::FallingAsleep { run, since: now, idle };
+                out.push(Effect::Stop(run));
+            }
+            // It is said in the same breath in which it was tried: nothing can have come between.
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Queued { .. }
+            | Phase::Starting { .. }
+            | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
             | Phase::Undiscovered { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
@@ -996,7 +1083,8 @@ impl Slot {
     pub fn run(&self) -> Option<Run> {
         match self.phase {
             Phase::Starting { run, .. }
-            | Phase::Ready { run }
+            | Phase::Ready { run, .. }
+            | Phase::FallingAsleep { run, .. }
             | Phase::Undiscovered { run, .. }
             | Phase::Stopping { run, .. } => Some(run),
             Phase::Unconfigured
@@ -1072,7 +1160,12 @@ impl Slot {
     }
 
     fn ready(&mut self, now: Instant, run: Run, why: &Why, since: Instant, out: &mut Vec<Effect>) {
-        self.phase = Phase::Ready { run };
+        let policy = &self.spec.policy.idle;
+        let look_at = match self.spec.keep {
+            Keep::Listed => idle::first_look(policy, now),
+            Keep::AlwaysOn => None,
+        };
+        self.phase = Phase::Ready { run, since: now, look_at };
         let first = !std::mem::replace(&mut self.was_ready, true);
         let told = match why {
             Why::Wake { since, asked } => Told::Respawned {
@@ -1096,9 +1189,13 @@ impl Slot {
         out.push(Effect::Admit(run));
     }
 
-    fn end_run(&mut self, run: Run, kind: StopKind, then: Then, out: &mut Vec<Effect>) {
+    /// Ends the run that is there. One that was to sleep is being ended already.
+    fn end_run(&mut self, kind: StopKind, then: Then, out: &mut Vec<Effect>) {
+        let Some(run) = self.run() else { return };
+        if !matches!(self.phase, Phase::FallingAsleep { .. }) {
+            out.push(Effect::Stop(run));
+        }
         self.phase = Phase::Stopping { run, kind, then };
-        out.push(Effect::Stop(run));
     }
 
     fn stopped(&mut self, out: &mut Vec<Effect>) {
