@@ -283,7 +283,12 @@ impl CallPort {
 
     /// Whether the run still takes requests.
     pub fn is_open(&self) -> bool {
-        !self.0.gate.is_closed() && !self.0.commands.is_closed()
+        !self.0.gate.is_closed() && !self.is_over()
+    }
+
+    /// Whether there is no session any more that could answer.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.commands.is_closed()
     }
 
     /// Takes no more calls from now on, unless one is inside: then nothing changes.
@@ -355,5 +360,44 @@ impl CallPort {
             );
         }
         answer
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn a_door_closes_only_while_nobody_is_inside_and_then_lets_nobody_in() {
+        let gate = Arc::new(Gate::new());
+        let (first, second) = (gate.enter(2).ok().unwrap(), gate.enter(2).ok().unwrap());
+        assert_eq!(gate.enter(2).err(), Some(NoEntry::Full));
+        drop(first);
+        assert!(!gate.close_if_empty());
+        assert_eq!((gate.inside(), gate.is_closed()), (1, false));
+        drop(second);
+        assert!(gate.close_if_empty());
+        assert_eq!(gate.enter(2).err(), Some(NoEntry::Closed));
+        assert_eq!((gate.inside(), gate.is_closed()), (0, true));
+    }
+
+    #[test]
+    fn a_call_comes_in_or_the_door_closes_and_never_both() {
+        for _ in 0..2000 {
+            let (gate, start) = (Arc::new(Gate::new()), Barrier::new(2));
+            let (place, closed) = std::thread::scope(|scope| {
+                let entering = scope.spawn(|| {
+                    start.wait();
+                    gate.enter(1).ok()
+                });
+                start.wait();
+                let closed = gate.close_if_empty();
+                (entering.join().unwrap(), closed)
+            });
+            assert_ne!(place.is_some(), closed);
+        }
     }
 }

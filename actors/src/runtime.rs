@@ -277,7 +277,7 @@ impl RuntimeHandle {
             || view.map_or(SessionPolicy::default().request_timeout, |view| view.spec.policy.session.request_timeout);
         let timeout = timeout.unwrap_or_else(default).min(TIMEOUT_MAX);
         let deadline = Instant::now() + timeout;
-        let mut port = view.and_then(|view| view.port.clone()).filter(CallPort::is_open);
+        let mut port = view.and_then(|view| view.port.clone()).filter(|port| !port.is_over());
         let mut repeated = false;
         loop {
             let open = match port.take() {

@@ -1,5 +1,7 @@
 //! Sleep of servers that nobody needs, and how they are woken.
 
+use std::task::Poll;
+
 use futures::future::join_all;
 use mcp_satellite::connect::sim::{Script, SimPlan};
 use mcp_satellite_actors::model::exit::CallError;
@@ -10,7 +12,7 @@ use mcp_satellite_actors::{Installed, Uninstalled};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Fleet, Server, call, seconds, tenths};
+use crate::support::{Fleet, LONG, Server, call, seconds, tenths};
 
 /// Handles SIGTERM, and takes its time.
 fn unhurried(delay: f64) -> Script {
@@ -104,7 +106,9 @@ async fn a_call_a_message_and_the_end_of_a_call_each_postpone_it() {
 async fn a_call_that_times_out_has_ended_when_it_does() {
     let fleet = Fleet::start().await;
     let mute = Script { hang_calls: true, ..Script::default() };
-    let id = fleet.online(Server::new("a").script(mute)).await;
+    // Without a ping of the watchdog, whose answer would count.
+    let server = Server::new("a").script(mute).policy(|policy| policy.watchdog.silence = LONG);
+    let id = fleet.online(server).await;
     let call = fleet.call_within(&id, "echo", json!({}), Some(seconds(215.0)));
     let (answer, after) = futures::join!(call, falls_asleep(&fleet, &id));
     assert!(matches!(answer, Err(CallError::TimedOut { .. })), "{answer:?}");
@@ -164,15 +168,36 @@ async fn a_call_while_it_falls_asleep_waits_until_it_is_gone_and_wakes_it() {
     fleet.finish().await;
 }
 
+/// Lets each task that is ready take one step. (tokio's `yield_now` lets them take all that they can.)
+async fn one_step() {
+    let mut stepped = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut stepped, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_call_in_the_instant_of_falling_asleep_is_answered() {
     let fleet = Fleet::start().await;
-    for late in -3..=3 {
-        let id = fleet.online(Server::new(&format!("s{}", late + 3))).await;
-        sleep(seconds(180.0 + f64::from(late) / 1000.0)).await;
-        // The caller still looks at the picture of a moment ago.
-        let answers = join_all((0..5).map(|nth| fleet.call(&id, "echo", json!({"text": nth})))).await;
-        assert!(answers.iter().all(Result::is_ok), "{late} ms: {answers:?}");
+    // Everything that happens then happens in one millisecond: the caller comes before all of it, behind all of it, and
+    // at each step between, looking at the picture of a moment ago.
+    for steps in 0..60 {
+        let id = fleet.online(Server::new(&format!("s{steps}"))).await;
+        let (runtime, its) = (fleet.runtime.clone(), id.clone());
+        let caller = tokio::spawn(async move {
+            sleep(seconds(180.0)).await;
+            for _ in 0..steps {
+                one_step().await;
+            }
+            call(&runtime, &its, "echo", json!({"text": 1}), None).await
+        });
+        let answer = caller.await.unwrap();
+        assert!(answer.is_ok(), "after {steps} steps: {answer:?}");
         assert!(fleet.world.openings(&id).len() <= 2);
     }
     fleet.finish().await;
