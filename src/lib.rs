@@ -10,6 +10,8 @@ pub mod connect;
 pub mod console;
 pub mod journal;
 #[cfg(feature = "cli")]
+mod reaper;
+#[cfg(feature = "cli")]
 mod satellite;
 pub mod sink;
 

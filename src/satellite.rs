@@ -24,9 +24,10 @@ use nix::fcntl::{Flock, FlockArg};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{KEEP, Plan, ROTATE_BYTES, SinkPlan};
-use crate::connect::process::raise_descriptor_limit;
-use crate::connect::stdio::StdioConnector;
+use crate::config::{KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
+use crate::connect::isolation::{Isolation, Strictness};
+use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
+use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::console::server::{self, Console};
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
@@ -75,6 +76,9 @@ struct Settings {
     batch: BatchPolicy,
     team_budget: TeamBudgetPolicy,
     start_permits: Option<usize>,
+    profile: Profile,
+    isolation: Isolation,
+    cgroups: CgroupMode,
 }
 
 impl Settings {
@@ -85,6 +89,9 @@ impl Settings {
             batch: plan.batch.clone(),
             team_budget: plan.team_budget.clone(),
             start_permits: plan.start_permits,
+            profile: plan.profile,
+            isolation: plan.isolation,
+            cgroups: plan.cgroups,
         }
     }
 }
@@ -121,7 +128,28 @@ impl Satellite {
                 Arc::new(StoredSink::new(file, Arc::new(way)))
             }
         };
-        let connector = StdioConnector::new(Vec::new()).map_err(machine("start the thread that forks servers"))?;
+        // The directory is ours, so whoever had it before is dead.
+        if let Some(reclaimed) = reclaim(&data_dir).await.map_err(machine("reclaim what the last satellite left"))? {
+            let Reclaimed { processes, instances, satellite_pid, left } = reclaimed;
+            tracing::warn!(
+                processes,
+                left,
+                satellite_pid,
+                instances = instances.join(", "),
+                "reclaimed what a killed satellite had left"
+            );
+        }
+        let connector = StdioConnector::with(StdioOptions {
+            withheld: Vec::new(),
+            data_dir: Some(data_dir.clone()),
+            isolation: plan.isolation,
+            strictness: match plan.profile {
+                Profile::Development => Strictness::Development,
+                Profile::Production => Strictness::Production,
+            },
+            cgroups: plan.cgroups,
+        });
+        let connector = connector.map_err(machine("get ready to start servers"))?;
         let mut options = Options::new(Arc::new(connector.clone()), sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
         options.batch = plan.batch.clone();
@@ -138,6 +166,7 @@ impl Satellite {
             Console {
                 runtime: runtime.clone(),
                 name: plan.name.clone(),
+                connector: connector.clone(),
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 ending: ending.clone(),
@@ -164,6 +193,11 @@ impl Satellite {
     /// The runtime.
     pub(crate) fn runtime(&self) -> &RuntimeHandle {
         &self.runtime
+    }
+
+    /// What starts its servers.
+    pub(crate) fn connector(&self) -> &StdioConnector {
+        &self.connector
     }
 
     /// Where its data is.
@@ -259,6 +293,12 @@ impl Satellite {
         }
         farewell
     }
+}
+
+/// See [`StdioConnector::reclaim`]; off the runtime's threads, because it waits for processes to die.
+async fn reclaim(data_dir: &Path) -> std::io::Result<Option<Reclaimed>> {
+    let data_dir = data_dir.to_owned();
+    tokio::task::spawn_blocking(move || StdioConnector::reclaim(&data_dir)).await.map_err(std::io::Error::other)?
 }
 
 fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {

@@ -493,8 +493,15 @@ impl State {
                 Want::Running => (Status::Connecting, message),
                 Want::Stopped => (Status::Offline, view.message.clone()),
             };
-            let view =
-                InstanceView { status, message, port: None, pid: None, initialized_at: None, ..(**view).clone() };
+            let view = InstanceView {
+                status,
+                message,
+                port: None,
+                pid: None,
+                custody: None,
+                initialized_at: None,
+                ..(**view).clone()
+            };
             drop(cast!(self.registry, registry::Msg::Put(Arc::new(view))));
         }
     }

@@ -8,7 +8,9 @@ use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::model::event::Envelope;
+use crate::model::exit::Limit;
 use crate::model::ids::Run;
+use crate::model::snapshot::Custody;
 use crate::model::spec::InstanceSpec;
 
 /// Starts one run of a server. Called from a task of the worker, never from a handler, so it may take its time; the
@@ -43,6 +45,14 @@ pub struct Link {
 pub trait Process: Send + 'static {
     /// Its process id, if it has one.
     fn pid(&self) -> Option<u32>;
+    /// How it is kept, where there is something to tell.
+    fn custody(&self) -> Option<Arc<Custody>> {
+        None
+    }
+    /// What finds out, once all has ended and stderr was drained, whether a limit ended it.
+    fn autopsy(&self) -> Option<Autopsy> {
+        None
+    }
     /// Resolves when the leader has ended. Cancel-safe; may be called again.
     fn ended(&mut self) -> BoxFuture<'_, ProcessEnd>;
     /// Resolves when the leader and everything it started is gone. Cancel-safe; may be called again.
@@ -52,6 +62,9 @@ pub trait Process: Send + 'static {
     /// Ends the leader and everything it started (SIGKILL).
     fn kill(&mut self);
 }
+
+/// See [`Process::autopsy`].
+pub type Autopsy = Box<dyn FnOnce() -> Option<Limit> + Send>;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

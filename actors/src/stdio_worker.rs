@@ -120,7 +120,10 @@ impl State {
         let run = *run;
         self.guard = Some(link.guard);
         // An error from here on says that the team's supervisor has died, and this worker with it.
-        let _ = cast!(team, team::Msg::Spawned(spec.id.clone(), run, link.process.pid(), self.port.clone()));
+        let spawned =
+            team::Spawned { pid: link.process.pid(), custody: link.process.custody(), port: self.port.clone() };
+        let _ = cast!(team, team::Msg::Spawned(spec.id.clone(), run, spawned));
+        let autopsy = link.process.autopsy();
         // Dropped by the task that drains stderr when that has ended; at once if there is none.
         let (draining, drained) = oneshot::channel::<Infallible>();
         if let Some(stderr) = link.stderr {
@@ -163,10 +166,13 @@ impl State {
         let (me, exit_drain) = (myself.clone(), spec.policy.session.exit_drain);
         // Chained, not awaited in a block of its own, which would have room for the session twice.
         let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {
-            let exit =
+            let mut exit =
                 exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
             // A server's last words on stderr say why it died. A grandchild may keep the pipe open: not for ever.
             let _ = tokio::time::timeout(exit_drain, drained).await;
+            if exit.cause == ExitCause::Exited {
+                exit.limit = autopsy.and_then(|autopsy| autopsy());
+            }
             let _ = cast!(me, Msg::Over(exit));
         });
         self.tasks.spawn(ending.instrument(span));

@@ -14,7 +14,7 @@ use crate::model::event::{Event, Subject};
 use crate::model::exit::{CallError, ExitCause, WorkerExit};
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::TeamBudgetPolicy;
-use crate::model::snapshot::InstanceView;
+use crate::model::snapshot::{Custody, InstanceView};
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::rules::permits::Urgency;
@@ -80,7 +80,7 @@ pub(crate) enum Msg {
     /// A start permit.
     Granted(InstanceId, Run),
     /// A worker's process is there.
-    Spawned(InstanceId, Run, Option<u32>, CallPort),
+    Spawned(InstanceId, Run, Spawned),
     /// What a session learned.
     News(InstanceId, Input),
     /// A worker is gone. Told by this actor to itself, so that it comes after all that the worker had told.
@@ -97,6 +97,13 @@ pub(crate) enum Msg {
 
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
+
+/// What a worker tells of its process when that is there.
+pub(crate) struct Spawned {
+    pub(crate) pid: Option<u32>,
+    pub(crate) custody: Option<Arc<Custody>>,
+    pub(crate) port: CallPort,
+}
 
 /// What a team's supervisor is made of.
 pub(crate) struct Args {
@@ -127,6 +134,7 @@ struct Instance {
     counters: Arc<Counters>,
     worker: Option<(Run, ActorRef<stdio_worker::Msg>)>,
     port: Option<CallPort>,
+    custody: Option<Arc<Custody>>,
     deadline: Option<std::time::Instant>,
     callers: Vec<oneshot::Sender<Result<CallPort, CallError>>>,
     stopping: Vec<Reply<()>>,
@@ -166,7 +174,7 @@ impl Actor for TeamSupervisor {
             Msg::Control(id, verb, reply) => state.control(&id, verb, reply, now, &myself).await,
             Msg::Ensure(id, reply) => state.ensure(&id, reply, now, &myself).await,
             Msg::Granted(id, run) => state.granted(&id, run, now, &myself).await,
-            Msg::Spawned(id, run, pid, port) => state.spawned(&id, run, pid, port, now, &myself).await,
+            Msg::Spawned(id, run, spawned) => state.spawned(&id, run, spawned, now, &myself).await,
             Msg::News(id, input) => state.input(&id, input, now, &myself).await,
             Msg::Ended(id, run, exit) => state.ended(&id, run, exit, now, &myself).await,
             Msg::Tick => state.tick(now, &myself).await,
@@ -233,6 +241,7 @@ impl State {
             counters: Arc::default(),
             worker: None,
             port: None,
+            custody: None,
             deadline: None,
             callers: Vec::new(),
             stopping: Vec::new(),
@@ -346,17 +355,17 @@ impl State {
         &mut self,
         id: &InstanceId,
         run: Run,
-        pid: Option<u32>,
-        port: CallPort,
+        spawned: Spawned,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
         if let Some(instance) = self.instances.get_mut(id)
             && instance.slot.run() == Some(run)
         {
-            instance.port = Some(port);
+            instance.port = Some(spawned.port);
+            instance.custody = spawned.custody;
         }
-        self.input(id, Input::Spawned(run, pid), now, myself).await;
+        self.input(id, Input::Spawned(run, spawned.pid), now, myself).await;
     }
 
     async fn ended(
@@ -371,6 +380,7 @@ impl State {
         if instance.worker.as_ref().is_some_and(|(current, _)| *current == run) {
             instance.worker = None;
             instance.port = None;
+            instance.custody = None;
         }
         self.input(id, Input::Ended(run, exit), now, myself).await;
         // Who came while the run was ending waits for the next one; one that sleeps now is woken for them.
@@ -631,6 +641,7 @@ impl Instance {
             want: slot.want,
             dormant: slot.is_dormant(),
             pid: slot.pid,
+            custody: self.custody.clone(),
             restarts: slot.restarts,
             history: slot.history.clone(),
             next_retry_at: next_retry.map(|(at, _)| at),

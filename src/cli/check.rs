@@ -6,7 +6,10 @@ use clap::Args;
 use mcp_satellite_actors::model::spec::Target;
 
 use super::{BAD_INPUT, DONE, Failed, complain, say};
+use crate::config::Profile;
 use crate::config::{self, ConfigErrors, Plan};
+use crate::connect::isolation::{Finding, Isolation};
+use crate::connect::stdio::{StdioConnector, StdioOptions};
 
 /// The files that say what to run.
 #[derive(Debug, Clone, Args)]
@@ -96,7 +99,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    pub(super) fn run(self) -> Result<u8, Failed> {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
         let plan = self.sources.load()?;
         for warning in &plan.warnings {
             complain(&format!("warning: {warning}"));
@@ -115,6 +118,37 @@ impl Check {
             count(plan.users, "user"),
             count(plan.instances.len() - remote, "server")
         ));
+        machine(&plan).await?;
         Ok(DONE)
     }
+}
+
+/// What this machine has to hold servers with, found out by trying it.
+async fn machine(plan: &Plan) -> Result<(), Failed> {
+    let home = tempfile::tempdir()?;
+    let options =
+        StdioOptions { data_dir: Some(home.path().to_owned()), cgroups: plan.cgroups, ..StdioOptions::default() };
+    let connector = StdioConnector::with(options)?;
+    say(&format!("this machine: process trees are held by {}", connector.held_by()));
+    say(&format!("  {}", crate::connect::isolation::kernel()));
+    let findings = connector.sandboxes().await;
+    for Finding { sandbox, usable } in &findings {
+        match usable {
+            Ok(path) => say(&format!("  {sandbox}: works ({})", path.display())),
+            Err(why) => say(&format!("  {sandbox}: cannot be used: {why}")),
+        }
+    }
+    let works = |name: &str| findings.iter().any(|finding| finding.sandbox == name && finding.usable.is_ok());
+    let refused = match (plan.isolation, plan.profile) {
+        (Isolation::None, _) | (Isolation::Auto, Profile::Development) => false,
+        (Isolation::Nsjail, _) => !works("nsjail"),
+        (Isolation::Bubblewrap, _) => !works("bubblewrap"),
+        (Isolation::Auto, Profile::Production) => findings.iter().all(|finding| finding.usable.is_err()),
+    };
+    if refused {
+        complain(
+            "warning: no server will be started on this machine: the sandbox that the configuration asks for does not work here",
+        );
+    }
+    Ok(())
 }

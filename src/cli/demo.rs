@@ -10,6 +10,7 @@ use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use super::run::{Log, beside_the_bar, supervise};
 use super::{DataDir, FAILED, Failed, shell_word, tell};
 use crate::config::{self, Plan};
+use crate::reaper::Below;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -63,7 +64,7 @@ pub(super) struct Demo {
 }
 
 impl Demo {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+    pub(super) async fn run(self, below: Below) -> Result<u8, Failed> {
         self.log.init();
         let program = std::env::current_exe()
             .map_err(|error| Failed::new(FAILED, format!("cannot find this program's own file: {error}")))?;
@@ -71,7 +72,7 @@ impl Demo {
         let plan = example(&program)?;
         let servers = plan.instances.len();
         let (command, data_dir) = (shell_word(&program), self.data_dir.flag());
-        supervise(plan, &self.data_dir.data_dir, None, |satellite| {
+        supervise(plan, &self.data_dir.data_dir, None, below, |satellite| {
             let (runtime, home) = (satellite.runtime().clone(), satellite.data_dir().to_owned());
             tokio::spawn(async move {
                 let up = |snapshot: &Arc<Snapshot>| {

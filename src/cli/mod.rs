@@ -22,6 +22,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::connect::sim::{Script, serve_stdio};
 use crate::console::api::Filter;
 use crate::console::client::{Client, ClientError};
+use crate::reaper::{self, Below};
 
 /// What still runs on a blocking thread at the end is not waited for longer than this.
 const LAST_TASKS: Duration = Duration::from_millis(500);
@@ -173,16 +174,38 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.verb {
         Verb::SimServer(script) => std::process::exit(simulate(*script)),
-        verb => match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-            Ok(runtime) => {
-                let outcome = runtime.block_on(run_verb(verb));
-                // A name that is being looked up must not keep the process from its end.
-                runtime.shutdown_timeout(LAST_TASKS);
-                outcome
-            }
-            Err(error) => Err(Failed::new(FAILED, format!("cannot start the async runtime: {error}"))),
-        },
+        // What starts servers runs below a process that sees to what it leaves. No thread exists yet.
+        Verb::Run(verb) => {
+            return below_the_reaper(|below| told(in_runtime(verb.run(below))));
+        }
+        Verb::Demo(verb) => {
+            return below_the_reaper(|below| told(in_runtime(verb.run(below))));
+        }
+        verb => in_runtime(run_verb(verb)),
     };
+    told(outcome)
+}
+
+fn below_the_reaper(satellite: impl FnOnce(Below) -> ExitCode) -> ExitCode {
+    match reaper::above(satellite) {
+        Ok(code) => code,
+        Err(error) => told(Err(Failed::new(FAILED, format!("cannot start the reaper: {error}")))),
+    }
+}
+
+fn in_runtime(verb: impl Future<Output = Result<u8, Failed>>) -> Result<u8, Failed> {
+    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => {
+            let outcome = runtime.block_on(verb);
+            // A name that is being looked up must not keep the process from its end.
+            runtime.shutdown_timeout(LAST_TASKS);
+            outcome
+        }
+        Err(error) => Err(Failed::new(FAILED, format!("cannot start the async runtime: {error}"))),
+    }
+}
+
+fn told(outcome: Result<u8, Failed>) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failed) => {
@@ -194,8 +217,6 @@ pub fn main() -> ExitCode {
 
 async fn run_verb(verb: Verb) -> Result<u8, Failed> {
     match verb {
-        Verb::Run(verb) => verb.run().await,
-        Verb::Demo(verb) => verb.run().await,
         Verb::Status(verb) => verb.run().await,
         Verb::Call(verb) => verb.run().await,
         Verb::Tools(verb) => verb.run().await,
@@ -204,9 +225,9 @@ async fn run_verb(verb: Verb) -> Result<u8, Failed> {
         Verb::Restart(verb) => verb.run("restart").await,
         Verb::Stop(verb) => verb.run().await,
         Verb::Start(verb) => verb.run("start").await,
-        Verb::Check(verb) => verb.run(),
+        Verb::Check(verb) => verb.run().await,
         Verb::Completions(verb) => Ok(verb.run()),
-        Verb::SimServer(script) => Ok(u8::try_from(simulate(*script)).unwrap_or(FAILED)),
+        Verb::Run(_) | Verb::Demo(_) | Verb::SimServer(_) => unreachable!("these are run by themselves"),
     }
 }
 

@@ -16,6 +16,7 @@ use tracing_subscriber::EnvFilter;
 use super::check::{Refused, Sources};
 use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, tell};
 use crate::config::{Plan, SinkPlan};
+use crate::reaper::Below;
 use crate::satellite::{Satellite, StartError};
 
 /// ractor and rmcp tell much that is no news to an operator, and rmcp tells payloads.
@@ -88,14 +89,14 @@ impl Write for BesideTheBar {
 }
 
 impl Run {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+    pub(super) async fn run(self, below: Below) -> Result<u8, Failed> {
         self.log.init();
         let plan = self.sources.load()?;
         let sources = self.sources;
         let reload: Reload = Box::new(move || sources.load());
         let servers = plan.instances.len();
         let events_on_stdout = plan.sink == SinkPlan::Stdout;
-        supervise(plan, &self.data_dir.data_dir, Some(reload), |satellite| {
+        supervise(plan, &self.data_dir.data_dir, Some(reload), below, |satellite| {
             let dir = satellite.data_dir().display();
             if events_on_stdout {
                 // Whoever reads them wants nothing but events.
@@ -120,38 +121,38 @@ pub(super) async fn supervise(
     plan: Plan,
     data_dir: &Path,
     reload: Option<Reload>,
+    below: Below,
     greet: impl FnOnce(&Satellite),
 ) -> Result<u8, Failed> {
-    // The servers run as the same user: they must not read in /proc what was withheld from them.
-    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
-        tracing::warn!(%error, "cannot keep this process's environment from the servers");
-    }
     let servers = plan.instances.len();
-    let mut signals = Signals::new()?;
-    let mut hangup = signal(SignalKind::hangup())?;
+    let mut signals = Signals::new(below)?;
     let satellite = Satellite::start(plan, data_dir).await.map_err(|error| {
         let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
         Failed::new(code, error.to_string())
     })?;
+    let connector = satellite.connector().clone();
+    Below::when_orphaned(move || connector.end_all());
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
     // A server that is removed has its grace; meanwhile a signal is heard all the same.
-    let mut reloading = None;
+    let (mut reloading, mut to_reload) = (None, false);
     loop {
+        if to_reload && reloading.is_none() {
+            let Some(reload) = &reload else { break };
+            to_reload = false;
+            progress.abort();
+            reloading = Some(Box::pin(reload_into(&satellite, reload)));
+        }
         tokio::select! {
             () = satellite.ended() => {
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
-            // A second SIGHUP waits here until the first is done with.
-            _ = hangup.recv(), if reloading.is_none() => match &reload {
-                Some(reload) => {
-                    progress.abort();
-                    reloading = Some(Box::pin(reload_into(&satellite, reload)));
-                }
-                None => break,
-            },
             Some(()) = OptionFuture::from(reloading.as_mut()) => reloading = None,
-            () = signals.end() => break,
+            request = signals.next() => match request {
+                // A second one waits until the first is done with.
+                Request::Reload => to_reload = true,
+                Request::End => break,
+            },
         }
     }
     drop(reloading);
@@ -186,21 +187,72 @@ async fn reload_into(satellite: &Satellite, reload: &Reload) {
     }
 }
 
+/// What a person asks by a signal.
+enum Request {
+    End,
+    Reload,
+}
+
+/// Signals come to this process, and through the reaper. Who signals a whole group reaches both and means it once, so
+/// the larger count is what was asked.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
+    below: Below,
+    end: Count,
+    reload: Count,
+}
+
+#[derive(Default)]
+struct Count {
+    directly: u64,
+    through_the_reaper: u64,
+    answered: u64,
+}
+
+impl Count {
+    /// Whether more was asked than was answered; it is answered then.
+    fn is_new(&mut self) -> bool {
+        let asked = self.directly.max(self.through_the_reaper);
+        std::mem::replace(&mut self.answered, asked) < asked
+    }
 }
 
 impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    fn new(below: Below) -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            below,
+            end: Count::default(),
+            reload: Count::default(),
+        })
+    }
+
+    async fn next(&mut self) -> Request {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => self.end.directly += 1,
+                _ = self.interrupt.recv() => self.end.directly += 1,
+                _ = self.hangup.recv() => self.reload.directly += 1,
+                Some(signal) = self.below.asked.recv() => match signal {
+                    nix::sys::signal::Signal::SIGHUP => self.reload.through_the_reaper += 1,
+                    _ => self.end.through_the_reaper += 1,
+                },
+            }
+            if self.end.is_new() {
+                return Request::End;
+            }
+            if self.reload.is_new() {
+                return Request::Reload;
+            }
+        }
     }
 
     async fn end(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
+        while let Request::Reload = self.next().await {}
     }
 }
 

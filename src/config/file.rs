@@ -14,6 +14,8 @@ pub(super) struct File {
     pub(super) name: Typed<String>,
     pub(super) profile: Typed<String>,
     pub(super) allowed_commands: Vec<Text>,
+    pub(super) isolation: Typed<String>,
+    pub(super) cgroups: Typed<String>,
     pub(super) listen: Typed<String>,
     pub(super) events: Events,
     pub(super) policy: policy::Tier,
@@ -103,6 +105,8 @@ impl File {
             file.name = fields.text("name");
             file.profile = fields.text("profile");
             file.allowed_commands = fields.texts("allowed_commands").unwrap_or_default();
+            file.isolation = fields.text("isolation");
+            file.cgroups = fields.text("cgroups");
         });
         fields.section("gateway", |fields| file.listen = fields.text("listen"));
         file.events = fields.section("events", Events::read);

@@ -9,6 +9,8 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceConfig;
 
 use super::errors::ConfigErrors;
+use crate::connect::isolation::Isolation;
+use crate::connect::process::CgroupMode;
 
 /// What the satellite is to do: complete, checked, defaults filled in.
 #[derive(Debug, Clone)]
@@ -17,6 +19,10 @@ pub struct Plan {
     pub name: String,
     /// What is permitted.
     pub profile: Profile,
+    /// What servers are started in.
+    pub isolation: Isolation,
+    /// Whether each run gets a cgroup.
+    pub cgroups: CgroupMode,
     /// Where the gateway listens.
     pub listen: SocketAddr,
     /// Where events go.
@@ -47,7 +53,7 @@ pub enum Profile {
     /// Every command may be started.
     #[default]
     Development,
-    /// Only commands on the allow-list may be started.
+    /// Only commands on the allow-list may be started, and only in a sandbox unless that is switched off.
     Production,
 }
 
@@ -97,6 +103,8 @@ impl Default for Plan {
         Self {
             name: "mcp-satellite".to_owned(),
             profile: Profile::default(),
+            isolation: Isolation::default(),
+            cgroups: CgroupMode::default(),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7300)),
             sink: SinkPlan::default(),
             batch: BatchPolicy::default(),

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{
-    BatchPolicy, IdlePolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy, TeamBudgetPolicy,
-    WatchdogPolicy,
+    BatchPolicy, Bind, IdlePolicy, IsolationPolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy,
+    TeamBudgetPolicy, WatchdogPolicy,
 };
 use toml_span::Span;
 
@@ -111,6 +111,59 @@ section!(
     }
 );
 
+/// `[policy.isolation]`. A limit may be `"unlimited"`.
+#[derive(Debug, Default)]
+pub(super) struct Isolation {
+    preset: Option<IsolationPolicy>,
+    network: Option<bool>,
+    binds: Option<Vec<Bind>>,
+    memory_max: Option<Option<u64>>,
+    cpu_time_max: Option<Option<Duration>>,
+    processes_max: Option<Option<u64>>,
+    open_files_max: Option<Option<u64>>,
+    file_size_max: Option<Option<u64>>,
+    tmp_size: Option<u64>,
+}
+
+impl Isolation {
+    fn read(fields: &mut Fields<'_, '_>) -> Self {
+        let presets = [("standard", IsolationPolicy::standard()), ("strict", IsolationPolicy::strict())];
+        Self {
+            preset: fields.one_of("preset", &presets),
+            network: fields.flag("network").given().map(|network| network.value),
+            binds: fields.binds("binds"),
+            memory_max: fields.limit("memory_max", |fields, key| fields.bytes(key).given().map(|size| size.value)),
+            cpu_time_max: fields.limit("cpu_time_max", Fields::positive),
+            processes_max: fields.limit("processes_max", Fields::count::<1, _>),
+            open_files_max: fields.limit("open_files_max", Fields::count::<8, _>),
+            file_size_max: fields
+                .limit("file_size_max", |fields, key| fields.bytes(key).given().map(|size| size.value)),
+            tmp_size: fields.bytes("tmp_size").given().map(|size| size.value),
+        }
+    }
+
+    fn put(self, policy: &mut IsolationPolicy) {
+        fn put<T>(typed: Option<T>, meant: &mut T) {
+            if let Some(typed) = typed {
+                *meant = typed;
+            }
+        }
+        if let Some(preset) = self.preset {
+            // A preset is about limits: what is visible stays.
+            let (network, binds) = (policy.network, std::mem::take(&mut policy.binds));
+            *policy = IsolationPolicy { network, binds, ..preset };
+        }
+        put(self.network, &mut policy.network);
+        put(self.binds, &mut policy.binds);
+        put(self.memory_max, &mut policy.memory_max);
+        put(self.cpu_time_max, &mut policy.cpu_time_max);
+        put(self.processes_max, &mut policy.processes_max);
+        put(self.open_files_max, &mut policy.open_files_max);
+        put(self.file_size_max, &mut policy.file_size_max);
+        put(self.tmp_size, &mut policy.tmp_size);
+    }
+}
+
 /// What a tier says about the policy of its instances.
 #[derive(Debug, Default)]
 pub(super) struct Tier {
@@ -120,6 +173,7 @@ pub(super) struct Tier {
     watchdog: Watchdog,
     reconnect: Reconnect,
     logs: Logs,
+    isolation: Isolation,
 }
 
 impl Tier {
@@ -131,6 +185,7 @@ impl Tier {
             watchdog: fields.section("watchdog", Watchdog::read),
             reconnect: fields.section("reconnect", Reconnect::read),
             logs: fields.section("logs", Logs::read),
+            isolation: fields.section("isolation", Isolation::read),
         }
     }
 
@@ -143,6 +198,7 @@ impl Tier {
         self.watchdog.put(&mut policy.watchdog);
         let reconnect = self.reconnect.put(&mut policy.reconnect);
         self.logs.put(&mut policy.logs);
+        self.isolation.put(&mut policy.isolation);
 
         // Two numbers that contradict each other are reported where the second of them came in.
         let was_good = above.session.request_timeout <= above.session.request_timeout_max;

@@ -1,6 +1,7 @@
 //! Reads tables without giving up: a wrong value is an error and the reading goes on, a key that nobody asked for is an
 //! error too. TOML and JSON both arrive here as `toml_span`'s tree, in which every key and value knows its place.
 
+use mcp_satellite_actors::model::policy::Bind;
 use std::time::Duration;
 
 use toml_span::value::{Key, Table, Value, ValueInner};
@@ -191,6 +192,54 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
         self.findings.error(read.span, format!("`{key}` is not a size"), hint);
         Typed::Unreadable
+    }
+
+    /// A limit, or `"unlimited"`.
+    pub(super) fn limit<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&mut Self, &'static str) -> Option<T>,
+    ) -> Option<Option<T>> {
+        if self.table.get(key).and_then(Value::as_str) == Some("unlimited") {
+            self.take(key);
+            return Some(None);
+        }
+        read(self, key).map(Some)
+    }
+
+    /// One of a few words.
+    pub(super) fn one_of<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
+        let typed = self.text(key);
+        let word = typed.given()?;
+        if let Some((_, meant)) = words.iter().find(|(known, _)| *known == word.value) {
+            return Some(meant.clone());
+        }
+        let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
+        let message = format!("`{}` is no {key}", word.value);
+        self.findings.error(word.span, message, format!("one of \"{}\"", known.join("\", \"")));
+        None
+    }
+
+    /// What is to be seen in a sandbox: `"/path"`, `"/path:/seen/as"`, and either with `:rw` behind it.
+    pub(super) fn binds(&mut self, key: &'static str) -> Option<Vec<Bind>> {
+        let typed = self.texts(key)?;
+        let mut binds = Vec::new();
+        for text in typed {
+            let (paths, writable) = match text.value.strip_suffix(":rw") {
+                Some(paths) => (paths, true),
+                None => (text.value.strip_suffix(":ro").unwrap_or(&text.value), false),
+            };
+            let (source, target) = paths.split_once(':').unwrap_or((paths, paths));
+            let plain = |path: &str| path.starts_with('/') && !path.contains([':', '\0']) && !path.contains("/../");
+            if plain(source) && plain(target) && target != "/" {
+                binds.push(Bind { source: source.into(), target: target.into(), writable });
+            } else {
+                let hint =
+                    "write \"/path\", \"/path:/seen/as\" or \"/path:rw\", with absolute paths, one for each entry";
+                self.findings.error(text.span, format!("`{}` is nothing to bind", text.value), hint);
+            }
+        }
+        Some(binds)
     }
 
     /// A list of strings; `None` if there is no such list.

@@ -14,6 +14,8 @@ use super::file;
 use super::plan::{self, Base, Plan, Profile};
 use super::reader::{Text, Typed, nearest};
 use super::secrets::Surroundings;
+use crate::connect::isolation::Isolation;
+use crate::connect::process::CgroupMode;
 
 /// What `file` means. Whether the plan is good is for the caller to see from the findings.
 pub(super) fn build(
@@ -33,6 +35,20 @@ pub(super) fn build(
     plan.profile = check.word(&file.profile, "profile", &profiles).unwrap_or_default();
     if plan.profile == Profile::Production {
         check.restrict_commands(&file.allowed_commands);
+    }
+    let isolations = [
+        ("auto", Isolation::Auto),
+        ("none", Isolation::None),
+        ("nsjail", Isolation::Nsjail),
+        ("bubblewrap", Isolation::Bubblewrap),
+    ];
+    plan.isolation = check.word(&file.isolation, "isolation", &isolations).unwrap_or_default();
+    let cgroups = [("auto", CgroupMode::Auto), ("off", CgroupMode::Off), ("required", CgroupMode::Required)];
+    plan.cgroups = check.word(&file.cgroups, "use of cgroups", &cgroups).unwrap_or_default();
+    if let Some(at) = file.isolation.given().filter(|_| plan.isolation == Isolation::None)
+        && plan.profile == Profile::Production
+    {
+        check.findings.warning(at.span, "servers run without a sandbox in production".to_owned());
     }
     if let Some(listen) = file.listen.given() {
         plan.listen = check.address(listen).unwrap_or(plan.listen);

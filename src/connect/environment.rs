@@ -49,6 +49,21 @@ pub fn environment(
     Ok(environment)
 }
 
+/// The environment of a child in a sandbox: only what the configuration gives, without the denied names, and what no
+/// program can do without.
+pub fn sandboxed(
+    home: &str,
+    lang: Option<OsString>,
+    given: &BTreeMap<String, Secret>,
+) -> Result<BTreeMap<OsString, OsString>, InvalidName> {
+    let lang = lang.unwrap_or_else(|| "C.UTF-8".into());
+    let basic = [("PATH".into(), SANDBOX_PATH.into()), ("HOME".into(), home.into()), ("LANG".into(), lang)];
+    environment(basic, &[], given)
+}
+
+/// Where commands are looked for in a sandbox, unless the configuration gives another `PATH`.
+pub const SANDBOX_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 #[cfg(test)]
 mod tests {
     use super::*;

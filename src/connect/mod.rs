@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 pub mod environment;
+pub mod isolation;
 pub mod process;
 pub mod sim;
 pub mod stdio;

@@ -1,7 +1,8 @@
 //! The connector for servers that are child processes: MCP over stdin and stdout, stderr beside it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use futures::future::BoxFuture;
@@ -9,55 +10,105 @@ use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
 use mcp_satellite_actors::seam::{Connector, Link, OpenError};
 
-use super::environment::environment;
-use super::process::{Launch, Launcher};
+use super::isolation::{Finding, Isolation, Launchers, Prepared, Strictness};
+use super::process::{CgroupMode, Processes, Reclaimed, Usage};
 
-/// Starts servers as child processes without a sandbox, each in a process group of its own.
+/// Starts servers as child processes, each with all that it starts held together, in a sandbox if so configured.
 ///
-/// Clones share two threads, one that forks and one that reaps. They end when the connector and everything that it
+/// Clones share a few threads, of which one forks and one reaps. They end when the connector and everything that it
 /// started are gone, and do not keep the process from exiting.
 #[derive(Clone)]
 pub struct StdioConnector {
-    launcher: Launcher,
+    processes: Processes,
+    launchers: Arc<Launchers>,
     withheld: Arc<RwLock<BTreeSet<String>>>,
 }
 
+/// How a connector starts and holds what it starts.
+#[derive(Debug, Clone, Default)]
+pub struct StdioOptions {
+    /// Variables that the host itself reads as secrets: no server inherits them.
+    pub withheld: Vec<String>,
+    /// Where the ledger and the homes of sandboxed servers are. The caller makes sure that nobody else uses it. Without
+    /// one nothing is written down, and nothing can be started in a sandbox.
+    pub data_dir: Option<PathBuf>,
+    /// What servers are started in.
+    pub isolation: Isolation,
+    /// Whether that may be nothing.
+    pub strictness: Strictness,
+    /// Whether each run gets a cgroup.
+    pub cgroups: CgroupMode,
+}
+
 impl StdioConnector {
-    /// A connector whose servers inherit the environment but for the denied names and those `withheld`: the variables
-    /// that the host itself reads as secrets. Fails where a thread cannot be created or `/proc` cannot be read.
+    /// A connector whose servers inherit the environment but for the denied names and those `withheld`, without a
+    /// sandbox. Fails where a thread cannot be created or `/proc` cannot be read.
     pub fn new(withheld: Vec<String>) -> io::Result<Self> {
-        let withheld = Arc::new(RwLock::new(withheld.into_iter().collect()));
-        Ok(Self { launcher: Launcher::start()?, withheld })
+        Self::with(StdioOptions { withheld, ..StdioOptions::default() })
+    }
+
+    /// A connector as `options` say. Fails also where the data directory cannot be written, or cgroups are required and
+    /// there are none.
+    pub fn with(options: StdioOptions) -> io::Result<Self> {
+        let StdioOptions { withheld, data_dir, isolation, strictness, cgroups } = options;
+        Ok(Self {
+            processes: Processes::start(cgroups, data_dir.as_deref())?,
+            launchers: Arc::new(Launchers::new(isolation, strictness, data_dir)),
+            withheld: Arc::new(RwLock::new(withheld.into_iter().collect())),
+        })
+    }
+
+    /// Ends what a connector on the same data directory left when it was killed, and waits until that is gone. To be
+    /// called before a new one is made, by whoever holds the directory. `None` if nothing was left.
+    pub fn reclaim(data_dir: &Path) -> io::Result<Option<Reclaimed>> {
+        Processes::reclaim(data_dir)
     }
 
     /// Withholds these variables too from every server that is started from now on.
     pub fn withhold(&self, names: impl IntoIterator<Item = String>) {
         self.withheld.write().unwrap_or_else(PoisonError::into_inner).extend(names);
     }
+
+    /// What each server and all that it started use, by the server's process id. Reads `/proc` once, so it blocks for
+    /// some milliseconds.
+    pub fn usage(&self) -> HashMap<u32, Usage> {
+        self.processes.usage()
+    }
+
+    /// Which sandboxes work on this machine, and why others do not: found out by a trial run of each, the first time.
+    pub async fn sandboxes(&self) -> Vec<Finding> {
+        self.launchers.findings(&self.processes).await.to_vec()
+    }
+
+    /// What holds the trees of servers together here, in a few words.
+    pub fn held_by(&self) -> String {
+        self.processes.held_by()
+    }
+
+    /// Kills everything at once and without grace, and waits until it is gone. Nothing is started afterwards. For a host
+    /// that must end now.
+    pub fn end_all(&self) {
+        self.processes.end_all();
+    }
 }
 
 impl Connector for StdioConnector {
     fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
-        let Self { launcher, withheld } = self.clone();
+        let Self { processes, launchers, withheld } = self.clone();
         Box::pin(async move {
-            let Target::Stdio { command, cwd } = &spec.target else {
-                return Err(OpenError("remote servers are not served by the stdio connector".into()));
-            };
             // A secret in a command's or a directory's name is a mistake, and no reason to show it.
-            let failed = |reason: &dyn std::fmt::Display| {
+            let failed = |reason: String| {
+                let command = match &spec.target {
+                    Target::Stdio { command, .. } => command,
+                    Target::Remote { .. } => return OpenError(reason),
+                };
                 OpenError(spec.mask.apply(&format!("cannot start `{command}`: {reason}")))
             };
             let withheld: Vec<String> =
                 withheld.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
-            let environment =
-                environment(std::env::vars_os(), &withheld, &spec.env).map_err(|invalid| failed(&invalid))?;
-            let launch = Launch {
-                command: command.into(),
-                args: spec.args.iter().map(|arg| arg.expose().into()).collect(),
-                environment,
-                directory: cwd.as_ref().map(Into::into),
-            };
-            launcher.launch(launch).await.map_err(|error| failed(&error))
+            let Prepared { launch, identity } =
+                launchers.prepare(&spec, &withheld, &processes).await.map_err(&failed)?;
+            processes.launch(launch, identity).await.map_err(|error| failed(error.to_string()))
         })
     }
 }

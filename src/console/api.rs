@@ -12,6 +12,8 @@ use mcp_satellite_actors::rules::slot::Want;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::connect::process::Usage;
+
 /// Which instance is meant: a server's slug where that is unique, else the full name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -131,6 +133,12 @@ pub struct InstanceStatus {
     pub pid: Option<u32>,
     /// The sandbox's process.
     pub wrapper_pid: Option<u32>,
+    /// The sandbox that it runs in, or `none`.
+    pub isolation: Option<String>,
+    /// What holds it and all that it starts: `cgroup`, `pid_namespace` or `group`.
+    pub held_by: Option<String>,
+    /// `USER:GROUP` as whom it runs.
+    pub identity: Option<String>,
     /// Started again, over all.
     pub restarts: u64,
     /// Unwanted exits that count now.
@@ -157,17 +165,17 @@ pub struct InstanceStatus {
     pub last_error: Option<String>,
     /// How the last run ended.
     pub last_exit: Option<String>,
-    /// Resident memory.
+    /// Resident memory, of it and all that it started.
     pub rss_bytes: Option<u64>,
-    /// Processor time.
+    /// Processor time, of it and all that it started.
     pub cpu_seconds: Option<f64>,
 }
 
 impl InstanceStatus {
     /// As it is at `now`.
-    pub fn of(view: &InstanceView, now: Instant) -> Self {
+    pub fn of(view: &InstanceView, usage: Option<Usage>, now: Instant) -> Self {
         let spec = &view.spec;
-        let usage = view.pid.and_then(crate::connect::process::usage);
+        let custody = view.custody.as_deref();
         Self {
             instance: spec.name.to_string(),
             installation_id: spec.id.installation.to_string(),
@@ -186,7 +194,10 @@ impl InstanceStatus {
             health: "unknown".to_owned(),
             last_check_at: None,
             pid: view.pid,
-            wrapper_pid: None,
+            wrapper_pid: custody.and_then(|custody| custody.wrapper_pid),
+            isolation: custody.map(|custody| custody.isolation.to_owned()),
+            held_by: custody.map(|custody| custody.held_by.to_owned()),
+            identity: custody.map(|custody| custody.identity.clone()),
             restarts: view.restarts,
             exits_in_window: view.exits_in_window(now),
             attempt: view.attempt,

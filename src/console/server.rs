@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::api::{
     CallRequest, EventQuery, Failure, Filter, InstanceStatus, SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
+use crate::connect::stdio::StdioConnector;
 use crate::journal;
 
 /// Arguments of a call may be as large as a message of a server.
@@ -31,6 +32,7 @@ const STREAM_BACKLOG: usize = 256;
 /// What the handlers know.
 pub(crate) struct Console {
     pub(crate) runtime: RuntimeHandle,
+    pub(crate) connector: StdioConnector,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
@@ -110,10 +112,15 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
 
 async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Answer<StatusReply> {
     let snapshot = console.runtime.snapshot();
-    // Each row reads a file of the kernel: thousands of them are no work for a thread that others wait for.
+    let connector = console.connector.clone();
+    // It reads a file of the kernel for every process: no work for a thread that others wait for.
     let rows = tokio::task::spawn_blocking(move || {
-        let now = Instant::now();
-        snapshot.iter().filter(|view| filter.admits(view)).map(|view| InstanceStatus::of(view, now)).collect()
+        let (now, usage) = (Instant::now(), connector.usage());
+        let row = |view: &Arc<InstanceView>| {
+            let usage = view.pid.and_then(|pid| usage.get(&pid)).copied();
+            InstanceStatus::of(view, usage, now)
+        };
+        snapshot.iter().filter(|view| filter.admits(view)).map(row).collect()
     });
     let instances = rows.await.map_err(|error| Failure::new("closing", error.to_string()))?;
     let satellite = SatelliteStatus {
@@ -186,7 +193,7 @@ async fn resolve_name(State(console): State<Arc<Console>>, Json(selector): Json<
 fn shown(console: &Console, view: &InstanceView) -> Answer<InstanceStatus> {
     let snapshot = console.runtime.snapshot();
     let Some(view) = snapshot.get(&view.spec.id) else { return Err(ControlError::NotFound.into()) };
-    Ok(Json(InstanceStatus::of(view, Instant::now())))
+    Ok(Json(InstanceStatus::of(view, None, Instant::now())))
 }
 
 /// Looks a name up, never parses it. What belongs to another team or user does not exist.

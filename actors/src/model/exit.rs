@@ -21,6 +21,39 @@ pub struct WorkerExit {
     pub ran: Option<Duration>,
     /// Its process id.
     pub pid: Option<u32>,
+    /// The limit that ended it, where one did.
+    pub limit: Option<Limit>,
+}
+
+/// A limit that ended a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// What there was too much of.
+    pub of: Resource,
+    /// Whether it is only likely: the kernel does not say.
+    pub suspected: bool,
+}
+
+/// What a limit is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resource {
+    /// Address space, or physical memory where a cgroup holds it.
+    Memory,
+    /// Processor time.
+    Cpu,
+    /// The size of one file.
+    FileSize,
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.of {
+            Resource::Memory => "limit: memory",
+            Resource::Cpu => "limit: cpu",
+            Resource::FileSize => "limit: file size",
+        })?;
+        if self.suspected { f.write_str(", suspected") } else { Ok(()) }
+    }
 }
 
 /// See [`WorkerExit::cause`].
@@ -45,7 +78,7 @@ pub enum ExitCause {
 impl WorkerExit {
     /// An exit for a cause that is not the process's own.
     pub fn because(cause: ExitCause) -> Self {
-        Self { cause, code: None, signal: None, forced: false, ran: None, pid: None }
+        Self { cause, code: None, signal: None, forced: false, ran: None, pid: None, limit: None }
     }
 
     /// Whether this is a crash. An unasked exit with code 0 is an exit, not a crash.
@@ -65,7 +98,10 @@ impl WorkerExit {
     pub fn reason(&self) -> String {
         match &self.cause {
             ExitCause::Asked => "stopped".to_owned(),
-            ExitCause::Exited => self.how_it_ended(),
+            ExitCause::Exited => match self.limit {
+                Some(limit) => format!("{} ({limit})", self.how_it_ended()),
+                None => self.how_it_ended(),
+            },
             ExitCause::Spawn(why) => why.clone(),
             ExitCause::Handshake(why) => format!("handshake failed: {why}"),
             ExitCause::Wire(why) => format!("connection broken: {why}"),
@@ -90,13 +126,17 @@ fn signal_name(signal: i32) -> String {
         2 => "SIGINT".into(),
         3 => "SIGQUIT".into(),
         4 => "SIGILL".into(),
+        5 => "SIGTRAP".into(),
         6 => "SIGABRT".into(),
+        7 => "SIGBUS".into(),
         8 => "SIGFPE".into(),
         9 => "SIGKILL".into(),
         11 => "SIGSEGV".into(),
         13 => "SIGPIPE".into(),
         14 => "SIGALRM".into(),
         15 => "SIGTERM".into(),
+        24 => "SIGXCPU".into(),
+        25 => "SIGXFSZ".into(),
         other => format!("signal {other}"),
     }
 }

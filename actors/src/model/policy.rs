@@ -1,5 +1,6 @@
 //! Every number of the supervision, with its default. A policy is data: it travels in an instance's spec.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// When and how often a server that ended by itself is started again.
@@ -179,6 +180,73 @@ impl Default for BatchPolicy {
     }
 }
 
+/// What a sandboxed server may see and use. Without a sandbox it says nothing: then the server may what the satellite may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IsolationPolicy {
+    /// Whether the network of the machine is shared; there is none otherwise, not even another server's loopback.
+    pub network: bool,
+    /// What is visible beside the system's own read-only directories.
+    pub binds: Vec<Bind>,
+    /// Address space of each process, in bytes; physical memory of all of them where a cgroup counts it.
+    pub memory_max: Option<u64>,
+    /// Processor time of each process over its whole life.
+    pub cpu_time_max: Option<Duration>,
+    /// Processes and threads.
+    pub processes_max: Option<u64>,
+    /// Descriptors of each process.
+    pub open_files_max: Option<u64>,
+    /// The size of one file, in bytes.
+    pub file_size_max: Option<u64>,
+    /// The size of the private `/tmp`, in bytes.
+    pub tmp_size: u64,
+}
+
+/// A file or directory that is visible in a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bind {
+    /// Where it is.
+    pub source: PathBuf,
+    /// Where it is seen.
+    pub target: PathBuf,
+    /// Whether it can be written.
+    pub writable: bool,
+}
+
+const MIB: u64 = 1 << 20;
+
+impl IsolationPolicy {
+    /// Enough for servers in Node and Python.
+    pub fn standard() -> Self {
+        Self {
+            network: true,
+            binds: Vec::new(),
+            memory_max: Some(2048 * MIB),
+            // For a process's whole life it would kill healthy servers.
+            cpu_time_max: None,
+            processes_max: Some(1000),
+            open_files_max: Some(1024),
+            file_size_max: Some(50 * MIB),
+            tmp_size: 100 * MIB,
+        }
+    }
+
+    /// For a small native server: Node and Python cannot run in it.
+    pub fn strict() -> Self {
+        Self {
+            memory_max: Some(50 * MIB),
+            cpu_time_max: Some(Duration::from_secs(60)),
+            processes_max: Some(1),
+            ..Self::standard()
+        }
+    }
+}
+
+impl Default for IsolationPolicy {
+    fn default() -> Self {
+        Self::standard()
+    }
+}
+
 /// Everything that one instance is held to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
@@ -194,4 +262,6 @@ pub struct Policy {
     pub session: SessionPolicy,
     /// stderr.
     pub logs: LogPolicy,
+    /// What it may see and use, where it runs in a sandbox.
+    pub isolation: IsolationPolicy,
 }

@@ -13,6 +13,19 @@ use crate::calls::{CallPort, Counters};
 use crate::rules::restart::History;
 use crate::rules::slot::Want;
 
+/// How a process is kept: what it may see, and what makes its end complete.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Custody {
+    /// The sandbox's own process, where there is one.
+    pub wrapper_pid: Option<u32>,
+    /// `none`, or the sandbox.
+    pub isolation: &'static str,
+    /// What holds the process and all that it starts: a cgroup, a PID namespace, or its group and a mark.
+    pub held_by: &'static str,
+    /// Whom it runs as, inside and outside.
+    pub identity: String,
+}
+
 /// Every instance, ordered by team, user and installation.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
@@ -36,6 +49,8 @@ pub struct InstanceView {
     pub dormant: bool,
     /// The process of the current run.
     pub pid: Option<u32>,
+    /// How that process is kept.
+    pub custody: Option<Arc<Custody>>,
     /// Started again after an unwanted exit or on request, over all.
     pub restarts: u64,
     /// Unwanted exits; see [`InstanceView::exits_in_window`].
@@ -138,6 +153,7 @@ mod tests {
             want: Want::Running,
             dormant: false,
             pid: None,
+            custody: None,
             restarts: 0,
             history: History::default(),
             next_retry_at: None,

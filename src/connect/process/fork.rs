@@ -11,8 +11,11 @@ use tokio::sync::oneshot;
 
 use super::Guard;
 use super::group::Group;
+use super::holds::Holds;
 use super::launch::{Launch, LaunchError};
 use super::scan::Scanner;
+use super::tree::{Tree, mark};
+use super::userns::Mapper;
 
 /// A handle to the thread, which ends with its last handle. Every guard of a process holds one.
 #[derive(Clone)]
@@ -27,7 +30,7 @@ struct Order {
 
 /// A process that runs, and is killed if this is dropped.
 pub(super) struct Started {
-    pub(super) group: Arc<Group>,
+    pub(super) tree: Arc<Tree>,
     pub(super) guard: Guard,
     pub(super) stdin: ChildStdin,
     pub(super) stdout: ChildStdout,
@@ -35,9 +38,10 @@ pub(super) struct Started {
 }
 
 impl ForkThread {
-    pub(super) fn start() -> io::Result<Self> {
+    pub(super) fn start(holds: Arc<Holds>) -> io::Result<Self> {
         let (sender, orders) = mpsc::channel();
-        thread::Builder::new().name("satellite-fork".into()).spawn(move || run(&orders))?;
+        let mapper = Mapper::start()?;
+        thread::Builder::new().name("satellite-fork".into()).spawn(move || run(&orders, &holds, mapper.as_ref()))?;
         Ok(Self(sender))
     }
 
@@ -50,32 +54,53 @@ impl ForkThread {
     }
 }
 
-fn run(orders: &mpsc::Receiver<Order>) {
+fn run(orders: &mpsc::Receiver<Order>, holds: &Arc<Holds>, mapper: Option<&Mapper>) {
     // Other threads take the signals. A child starts with them blocked too, until our handlers are out of its way.
     let _ = SigSet::all().thread_block();
     for order in orders {
         // A panic that ended this thread would kill every server with it.
-        let _ = catch_unwind(AssertUnwindSafe(|| order.carry_out()));
+        let _ = catch_unwind(AssertUnwindSafe(|| order.carry_out(holds, mapper)));
     }
 }
 
 impl Order {
-    fn carry_out(self) {
+    fn carry_out(self, holds: &Arc<Holds>, mapper: Option<&Mapper>) {
         let Self { launch, scanner, fork, answer } = self;
         if answer.is_closed() {
             return;
         }
         // Where the caller has just gone, the answer comes back and is dropped, and its guard with it.
-        let _ = answer.send(start(&launch, scanner, fork));
+        let _ = answer.send(start(launch, holds, mapper, scanner, fork));
     }
 }
 
-fn start(launch: &Launch, scanner: Scanner, fork: ForkThread) -> Result<Started, LaunchError> {
-    let mut child = launch.spawn()?;
-    let group = Arc::new(Group::of(&mut child)?);
-    let guard = Guard { group: Arc::clone(&group), scanner, _fork: fork };
+fn start(
+    mut launch: Launch,
+    holds: &Arc<Holds>,
+    mapper: Option<&Mapper>,
+    scanner: Scanner,
+    fork: ForkThread,
+) -> Result<Started, LaunchError> {
+    if holds.is_closed() {
+        return Err(LaunchError::Thread);
+    }
+    let run = holds.next_run();
+    let cgroup = holds.cgroup(run, launch.cgroup_limits);
+    let procs = cgroup.as_ref().map(|cgroup| cgroup.procs()).transpose()?;
+    // A sandbox holds by itself, and its server gets no variable that was not configured.
+    let mark = launch.confinement.is_none().then(|| {
+        let (name, value) = mark(holds.satellite(), run);
+        launch.environment.insert(name.into(), value.clone().into());
+        value
+    });
+    let mut child = launch.spawn(procs.as_ref(), mapper.map(Mapper::mapping))?;
+    let group = Group::of(&mut child)?;
+    holds.ledger.started(run, &launch.instance, group.pid());
+    let tree = Arc::new(Tree::new(group, run, cgroup, mark, launch.confinement, Arc::clone(&holds.ledger)));
+    holds.take(&tree);
+    let guard = Guard { tree: Arc::clone(&tree), holds: Arc::clone(holds), scanner, _fork: fork };
     match (child.stdin.take(), child.stdout.take(), child.stderr.take()) {
-        (Some(stdin), Some(stdout), Some(stderr)) => Ok(Started { group, guard, stdin, stdout, stderr }),
+        (Some(stdin), Some(stdout), Some(stderr)) => Ok(Started { tree, guard, stdin, stdout, stderr }),
         _ => Err(io::Error::other("a pipe is missing").into()),
     }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,12 +14,17 @@ use nix::libc;
 use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{AccessFlags, Pid, access, getpid, getppid};
+use nix::unistd::{AccessFlags, Pid, access, getpid, getppid, setsid};
 
+use super::cgroup::CgroupLimits;
 use super::descriptors;
+use super::limits::Limits;
+use super::userns::{self, Mapping};
 
 /// A process to be started. Not `Debug`: arguments and environment hold secrets.
 pub(in crate::connect) struct Launch {
+    /// The instance's name, for the ledger.
+    pub(in crate::connect) instance: String,
     /// A name to be found in the child's `PATH`, or a path.
     pub(in crate::connect) command: OsString,
     /// Passed as they are, never through a shell.
@@ -26,6 +33,23 @@ pub(in crate::connect) struct Launch {
     pub(in crate::connect) environment: BTreeMap<OsString, OsString>,
     /// The working directory; ours if none.
     pub(in crate::connect) directory: Option<PathBuf>,
+    /// What it is confined by, where `command` is a sandbox.
+    pub(in crate::connect) confinement: Option<Confinement>,
+    /// Of all that the process starts, where the kernel counts for a cgroup.
+    pub(in crate::connect) cgroup_limits: CgroupLimits,
+}
+
+/// What the child does to itself before it becomes a sandbox.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::connect) struct Confinement {
+    /// For people: `nsjail`, `bubblewrap`.
+    pub(in crate::connect) sandbox: &'static str,
+    /// How many processes of the sandbox's own are between the leader and the server.
+    pub(in crate::connect) depth: usize,
+    /// User namespaces that may be made below the child's own: the sandbox's, and none for the server.
+    pub(in crate::connect) namespaces_below: u8,
+    /// Of each process, inherited by the server.
+    pub(in crate::connect) limits: Limits,
 }
 
 /// Why a process was not started: the reason alone, to be told after the command's name.
@@ -37,6 +61,9 @@ pub(in crate::connect) enum LaunchError {
     /// The command does not exist or cannot be executed, or the system has run out of something.
     #[error("{}", reason(.0))]
     System(#[from] io::Error),
+    /// The sandbox did not come up: what it says.
+    #[error("the sandbox {sandbox} failed: {said}")]
+    Sandbox { sandbox: &'static str, said: String },
     /// The fork thread has ended, or could not finish this order.
     #[error("the thread that starts processes failed: restart the satellite")]
     Thread,
@@ -57,14 +84,17 @@ fn reason(error: &io::Error) -> String {
 
 impl Launch {
     /// Forks and executes. Blocks, and ties the child's life to that of the calling thread.
-    pub(super) fn spawn(&self) -> Result<Child, LaunchError> {
+    pub(super) fn spawn(&self, cgroup: Option<&File>, mapping: Option<Mapping>) -> Result<Child, LaunchError> {
         let mut command = Command::new(&self.command);
-        command.args(&self.args).env_clear().envs(&self.environment).process_group(0);
+        command.args(&self.args).env_clear().envs(&self.environment);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(directory) = &self.directory {
             command.current_dir(directory);
         }
-        prepare(&mut command)?;
+        let cgroup = cgroup.map(File::as_raw_fd);
+        let (parent, descriptors) = (getpid(), descriptors::of_child()?);
+        let preparation = Preparation { parent, cgroup, descriptors, confinement: self.confinement, mapping };
+        prepare(&mut command, preparation);
         // The system gives one error number for all that can fail, so a bad directory is told apart afterwards.
         command.spawn().map_err(|error| match &self.directory {
             Some(directory) => match enter(directory) {
@@ -84,35 +114,74 @@ fn enter(directory: &Path) -> io::Result<()> {
     Ok(access(directory, AccessFlags::X_OK)?)
 }
 
-/// Has `command` prepare its child between fork and exec.
-fn prepare(command: &mut Command) -> io::Result<()> {
-    let parent = getpid();
-    let descriptors = descriptors::of_child()?;
-    #[expect(unsafe_code, reason = "there is no other way to run code between fork and exec")]
-    // SAFETY: after the fork of a threaded process only async-signal-safe calls are allowed. `prepare_child` makes
-    // nothing but plain system calls, does not allocate, takes no lock, and its captures are copied numbers.
-    unsafe {
-        command.pre_exec(move || prepare_child(parent, descriptors));
-    }
-    Ok(())
+/// What a child does to itself between fork and exec.
+#[derive(Clone, Copy)]
+struct Preparation {
+    parent: Pid,
+    /// The open file of a cgroup, to be joined.
+    cgroup: Option<RawFd>,
+    /// The limits of open files to restore.
+    descriptors: Option<(libc::rlim_t, libc::rlim_t)>,
+    confinement: Option<Confinement>,
+    mapping: Option<Mapping>,
 }
 
-/// Runs in the child. Every call is async-signal-safe.
-fn prepare_child(parent: Pid, descriptors: Option<(libc::rlim_t, libc::rlim_t)>) -> io::Result<()> {
-    set_pdeathsig(Signal::SIGKILL)?;
-    // A parent that ended before the line above sends no signal any more.
-    if getppid() != parent {
-        return Err(Errno::ESRCH.into());
+/// Has `command` prepare its child between fork and exec.
+fn prepare(command: &mut Command, preparation: Preparation) {
+    #[expect(unsafe_code, reason = "there is no other way to run code between fork and exec")]
+    // SAFETY: after the fork of a threaded process only async-signal-safe calls are allowed. `carry_out` makes nothing
+    // but plain system calls, does not allocate, takes no lock, and its captures are copied numbers.
+    unsafe {
+        command.pre_exec(move || preparation.carry_out());
     }
-    set_no_new_privs()?;
-    if let Some((soft, hard)) = descriptors {
-        setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
+}
+
+impl Preparation {
+    /// Runs in the child. Every call is async-signal-safe.
+    fn carry_out(self) -> io::Result<()> {
+        if let Some(cgroup) = self.cgroup {
+            join(cgroup)?;
+        }
+        // A session of its own has a group of its own, and no terminal that it could read from or type into.
+        setsid()?;
+        if let Some((soft, hard)) = self.descriptors {
+            setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
+        }
+        if let Some(confinement) = self.confinement {
+            userns::enter(confinement.namespaces_below, self.mapping)?;
+            confinement.limits.set()?;
+        }
+        // After the user namespace: a change of credentials may clear it.
+        set_pdeathsig(Signal::SIGKILL)?;
+        // A parent that ended before the line above sends no signal any more.
+        if getppid() != self.parent {
+            return Err(Errno::ESRCH.into());
+        }
+        set_no_new_privs()?;
+        close_on_exec();
+        reset_signals();
+        // Blocked since before the fork (see the fork thread), and let through only here: no handler of ours can run in
+        // the child.
+        Ok(SigSet::empty().thread_set_mask()?)
     }
-    close_on_exec();
-    reset_signals();
-    // Blocked since before the fork (see the fork thread), and let through only here: no handler of ours can run in
-    // the child.
-    Ok(SigSet::empty().thread_set_mask()?)
+}
+
+/// Puts the calling process into the cgroup whose `cgroup.procs` this is.
+fn join(procs: RawFd) -> io::Result<()> {
+    #[expect(unsafe_code, reason = "the descriptor is held open by the parent during the fork, as a number")]
+    // SAFETY: `procs` is open: it is a copy of a file that the forking thread holds until the child has executed.
+    let procs = unsafe { BorrowedFd::borrow_raw(procs) };
+    Ok(nix::unistd::write(procs, b"0").map(drop)?)
+}
+
+/// Has the child of `command` join a cgroup and then do nothing else: it fails with `ECANCELED` where it could join.
+pub(super) fn join_cgroup_only(command: &mut Command, procs: &File) {
+    let procs = procs.as_raw_fd();
+    #[expect(unsafe_code, reason = "there is no other way to run code between fork and exec")]
+    // SAFETY: one plain system call on a copied number; see `prepare`.
+    unsafe {
+        command.pre_exec(move || join(procs).and(Err(Errno::ECANCELED.into())));
+    }
 }
 
 /// Marks every descriptor but the three standard ones. Ours are marked when they are opened; those of an embedding

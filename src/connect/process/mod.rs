@@ -1,74 +1,168 @@
-//! Child processes: forked from one lasting thread, each the leader of a process group of its own, and gone only when
-//! the whole group is.
+//! Child processes: forked from one lasting thread, each the leader of a session of its own, and gone only when the whole
+//! tree that it started is.
 //!
-//! - `launch` says what is started, and prepares the child between fork and exec;
+//! - `launch` says what is started, and prepares the child between fork and exec; `userns` and `limits` confine it;
 //! - `fork` is the thread that does it;
-//! - `group` is a leader and its group: how it ended, and how it is signalled;
-//! - `scan` is the thread that finds out when a group is empty, and only then reaps its leader.
+//! - `tree` is a leader and all that it started: how it is held, signalled and found; `group`, `cgroup` and `census` are
+//!   the means;
+//! - `scan` is the thread that finds out when a tree is empty, and only then reaps its leader;
+//! - `holds` has all trees, `ledger` writes them down for the next satellite.
 //!
-//! Three invariants: a leader is reaped after its group is empty and never before, so that no signal can reach a
-//! stranger under a recycled number; nobody waits for "any child", so nobody's status is stolen; a [`Link`] that is
-//! dropped has its group killed before the drop returns.
+//! Four invariants: a leader is reaped after its tree is empty and never before, so that no signal can reach a stranger
+//! under a recycled number; a member is signalled through a pidfd whose identity was checked; nobody waits for "any
+//! child", so nobody's status is stolen; a [`Link`] that is dropped has its tree killed before the drop returns.
 //!
 //! Linux only: it needs pidfds (5.4) and `/proc`.
 
+mod census;
+mod cgroup;
 mod descriptors;
 mod fork;
 mod group;
+mod holds;
 mod launch;
+mod ledger;
+mod limits;
 mod scan;
-mod usage;
+mod tree;
+mod userns;
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::seam::{Link, Process, ProcessEnd};
-use tokio::io::Interest;
+use mcp_satellite_actors::model::snapshot::Custody;
+use mcp_satellite_actors::seam::{Autopsy, Link, Process, ProcessEnd};
 use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::pipe;
 
+pub(super) use self::cgroup::CgroupLimits;
 pub use self::descriptors::raise_descriptor_limit;
 use self::fork::{ForkThread, Started};
-use self::group::Group;
-pub(super) use self::launch::{Launch, LaunchError};
+use self::holds::Holds;
+pub use self::holds::{CgroupMode, Usage};
+pub(super) use self::launch::{Confinement, Launch, LaunchError};
+pub use self::ledger::Reclaimed;
+pub(super) use self::limits::Limits;
+use self::limits::Overhearing;
 use self::scan::Scanner;
-pub use self::usage::{Usage, usage};
+use self::tree::Tree;
+pub(super) use self::userns::SERVER_ID;
+
+/// Between two looks into a sandbox that is coming up.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// Of what a sandbox says about its failure, this much is told.
+const SAID_MAX: u64 = 1024;
+
+/// The process above this one, where there is one that sees to what we leave.
+static REAPER: OnceLock<u32> = OnceLock::new();
+
+/// Says that `pid`, the parent of this process, is its reaper.
+pub(crate) fn has_reaper(pid: u32) {
+    let _ = REAPER.set(pid);
+}
+
+fn reaper_pid() -> Option<u32> {
+    REAPER.get().copied()
+}
 
 /// Starts processes. Clones share the threads behind it.
 #[derive(Clone)]
-pub(super) struct Launcher {
+pub(super) struct Processes {
     fork: ForkThread,
     scanner: Scanner,
+    holds: Arc<Holds>,
 }
 
-impl Launcher {
-    pub(super) fn start() -> io::Result<Self> {
-        Ok(Self { fork: ForkThread::start()?, scanner: Scanner::start()? })
+impl Processes {
+    /// With a data directory there is a ledger in it.
+    pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&Path>) -> io::Result<Self> {
+        let holds = Arc::new(Holds::new(cgroups, data_dir)?);
+        Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: Scanner::start()?, holds })
     }
 
-    /// Starts one process. Cancel-safe: one that nobody takes is killed.
-    pub(super) async fn launch(&self, launch: Launch) -> Result<Link, LaunchError> {
-        let Started { group, guard, stdin, stdout, stderr } = self.fork.launch(launch, self.scanner.clone()).await?;
-        let ended = Leader(Arc::clone(&group)).watched()?;
-        let process = ChildProcess { group, ended, scanner: self.scanner.clone() };
+    /// Ends what the ledger in `data_dir` says was left by a satellite that was killed. The caller holds the directory's
+    /// lock. Blocks until it is gone.
+    pub(super) fn reclaim(data_dir: &Path) -> io::Result<Option<Reclaimed>> {
+        ledger::reclaim(data_dir)
+    }
+
+    /// Whether memory and processes are limited for whole trees, by the kernel.
+    pub(super) fn limits_trees(&self) -> bool {
+        self.holds.limits_trees()
+    }
+
+    pub(super) fn held_by(&self) -> String {
+        self.holds.description.clone()
+    }
+
+    /// What each tree uses, by the server's process id.
+    pub(super) fn usage(&self) -> HashMap<u32, Usage> {
+        self.holds.usage()
+    }
+
+    /// Kills everything at once, for a process that is about to end. Blocks until it is gone.
+    pub(super) fn end_all(&self) {
+        self.holds.end_all();
+    }
+
+    /// Starts one process; with a sandbox around it, waits until the server is there. Cancel-safe: one that nobody takes
+    /// is killed.
+    pub(super) async fn launch(&self, launch: Launch, identity: String) -> Result<Link, LaunchError> {
+        let confinement = launch.confinement;
+        let started = self.fork.launch(launch, self.scanner.clone()).await?;
+        let Started { tree, guard, stdin, stdout, stderr } = started;
+        let mut stderr = pipe::Receiver::from_owned_fd(OwnedFd::from(stderr))?;
+        let ended = Leader(Arc::clone(&tree)).watched()?;
+        if let Some(Confinement { sandbox, .. }) = confinement {
+            while !tree.look_inside()? {
+                if tree.end().is_some() {
+                    let said = last_words(&mut stderr).await;
+                    return Err(LaunchError::Sandbox { sandbox, said });
+                }
+                tokio::time::sleep(LOOK_PAUSE).await;
+            }
+        }
+        let complained = Arc::new(AtomicBool::new(false));
+        let stderr: Box<dyn tokio::io::AsyncRead + Send + Unpin> =
+            if confinement.is_some_and(|confinement| confinement.limits.address_space.is_some()) {
+                Box::new(Overhearing::new(stderr, Arc::clone(&complained)))
+            } else {
+                Box::new(stderr)
+            };
+        let process = ChildProcess { tree, ended, scanner: self.scanner.clone(), identity, complained };
         Ok(Link {
             reader: Box::new(pipe::Receiver::from_owned_fd(OwnedFd::from(stdout))?),
             writer: Box::new(pipe::Sender::from_owned_fd(OwnedFd::from(stdin))?),
-            stderr: Some(Box::new(pipe::Receiver::from_owned_fd(OwnedFd::from(stderr))?)),
+            stderr: Some(stderr),
             process: Box::new(process),
             guard: Box::new(guard),
         })
     }
 }
 
+/// What a sandbox said before it ended, in one line.
+async fn last_words(stderr: &mut pipe::Receiver) -> String {
+    let mut said = Vec::new();
+    // Whoever else has the other end is not waited for.
+    let _ = tokio::time::timeout(Duration::from_millis(250), stderr.take(SAID_MAX).read_to_end(&mut said)).await;
+    let said = String::from_utf8_lossy(&said);
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if lines.is_empty() { "it ended without a word".to_owned() } else { lines.join("; ") }
+}
+
 /// A leader's pidfd, which becomes readable when the leader ends.
-struct Leader(Arc<Group>);
+struct Leader(Arc<Tree>);
 
 impl AsRawFd for Leader {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.pidfd().as_raw_fd()
+        self.0.group.pidfd().as_raw_fd()
     }
 }
 
@@ -84,14 +178,31 @@ impl Leader {
 }
 
 struct ChildProcess {
-    group: Arc<Group>,
+    tree: Arc<Tree>,
     ended: AsyncFd<Leader>,
     scanner: Scanner,
+    identity: String,
+    /// Whether it spoke of a want of memory.
+    complained: Arc<AtomicBool>,
 }
 
 impl Process for ChildProcess {
     fn pid(&self) -> Option<u32> {
-        Some(self.group.pid())
+        Some(self.tree.pid())
+    }
+
+    fn custody(&self) -> Option<Arc<Custody>> {
+        Some(Arc::new(Custody {
+            wrapper_pid: self.tree.wrapper_pid(),
+            isolation: self.tree.isolation(),
+            held_by: self.tree.held_by(),
+            identity: self.identity.clone(),
+        }))
+    }
+
+    fn autopsy(&self) -> Option<Autopsy> {
+        let (tree, complained) = (Arc::clone(&self.tree), Arc::clone(&self.complained));
+        Some(Box::new(move || tree.blamed(complained.load(Ordering::Relaxed))))
     }
 
     fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
@@ -100,10 +211,10 @@ impl Process for ChildProcess {
                 // The kernel is asked only once it has news: this is polled for every message of the server.
                 let Ok(mut readable) = self.ended.readable().await else {
                     // The runtime that the pidfd is registered with is going: wait where no runtime is needed.
-                    self.scanner.gone(&self.group).await;
-                    return self.group.end().unwrap_or_default();
+                    self.scanner.gone(&self.tree).await;
+                    return self.tree.end().unwrap_or_default();
                 };
-                match self.group.end() {
+                match self.tree.end() {
                     Some(end) => return end,
                     // Cleared only where the pidfd is not readable, and readable it stays from the end on.
                     None => readable.clear_ready(),
@@ -115,22 +226,23 @@ impl Process for ChildProcess {
     fn gone(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async {
             self.ended().await;
-            self.scanner.gone(&self.group).await;
+            self.scanner.gone(&self.tree).await;
         })
     }
 
     fn terminate(&mut self) {
-        self.group.terminate();
+        self.scanner.terminate(&self.tree);
     }
 
     fn kill(&mut self) {
-        self.group.kill();
+        self.tree.kill();
     }
 }
 
-/// Owns a group: dropping it kills the group at once, and leaves the reaping to the scanner.
+/// Owns a tree: dropping it kills the tree at once, and leaves the reaping to the scanner.
 struct Guard {
-    group: Arc<Group>,
+    tree: Arc<Tree>,
+    holds: Arc<Holds>,
     scanner: Scanner,
     /// The kernel kills the leader when the thread that forked it ends, so that thread lasts as long as this.
     _fork: ForkThread,
@@ -138,9 +250,10 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.group.is_reaped() {
-            self.group.kill();
-            self.scanner.bury(Arc::clone(&self.group));
+        self.holds.forget(self.tree.run);
+        if !self.tree.group.is_reaped() {
+            self.tree.kill();
+            self.scanner.bury(Arc::clone(&self.tree));
         }
     }
 }

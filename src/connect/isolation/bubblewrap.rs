@@ -1,0 +1,66 @@
+//! bubblewrap: two processes of its own, the second of which is the first of the PID namespace and reaps there.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::jail::{Identity, Jail, Kind};
+use super::{Launcher, Wrapped};
+use crate::connect::process::SERVER_ID;
+
+pub(super) struct Bubblewrap {
+    pub(super) path: PathBuf,
+    /// Gives up what is left of root, inside.
+    pub(super) setpriv: PathBuf,
+}
+
+impl Launcher for Bubblewrap {
+    fn name(&self) -> &'static str {
+        "bubblewrap"
+    }
+
+    fn depth(&self) -> usize {
+        2
+    }
+
+    fn wrap(&self, jail: &Jail, program: &Path, args: Vec<OsString>) -> Wrapped {
+        let mut line: Vec<OsString> = Vec::new();
+        let mut say =
+            |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
+        say(&[&"--unshare-pid", &"--unshare-uts", &"--unshare-ipc", &"--unshare-cgroup-try", &"--die-with-parent"]);
+        if !jail.network {
+            say(&[&"--unshare-net"]);
+        }
+        say(&[&"--hostname", &jail.hostname]);
+        for directory in jail.directories() {
+            // Without this they could be entered by root only.
+            say(&[&"--perms", &"0755", &"--dir", &directory]);
+        }
+        say(&[&"--proc", &"/proc"]);
+        say(&[&"--perms", &"1777", &"--size", &jail.tmp_size.to_string(), &"--tmpfs", &"/tmp"]);
+        for mount in &jail.mounts {
+            let how = match mount.kind {
+                Kind::ReadOnly => "--ro-bind",
+                Kind::Writable => "--bind",
+                Kind::Device => "--dev-bind",
+            };
+            say(&[&how, &mount.source, &mount.target]);
+        }
+        say(&[&"--remount-ro", &"/", &"--chdir", &jail.directory]);
+        let id = SERVER_ID.to_string();
+        match jail.identity {
+            // It is root in a namespace of its own, and nothing of that is left when the server begins.
+            Identity::Outside => {
+                for capability in ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"] {
+                    say(&[&"--cap-add", &capability]);
+                }
+                say(&[&"--", &self.setpriv, &"--reuid", &id, &"--regid", &id, &"--clear-groups"]);
+                say(&[&"--inh-caps=-all", &"--bounding-set=-all", &"--no-new-privs", &"--", &program]);
+            }
+            Identity::Inside { .. } => {
+                say(&[&"--unshare-user", &"--uid", &id, &"--gid", &id, &"--", &program]);
+            }
+        }
+        line.extend(args);
+        Wrapped { command: self.path.clone(), args: line }
+    }
+}

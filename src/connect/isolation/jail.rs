@@ -1,0 +1,178 @@
+//! What a server sees and may in a sandbox: pure description. The launchers translate it, each into the words of its
+//! sandbox.
+
+use std::path::{Path, PathBuf};
+
+use mcp_satellite_actors::model::policy::IsolationPolicy;
+
+/// Where a server finds its home.
+pub(super) const HOME: &str = "/home/mcp";
+
+/// Read-only for every server.
+const SYSTEM: [&str; 5] = ["/usr", "/lib", "/lib64", "/bin", "/sbin"];
+
+/// The parts of `/etc` that a program needs: resolver, certificates, users, time, the loader, and Debian's links.
+const ETC: [&str; 20] = [
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/crypto-policies",
+    "/etc/gai.conf",
+    "/etc/group",
+    "/etc/host.conf",
+    "/etc/hosts",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/pki/ca-trust",
+    "/etc/pki/tls/certs",
+    "/etc/resolv.conf",
+    "/etc/services",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+];
+
+const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
+
+/// The kernel's limit of a host name.
+const HOSTNAME_MAX: usize = 64;
+
+/// One server's view of the world.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Jail {
+    pub(super) hostname: String,
+    /// In the order in which they are mounted: what is below another comes after it.
+    pub(super) mounts: Vec<Mount>,
+    pub(super) tmp_size: u64,
+    pub(super) network: bool,
+    /// The working directory, inside.
+    pub(super) directory: PathBuf,
+    pub(super) identity: Identity,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mount {
+    pub(super) source: PathBuf,
+    pub(super) target: PathBuf,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    ReadOnly,
+    Writable,
+    Device,
+}
+
+/// Whom the server runs as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Identity {
+    /// As [`crate::connect::process::SERVER_ID`], inside its user namespace and outside: the satellite is root.
+    Outside,
+    /// Inside its user namespace only; outside it is who the satellite is.
+    Inside { user: u32, group: u32 },
+}
+
+impl Jail {
+    /// The view that `policy` gives to a server of `team`, with `home` as its home.
+    pub(super) fn new(policy: &IsolationPolicy, team: &str, home: &Path, identity: Identity) -> Self {
+        let same = |path: &str, kind| Mount { source: path.into(), target: path.into(), kind };
+        let there = |path: &&&str| Path::new(path).exists();
+        let mut mounts: Vec<Mount> =
+            SYSTEM.iter().chain(&ETC).filter(there).map(|path| same(path, Kind::ReadOnly)).collect();
+        mounts.extend(DEVICES.iter().filter(there).map(|path| same(path, Kind::Device)));
+        mounts.push(Mount { source: home.into(), target: HOME.into(), kind: Kind::Writable });
+        mounts.extend(policy.binds.iter().map(|bind| Mount {
+            source: bind.source.clone(),
+            target: bind.target.clone(),
+            kind: if bind.writable { Kind::Writable } else { Kind::ReadOnly },
+        }));
+        let mut hostname = format!("mcp-{team}");
+        hostname.truncate(hostname.floor_char_boundary(HOSTNAME_MAX));
+        let (tmp_size, network) = (policy.tmp_size, policy.network);
+        Self { hostname, mounts, tmp_size, network, directory: HOME.into(), identity }
+    }
+
+    /// Whether `path` is there inside, as it is outside.
+    pub(super) fn shows(&self, path: &Path) -> bool {
+        self.mounts.iter().any(|mount| path.starts_with(&mount.target) && mount.source == mount.target)
+    }
+
+    /// Makes a program visible, by itself and where its links lead: whoever configured it named it.
+    pub(super) fn show_program(&mut self, program: &Path) {
+        let real = program.canonicalize().ok();
+        for path in [Some(program.to_owned()), real].into_iter().flatten() {
+            if !self.shows(&path) {
+                self.mounts.push(Mount { source: path.clone(), target: path, kind: Kind::ReadOnly });
+            }
+        }
+    }
+
+    /// The directories that must be made for the mounts to be in, outermost first.
+    pub(super) fn directories(&self) -> Vec<PathBuf> {
+        let mut directories: Vec<PathBuf> = Vec::new();
+        for mount in &self.mounts {
+            let above: Vec<&Path> = mount.target.ancestors().skip(1).filter(|path| path.parent().is_some()).collect();
+            for path in above.into_iter().rev() {
+                let covered = self.mounts.iter().any(|mount| path.starts_with(&mount.target));
+                if !covered && !directories.iter().any(|known| known == path) {
+                    directories.push(path.to_owned());
+                }
+            }
+        }
+        directories
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mcp_satellite_actors::model::policy::Bind;
+
+    use super::*;
+
+    fn jail(binds: &[(&str, &str)]) -> Jail {
+        let bind =
+            |(source, target): &(&str, &str)| Bind { source: source.into(), target: target.into(), writable: false };
+        let policy = IsolationPolicy { binds: binds.iter().map(bind).collect(), ..IsolationPolicy::standard() };
+        Jail::new(&policy, "team_acme", Path::new("/data/homes/x"), Identity::Outside)
+    }
+
+    #[test]
+    fn the_system_is_read_only_and_the_home_is_not() {
+        let jail = jail(&[]);
+        assert_eq!(jail.hostname, "mcp-team_acme");
+        let writable: Vec<&Path> =
+            jail.mounts.iter().filter(|mount| mount.kind == Kind::Writable).map(|mount| &*mount.target).collect();
+        assert_eq!(writable, [Path::new(HOME)]);
+        assert!(jail.shows(Path::new("/usr/bin/env")));
+        for hidden in ["/etc/shadow", "/root", "/data/homes/x", "/home/mcp", "/etc/ssl/private/key"] {
+            assert!(!jail.shows(Path::new(hidden)), "{hidden}");
+        }
+    }
+
+    #[test]
+    fn a_bind_is_seen_under_its_target() {
+        let jail = jail(&[("/srv/acme", "/data"), ("/opt/tools", "/opt/tools")]);
+        assert!(jail.shows(Path::new("/opt/tools/bin/server")));
+        assert!(!jail.shows(Path::new("/srv/acme")));
+        assert_eq!(jail.directories().iter().filter(|path| path.starts_with("/opt")).count(), 1);
+    }
+
+    #[test]
+    fn directories_are_made_outermost_first_and_not_in_what_is_mounted() {
+        let jail = jail(&[("/a/b/c", "/a/b/c"), ("/usr/local/x", "/usr/local/x")]);
+        let made: Vec<String> = jail.directories().iter().map(|path| path.display().to_string()).collect();
+        let of_a: Vec<&str> = made.iter().map(String::as_str).filter(|path| path.starts_with("/a")).collect();
+        assert_eq!(of_a, ["/a", "/a/b"]);
+        assert!(!made.iter().any(|path| path.starts_with("/usr")), "{made:?}");
+    }
+
+    #[test]
+    fn a_hostname_is_no_longer_than_the_kernel_allows() {
+        let jail = Jail::new(&IsolationPolicy::standard(), &"t".repeat(100), Path::new("/h"), Identity::Outside);
+        assert_eq!(jail.hostname.len(), 64);
+    }
+}

@@ -1,0 +1,458 @@
+//! What a server is started in: nothing, or a sandbox. A [`Launcher`] says how a sandbox is asked for what a `Jail`
+//! describes; whether it works here is found out by a trial run, not by a file's presence.
+
+mod bubblewrap;
+mod jail;
+mod nsjail;
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mcp_satellite_actors::model::policy::IsolationPolicy;
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
+use mcp_satellite_actors::seam::Link;
+use nix::unistd::{AccessFlags, access, getegid, geteuid};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::sync::OnceCell;
+
+use self::bubblewrap::Bubblewrap;
+use self::jail::{HOME, Identity, Jail};
+use self::nsjail::Nsjail;
+use super::environment::{SANDBOX_PATH, environment, sandboxed};
+use super::process::{CgroupLimits, Confinement, Launch, Limits, Processes, SERVER_ID};
+
+/// Homes of servers are here in the data directory, one for each instance.
+const HOMES: &str = "homes";
+/// A sandbox that takes longer for nothing is taken for broken.
+const TRIAL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What servers are started in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// In development nothing, in production the best sandbox that works.
+    #[default]
+    Auto,
+    /// Nothing.
+    None,
+    /// nsjail.
+    Nsjail,
+    /// bubblewrap.
+    Bubblewrap,
+}
+
+/// Whether only what is named may be started, and only in a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Strictness {
+    /// `auto` is nothing.
+    #[default]
+    Development,
+    /// `auto` is a sandbox, and without one nothing is started; commands are resolved once.
+    Production,
+}
+
+/// One way of starting a server.
+trait Launcher: Send + Sync {
+    /// For people.
+    fn name(&self) -> &'static str;
+    /// How many generations below the started process the server is.
+    fn depth(&self) -> usize;
+    /// What is executed so that `program` runs in `jail`. Arguments come last, where none can be read as the sandbox's.
+    fn wrap(&self, jail: &Jail, program: &Path, args: Vec<OsString>) -> Wrapped;
+    /// What in `jail` cannot be said in its words.
+    fn objection(&self, _jail: &Jail) -> Option<String> {
+        None
+    }
+}
+
+/// What is executed.
+struct Wrapped {
+    command: PathBuf,
+    args: Vec<OsString>,
+}
+
+/// What was found out about a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Its name.
+    pub sandbox: &'static str,
+    /// Where it is, or why it cannot be used.
+    pub usable: Result<PathBuf, String>,
+}
+
+/// Prepares launches.
+pub(super) struct Launchers {
+    isolation: Isolation,
+    strictness: Strictness,
+    data_dir: Option<PathBuf>,
+    found: OnceCell<Found>,
+    /// Commands as they were first resolved, in production.
+    resolved: Mutex<HashMap<(String, Option<OsString>), PathBuf>>,
+}
+
+struct Found {
+    findings: Vec<Finding>,
+    best: Option<Arc<dyn Launcher>>,
+}
+
+/// What is started and as whom, for `status`.
+pub(super) struct Prepared {
+    pub(super) launch: Launch,
+    pub(super) identity: String,
+}
+
+impl Launchers {
+    pub(super) fn new(isolation: Isolation, strictness: Strictness, data_dir: Option<PathBuf>) -> Self {
+        Self { isolation, strictness, data_dir, found: OnceCell::new(), resolved: Mutex::default() }
+    }
+
+    /// What was found out about the sandboxes that this machine may have. Tries them all, once.
+    pub(super) async fn findings(&self, processes: &Processes) -> &[Finding] {
+        &self.found(processes).await.findings
+    }
+
+    /// How `spec` is started. The error says why it is not, and what to do.
+    pub(super) async fn prepare(
+        &self,
+        spec: &InstanceSpec,
+        withheld: &[String],
+        processes: &Processes,
+    ) -> Result<Prepared, String> {
+        let launcher = match (self.isolation, self.strictness) {
+            (Isolation::None, _) | (Isolation::Auto, Strictness::Development) => None,
+            (Isolation::Auto, Strictness::Production) | (Isolation::Nsjail | Isolation::Bubblewrap, _) => {
+                let found = self.found(processes).await;
+                Some(found.best.clone().ok_or_else(|| self.refusal(&found.findings))?)
+            }
+        };
+        match launcher {
+            None => self.bare(spec, withheld),
+            Some(launcher) => self.jailed(spec, &*launcher, processes),
+        }
+    }
+
+    /// Without a sandbox.
+    fn bare(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<Prepared, String> {
+        let (command, cwd) = stdio(spec)?;
+        let environment =
+            environment(std::env::vars_os(), withheld, &spec.env).map_err(|invalid| invalid.to_string())?;
+        let command = match self.strictness {
+            Strictness::Development => command.into(),
+            Strictness::Production => {
+                let path = environment.get(OsStr::new("PATH")).cloned();
+                self.resolve_once(command, path)?.into_os_string()
+            }
+        };
+        let launch = Launch {
+            instance: spec.name.to_string(),
+            command,
+            args: exposed(&spec.args),
+            environment,
+            directory: cwd.map(Into::into),
+            confinement: None,
+            cgroup_limits: CgroupLimits::default(),
+        };
+        Ok(Prepared { launch, identity: format!("{}:{}", geteuid(), getegid()) })
+    }
+
+    /// In a sandbox.
+    fn jailed(&self, spec: &InstanceSpec, launcher: &dyn Launcher, processes: &Processes) -> Result<Prepared, String> {
+        let (command, cwd) = stdio(spec)?;
+        let policy = &spec.policy.isolation;
+        let environment =
+            sandboxed(HOME, std::env::var_os("LANG"), &spec.env).map_err(|invalid| invalid.to_string())?;
+        let program = self.resolve_once(command, environment.get(OsStr::new("PATH")).cloned())?;
+        let home = self.home(&spec.name)?;
+        let mut jail = Jail::new(policy, spec.id.team.as_str(), &home, identity());
+        jail.show_program(&program);
+        if let Some(cwd) = cwd {
+            if !jail.shows(Path::new(cwd)) {
+                return Err(format!("the working directory `{cwd}` cannot be seen in the sandbox: {BIND_IT}"));
+            }
+            jail.directory = cwd.into();
+        }
+        if let Some(mount) = jail.mounts.iter().find(|mount| !mount.source.exists()) {
+            return Err(format!("`{}` is to be seen in the sandbox and does not exist", mount.source.display()));
+        }
+        if let Some(objection) = launcher.objection(&jail) {
+            return Err(objection);
+        }
+        let wrapped = launcher.wrap(&jail, &program, exposed(&spec.args));
+        let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, processes.limits_trees());
+        let launch = Launch {
+            instance: spec.name.to_string(),
+            command: wrapped.command.into(),
+            args: wrapped.args,
+            environment,
+            directory: None,
+            confinement: Some(confinement(launcher, jail.identity, limits)),
+            cgroup_limits,
+        };
+        Ok(Prepared { launch, identity: as_text(jail.identity) })
+    }
+
+    /// An absolute path for a command; in production the same for ever, so that what is put into `PATH` later is not
+    /// started under a name that was allowed.
+    fn resolve_once(&self, command: &str, path: Option<OsString>) -> Result<PathBuf, String> {
+        let key = (command.to_owned(), path);
+        let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.strictness == Strictness::Production
+            && let Some(known) = resolved.get(&key)
+        {
+            return Ok(known.clone());
+        }
+        let found = resolve(command, key.1.as_deref())?;
+        resolved.insert(key, found.clone());
+        Ok(found)
+    }
+
+    /// The home of an instance in a sandbox, outside.
+    fn home(&self, instance: &str) -> Result<PathBuf, String> {
+        let data_dir = self.data_dir.as_ref();
+        let home = data_dir.ok_or("a sandboxed server needs a home: give the connector a data directory")?.join(HOMES);
+        let home = home.join(instance);
+        let failed = |error: std::io::Error| format!("cannot make its home `{}`: {error}", home.display());
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&home).map_err(failed)?;
+        if identity() == Identity::Outside {
+            chown(&home, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
+        }
+        Ok(home)
+    }
+
+    /// Why nothing is started.
+    fn refusal(&self, findings: &[Finding]) -> String {
+        let reasons = findings.iter().filter_map(|finding| {
+            let why = finding.usable.as_ref().err()?;
+            Some(format!("{}: {why}", finding.sandbox))
+        });
+        let reasons: Vec<String> = reasons.collect();
+        let what = match self.isolation {
+            Isolation::Nsjail => "nsjail is configured and does not work here",
+            Isolation::Bubblewrap => "bubblewrap is configured and does not work here",
+            Isolation::Auto | Isolation::None => "production needs a sandbox and none works here",
+        };
+        format!(
+            "{what} ({}); `satellite check` says more, isolation = \"none\" under [satellite] does without",
+            reasons.join("; ")
+        )
+    }
+
+    async fn found(&self, processes: &Processes) -> &Found {
+        self.found
+            .get_or_init(|| async {
+                let candidates = match self.isolation {
+                    Isolation::Nsjail => vec![nsjail()],
+                    Isolation::Bubblewrap => vec![bubblewrap()],
+                    Isolation::Auto | Isolation::None => vec![nsjail(), bubblewrap()],
+                };
+                let mut found = Found { findings: Vec::new(), best: None };
+                for (sandbox, candidate) in candidates {
+                    let usable = match candidate {
+                        Ok((path, launcher)) => self.tried(&*launcher, processes).await.map(|()| {
+                            found.best.get_or_insert(launcher);
+                            path
+                        }),
+                        Err(why) => Err(why),
+                    };
+                    match &usable {
+                        Ok(path) => tracing::info!(sandbox, path = %path.display(), "a sandbox that works"),
+                        Err(why) => tracing::info!(sandbox, why, "a sandbox that cannot be used"),
+                    }
+                    found.findings.push(Finding { sandbox, usable });
+                }
+                found
+            })
+            .await
+    }
+
+    /// Runs a shell in the sandbox, with all that a server would get.
+    async fn tried(&self, launcher: &dyn Launcher, processes: &Processes) -> Result<(), String> {
+        let policy = IsolationPolicy::standard();
+        let home = self.home(".trial")?;
+        let jail = Jail::new(&policy, "trial", &home, identity());
+        let script = ["-c".into(), "echo works; read -r _; exit 7".into()];
+        let wrapped = launcher.wrap(&jail, Path::new("/bin/sh"), script.to_vec());
+        let (limits, cgroup_limits) = limits(&policy, launcher.depth(), jail.identity, processes.limits_trees());
+        let launch = Launch {
+            instance: format!("trial of {}", launcher.name()),
+            command: wrapped.command.into(),
+            args: wrapped.args,
+            environment: sandboxed(HOME, None, &std::collections::BTreeMap::new()).unwrap_or_default(),
+            directory: None,
+            confinement: Some(confinement(launcher, jail.identity, limits)),
+            cgroup_limits,
+        };
+        let trial = async {
+            let link = processes.launch(launch, String::new()).await.map_err(|error| error.to_string())?;
+            let Link { reader, writer, mut process, guard, .. } = link;
+            let mut line = String::new();
+            BufReader::new(reader).read_line(&mut line).await.map_err(|error| error.to_string())?;
+            drop(writer);
+            let end = process.ended().await;
+            drop(guard);
+            match (line.trim(), end.code) {
+                ("works", Some(7)) => Ok(()),
+                _ => Err("a trial run in it failed".to_owned()),
+            }
+        };
+        let tried = tokio::time::timeout(TRIAL_PATIENCE, trial).await;
+        tried.unwrap_or_else(|_elapsed| Err("a trial run in it did not end".to_owned()))
+    }
+}
+
+/// What the kernel says about the namespaces that a sandbox is made of.
+pub fn kernel() -> String {
+    let says = |file: &str| fs::read_to_string(file).ok().map(|text| text.trim().to_owned());
+    let mut words = match says("/proc/sys/user/max_user_namespaces").as_deref() {
+        None | Some("0") => "user namespaces: switched off (user.max_user_namespaces)".to_owned(),
+        Some(most) => format!("user namespaces: up to {most}"),
+    };
+    for (file, value, meaning) in [
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0", ", for root only (kernel.unprivileged_userns_clone = 0)"),
+        (
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            ", for programs that AppArmor trusts (kernel.apparmor_restrict_unprivileged_userns = 1)",
+        ),
+    ] {
+        if says(file).as_deref() == Some(value) {
+            words.push_str(meaning);
+        }
+    }
+    words
+}
+
+const BIND_IT: &str = "name it, or a directory above it, in `binds` of [policy.isolation]";
+
+fn stdio(spec: &InstanceSpec) -> Result<(&str, Option<&str>), String> {
+    match &spec.target {
+        Target::Stdio { command, cwd } => Ok((command, cwd.as_deref())),
+        Target::Remote { .. } => Err("remote servers are not served by the stdio connector".into()),
+    }
+}
+
+fn exposed(args: &[Secret]) -> Vec<OsString> {
+    args.iter().map(|arg| arg.expose().into()).collect()
+}
+
+fn identity() -> Identity {
+    let (user, group) = (geteuid(), getegid());
+    if user.is_root() { Identity::Outside } else { Identity::Inside { user: user.as_raw(), group: group.as_raw() } }
+}
+
+fn as_text(identity: Identity) -> String {
+    match identity {
+        Identity::Outside => format!("{SERVER_ID}:{SERVER_ID}"),
+        Identity::Inside { user, group } => {
+            format!("{SERVER_ID}:{SERVER_ID}, outside its user namespace {user}:{group}")
+        }
+    }
+}
+
+fn confinement(launcher: &dyn Launcher, identity: Identity, limits: Limits) -> Confinement {
+    // As root the sandbox needs no user namespace of its own in the one that it is started in.
+    let namespaces_below = match identity {
+        Identity::Outside => 0,
+        Identity::Inside { .. } => 1,
+    };
+    Confinement { sandbox: launcher.name(), depth: launcher.depth(), namespaces_below, limits }
+}
+
+/// A policy as the kernel takes it: for each process, and for the whole where a cgroup counts.
+fn limits(policy: &IsolationPolicy, depth: usize, identity: Identity, whole: bool) -> (Limits, CgroupLimits) {
+    let depth = depth as u64;
+    let each = Limits {
+        address_space: policy.memory_max.filter(|_| !whole),
+        cpu_seconds: policy.cpu_time_max.map(|time| time.as_secs().max(1)),
+        // The sandbox's own processes are root's, who is not counted; where they are ours they are.
+        processes: policy.processes_max.filter(|_| !whole).map(|limit| match identity {
+            Identity::Outside => limit,
+            Identity::Inside { .. } => limit + depth,
+        }),
+        open_files: policy.open_files_max,
+        file_size: policy.file_size_max,
+    };
+    let all =
+        CgroupLimits { memory_bytes: policy.memory_max, processes: policy.processes_max.map(|limit| limit + depth) };
+    (each, if whole { all } else { CgroupLimits::default() })
+}
+
+type Candidate = (&'static str, Result<(PathBuf, Arc<dyn Launcher>), String>);
+
+fn nsjail() -> Candidate {
+    let found = which("nsjail").map(|path| (path.clone(), Arc::new(Nsjail { path }) as Arc<dyn Launcher>));
+    ("nsjail", found)
+}
+
+fn bubblewrap() -> Candidate {
+    let found = which("bwrap").and_then(|path| {
+        let setpriv = resolve("setpriv", Some(OsStr::new(SANDBOX_PATH)))?;
+        Ok((path.clone(), Arc::new(Bubblewrap { path, setpriv }) as Arc<dyn Launcher>))
+    });
+    ("bubblewrap", found)
+}
+
+fn which(command: &str) -> Result<PathBuf, String> {
+    resolve(command, std::env::var_os("PATH").as_deref())
+}
+
+/// The absolute path of a command that can be executed.
+fn resolve(command: &str, path: Option<&OsStr>) -> Result<PathBuf, String> {
+    let executable = |file: &Path| file.is_file() && access(file, AccessFlags::X_OK).is_ok();
+    if command.contains('/') {
+        let file = std::path::absolute(command).map_err(|error| error.to_string())?;
+        return match file.metadata() {
+            Ok(_) if executable(&file) => Ok(file),
+            Ok(_) => Err("it cannot be executed".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+    }
+    let path = path.unwrap_or_default();
+    let found = std::env::split_paths(path).map(|directory| directory.join(command)).find(|file| executable(file));
+    found.ok_or_else(|| format!("`{command}` is in no directory of PATH ({})", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_resolved_by_path_and_in_production_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (first, second) = (directory.path().join("first"), directory.path().join("second"));
+        for place in [&first, &second] {
+            fs::create_dir(place).unwrap();
+        }
+        let tool = |place: &Path| {
+            fs::write(place.join("tool"), "").unwrap();
+            fs::set_permissions(place.join("tool"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        };
+        let path = std::env::join_paths([&first, &second]).unwrap();
+        tool(&second);
+        let production = Launchers::new(Isolation::None, Strictness::Production, None);
+        let development = Launchers::new(Isolation::None, Strictness::Development, None);
+        for launchers in [&production, &development] {
+            assert_eq!(launchers.resolve_once("tool", Some(path.clone())), Ok(second.join("tool")));
+        }
+        tool(&first);
+        assert_eq!(production.resolve_once("tool", Some(path.clone())), Ok(second.join("tool")));
+        assert_eq!(development.resolve_once("tool", Some(path.clone())), Ok(first.join("tool")));
+        assert!(development.resolve_once("missing", Some(path)).unwrap_err().contains("missing"));
+    }
+
+    #[test]
+    fn the_sandboxes_own_processes_come_on_top_where_they_are_counted() {
+        let policy = IsolationPolicy::strict();
+        let inside = Identity::Inside { user: 1000, group: 1000 };
+        assert_eq!(limits(&policy, 2, Identity::Outside, false).0.processes, Some(1));
+        assert_eq!(limits(&policy, 2, inside, false).0.processes, Some(3));
+        let (each, all) = limits(&policy, 1, inside, true);
+        assert_eq!((each.processes, each.address_space), (None, None));
+        assert_eq!(all, CgroupLimits { memory_bytes: Some(50 << 20), processes: Some(2) });
+    }
+}

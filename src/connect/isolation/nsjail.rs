@@ -1,0 +1,67 @@
+//! nsjail: one process of its own; the server is the first of its PID namespace.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::jail::{Identity, Jail, Kind};
+use super::{Launcher, Wrapped};
+use crate::connect::process::SERVER_ID;
+
+pub(super) struct Nsjail {
+    pub(super) path: PathBuf,
+}
+
+impl Launcher for Nsjail {
+    fn name(&self) -> &'static str {
+        "nsjail"
+    }
+
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn objection(&self, jail: &Jail) -> Option<String> {
+        let colon = |path: &Path| path.as_os_str().as_encoded_bytes().contains(&b':');
+        let mount = jail.mounts.iter().find(|mount| colon(&mount.source) || colon(&mount.target))?;
+        Some(format!("nsjail cannot mount a path with a colon: `{}`", mount.source.display()))
+    }
+
+    fn wrap(&self, jail: &Jail, program: &Path, args: Vec<OsString>) -> Wrapped {
+        let mut line: Vec<OsString> = Vec::new();
+        let mut say =
+            |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
+        // Its own limits and its niceness are not ours; what it would log at less than an error is no server's stderr.
+        say(&[&"--mode", &"o", &"--really_quiet", &"--disable_rlimits", &"--nice_level", &"0", &"--time_limit", &"0"]);
+        // It has the environment that the server is to have, so that no value is in an argument.
+        say(&[&"--keep_env", &"--skip_setsid"]);
+        if jail.network {
+            say(&[&"--disable_clone_newnet"]);
+        }
+        match jail.identity {
+            Identity::Outside => {
+                let id = SERVER_ID.to_string();
+                say(&[&"--disable_clone_newuser", &"--user", &id, &"--group", &id]);
+            }
+            // Root in the namespace around it is who the satellite is.
+            Identity::Inside { .. } => {
+                let id = format!("{SERVER_ID}:0:1");
+                say(&[&"--user", &id, &"--group", &id]);
+            }
+        }
+        say(&[&"--hostname", &jail.hostname, &"--cwd", &jail.directory]);
+        say(&[&"--mount", &format!("none:/tmp:tmpfs:size={},mode=1777", jail.tmp_size)]);
+        for mount in &jail.mounts {
+            let how = match mount.kind {
+                Kind::ReadOnly => "--bindmount_ro",
+                Kind::Writable | Kind::Device => "--bindmount",
+            };
+            let mut words = mount.source.clone().into_os_string();
+            words.push(":");
+            words.push(&mount.target);
+            say(&[&how, &words]);
+        }
+        say(&[&"--", &program]);
+        line.extend(args);
+        Wrapped { command: self.path.clone(), args: line }
+    }
+}

@@ -1,0 +1,262 @@
+//! What `/proc` says about processes: who is alive, whose child it is, which group, session and start it has, what it
+//! uses. Numbers alone identify nobody for long: a [`Known`] process is one whose identity was checked.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+
+use nix::errno::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// The environment variable by which what a server started is found, wherever it has gone. It says which satellite and
+/// which run.
+pub(super) const MARK: &str = "MCP_SATELLITE_RUN";
+
+/// One process, from its `/proc/PID/stat`: see proc(5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stat {
+    pub(super) pid: u32,
+    pub(super) parent: u32,
+    pub(super) group: u32,
+    pub(super) session: u32,
+    /// In clock ticks since the machine started: with the pid it names one process for ever.
+    pub(super) start_time: u64,
+    /// User and system, of itself and of the children that it has waited for.
+    pub(super) cpu_ticks: u64,
+    pub(super) rss_pages: u64,
+    /// More than a zombie.
+    pub(super) alive: bool,
+}
+
+impl Stat {
+    /// `None` once it is reaped.
+    pub(super) fn read(pid: u32) -> Option<Self> {
+        Self::parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(pid: u32, stat: &[u8]) -> Option<Self> {
+        // The name is in parentheses and may contain anything, parentheses and spaces too.
+        let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
+        let mut fields = [""; 22];
+        let mut words = str::from_utf8(&stat[after_name..]).ok()?.split_ascii_whitespace();
+        for field in &mut fields {
+            *field = words.next()?;
+        }
+        // Numbered from 3 in proc(5).
+        let number = |field: usize| fields[field - 3].parse::<u64>().ok();
+        let id = |field: usize| fields[field - 3].parse::<u32>().ok();
+        // A process whose first thread has ended is shown as a zombie while its other threads go on.
+        let dead = matches!(fields[0], "Z" | "X") && fields[17] == "1";
+        Some(Self {
+            pid,
+            parent: id(4)?,
+            group: id(5)?,
+            session: id(6)?,
+            start_time: number(22)?,
+            cpu_ticks: number(14)? + number(15)? + number(16)? + number(17)?,
+            rss_pages: number(24)?,
+            alive: !dead,
+        })
+    }
+}
+
+fn read(path: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(512);
+    File::open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Every process that can be seen, at one time.
+pub(super) struct Census(HashMap<u32, Stat>);
+
+impl Census {
+    /// Fails where `/proc` cannot be read, or descriptors or memory are short: then nothing is known.
+    pub(super) fn take() -> io::Result<Self> {
+        let mut all = HashMap::new();
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            match read(&format!("/proc/{pid}/stat")) {
+                Ok(stat) => all.extend(Stat::parse(pid, &stat).map(|stat| (pid, stat))),
+                Err(error) if is_shortage(&error) => return Err(error),
+                // It has ended in the meantime, or it is hidden from us and so none of ours.
+                Err(_) => {}
+            }
+        }
+        Ok(Self(all))
+    }
+
+    /// All of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Stat> {
+        self.0.values()
+    }
+
+    pub(super) fn get(&self, pid: u32) -> Option<&Stat> {
+        self.0.get(&pid)
+    }
+
+    /// The live members of the trees under these leaders: who is in a leader's group or session, and who descends from
+    /// one that is. By member, the leader.
+    pub(super) fn under(&self, leaders: &HashSet<u32>) -> HashMap<u32, u32> {
+        let mut found: HashMap<u32, Option<u32>> = HashMap::new();
+        let mut way = Vec::new();
+        for stat in self.0.values() {
+            let mut at = Some(stat);
+            let leader = loop {
+                let Some(stat) = at else { break None };
+                if let Some(known) = found.get(&stat.pid) {
+                    break *known;
+                }
+                let own = [stat.pid, stat.group, stat.session].into_iter().find(|number| leaders.contains(number));
+                way.push(stat.pid);
+                // A parent is older than its child. One that is not was given a number again while we were reading.
+                at = match own {
+                    Some(leader) => break Some(leader),
+                    None => self.0.get(&stat.parent).filter(|parent| parent.start_time <= stat.start_time),
+                };
+                if way.contains(&at.map_or(0, |parent| parent.pid)) {
+                    break None;
+                }
+            };
+            found.extend(way.drain(..).map(|pid| (pid, leader)));
+        }
+        let alive = |pid: &u32| self.0.get(pid).is_some_and(|stat| stat.alive);
+        found.into_iter().filter_map(|(pid, leader)| Some((pid, leader?))).filter(|(pid, _)| alive(pid)).collect()
+    }
+}
+
+fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|raw| shortages.contains(&Errno::from_raw(raw)))
+}
+
+/// The mark in a process's environment, as it was at its last exec; `None` if there is none or we may not look.
+pub(super) fn mark_of(pid: u32) -> Option<String> {
+    let environment = read(&format!("/proc/{pid}/environ")).ok()?;
+    let name = MARK.as_bytes();
+    let mut variables = environment.split(|byte| *byte == 0);
+    let value = variables.find_map(|variable| variable.strip_prefix(name)?.strip_prefix(b"="))?;
+    String::from_utf8(value.to_vec()).ok()
+}
+
+/// The children of a process's first thread.
+pub(super) fn children_of(pid: u32) -> io::Result<Vec<u32>> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    Ok(children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+/// A process that cannot be mistaken for another any more: signals go through its pidfd.
+pub(super) struct Known {
+    pub(super) pid: u32,
+    pub(super) start_time: u64,
+    pidfd: OwnedFd,
+}
+
+impl Known {
+    /// The process that has this number and start time now, held on to.
+    pub(super) fn hold(pid: u32, start_time: u64) -> Option<Self> {
+        Self::hold_if(pid, |stat| stat.start_time == start_time)
+    }
+
+    /// The process that has this number, if `is_meant` still says so once it cannot change its owner any more.
+    pub(super) fn hold_if(pid: u32, is_meant: impl Fn(&Stat) -> bool) -> Option<Self> {
+        let pidfd = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
+        // Read after the pidfd was opened: what is alive now under this number is what the pidfd is for, or the pidfd
+        // is for something dead, and signals nobody.
+        let stat = Stat::read(pid).filter(|stat| is_meant(stat))?;
+        Some(Self { pid, start_time: stat.start_time, pidfd })
+    }
+
+    /// Does nothing once it has ended.
+    pub(super) fn signal(&self, signal: Signal) {
+        let _ = pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        Stat::read(self.pid).is_some_and(|stat| stat.start_time == self.start_time && stat.alive)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat(name: &str, state: &str, threads: u32) -> Vec<u8> {
+        format!("7 ({name}) {state} 1 42 43 0 -1 0 1 2 3 4 5 6 7 8 20 0 {threads} 0 99 0 12 0").into_bytes()
+    }
+
+    fn alive(stat: &[u8]) -> Option<bool> {
+        Stat::parse(7, stat).map(|stat| stat.alive)
+    }
+
+    #[test]
+    fn a_stat_is_read_by_its_places() {
+        let expected = Stat {
+            pid: 7,
+            parent: 1,
+            group: 42,
+            session: 43,
+            start_time: 99,
+            cpu_ticks: 5 + 6 + 7 + 8,
+            rss_pages: 12,
+            alive: true,
+        };
+        assert_eq!(Stat::parse(7, &stat("sh", "S", 1)), Some(expected));
+    }
+
+    #[test]
+    fn a_process_is_alive_until_it_is_a_zombie_and_while_a_thread_of_it_is() {
+        assert_eq!(alive(&stat("sh", "T", 1)), Some(true));
+        assert_eq!(alive(&stat("sh", "Z", 1)), Some(false));
+        assert_eq!(alive(&stat("server", "Z", 2)), Some(true));
+    }
+
+    #[test]
+    fn a_name_cannot_pose_as_the_fields_after_it() {
+        assert_eq!(Stat::parse(7, &stat("a) Z 1 7 (", "S", 1)).map(|stat| stat.group), Some(42));
+        assert_eq!(Stat::parse(7, b"7 (torn"), None);
+    }
+
+    fn census(processes: &[(u32, u32, u32, u32)]) -> Census {
+        let stat = |&(pid, parent, group, session): &(u32, u32, u32, u32)| Stat {
+            pid,
+            parent,
+            group,
+            session,
+            start_time: u64::from(pid),
+            cpu_ticks: 0,
+            rss_pages: 0,
+            alive: true,
+        };
+        Census(processes.iter().map(|process| (process.0, stat(process))).collect())
+    }
+
+    #[test]
+    fn a_tree_is_found_by_group_session_and_descent() {
+        let census = census(&[
+            (1, 0, 1, 1),
+            (10, 1, 10, 10),
+            (11, 10, 10, 10), // a child
+            (12, 1, 10, 10),  // an orphan that stayed in the group
+            (13, 1, 13, 10),  // one that left the group, not the session
+            (14, 11, 14, 14), // one that left both, with its parent alive
+            (15, 14, 14, 14), // and its child
+            (20, 1, 20, 20),
+            (21, 20, 20, 20),
+        ]);
+        let mut members: Vec<u32> = census.under(&HashSet::from([10])).into_keys().collect();
+        members.sort_unstable();
+        assert_eq!(members, [10, 11, 12, 13, 14, 15]);
+        assert_eq!(census.under(&HashSet::from([10, 20])).get(&21), Some(&20));
+    }
+
+    #[test]
+    fn this_process_is_known_and_its_number_with_another_start_is_not() {
+        let own = std::process::id();
+        let stat = Stat::read(own).unwrap();
+        assert!(Known::hold(own, stat.start_time).is_some_and(|known| known.is_alive()));
+        assert!(Known::hold(own, stat.start_time + 1).is_none());
+        assert!(Census::take().is_ok_and(|census| census.get(own).is_some_and(|stat| stat.alive)));
+    }
+}

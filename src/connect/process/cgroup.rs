@@ -1,0 +1,302 @@
+//! One cgroup (version 2) for each run: what is in it cannot leave it, is killed in one act, and is known to be gone
+//! without looking at any other process.
+//!
+//! Ours are `mcp-satellite-ID/RUN` under the cgroup that we were started in. Controllers are passed on where that
+//! cgroup is delegated to us (or is the root); without them a cgroup still holds and kills.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use nix::libc;
+
+use super::launch::join_cgroup_only;
+
+/// The satellite's own cgroup, in which each run has one.
+pub(super) struct Cgroups {
+    base: PathBuf,
+    /// Whether memory and the number of processes can be limited.
+    pub(super) controllers: bool,
+}
+
+/// What a run may use, where the kernel counts it for the whole cgroup.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::connect) struct CgroupLimits {
+    pub(in crate::connect) memory_bytes: Option<u64>,
+    pub(in crate::connect) processes: Option<u64>,
+}
+
+impl Cgroups {
+    /// Finds out, by doing it, whether processes can be put into cgroups here; the error says why not.
+    pub(super) fn detect(id: &str) -> Result<Self, String> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+        let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let parent =
+            own_directory(&mounts, &own).ok_or("no cgroup2 file system is mounted that shows our own cgroup")?;
+        let base = parent.join(format!("mcp-satellite-{id}"));
+        let failed = |what: &str, error: io::Error| format!("{what} `{}`: {error}", base.display());
+        fs::create_dir(&base).map_err(|error| failed("cannot create", error))?;
+        let mut cgroups = Self { base, controllers: false };
+        if !cgroups.base.join("cgroup.kill").exists() {
+            return Err("the kernel has no cgroup.kill (5.14)".to_owned());
+        }
+        cgroups.try_joining().map_err(|error| format!("no process can be put into a cgroup: {error}"))?;
+        cgroups.controllers = cgroups.pass_controllers_on(&parent);
+        Ok(cgroups)
+    }
+
+    /// Where they are.
+    pub(super) fn path(&self) -> &Path {
+        &self.base
+    }
+
+    /// A cgroup for one run.
+    pub(super) fn create(self: &Arc<Self>, run: u64, limits: CgroupLimits) -> io::Result<Cgroup> {
+        let path = self.base.join(run.to_string());
+        fs::create_dir(&path)?;
+        let cgroup = Cgroup { path, _all: Arc::clone(self) };
+        if self.controllers {
+            let limit = |file: &str, limit: Option<u64>| match limit {
+                Some(limit) => cgroup.write(file, &limit.to_string()),
+                None => Ok(()),
+            };
+            limit("memory.max", limits.memory_bytes)?;
+            limit("pids.max", limits.processes)?;
+            // What is over goes, and is not swapped out first.
+            let _ = limit("memory.swap.max", limits.memory_bytes.map(|_| 0));
+        }
+        Ok(cgroup)
+    }
+
+    /// SIGKILL to everything in all of them.
+    pub(super) fn kill(&self) {
+        let _ = fs::write(self.base.join("cgroup.kill"), "1");
+    }
+
+    pub(super) fn is_populated(&self) -> bool {
+        is_populated(&self.base)
+    }
+
+    /// A child that joins, and then does nothing else. Whether it may is known only then.
+    fn try_joining(&self) -> io::Result<()> {
+        let trial = self.base.join("trial");
+        fs::create_dir(&trial)?;
+        let procs = procs_of(&trial)?;
+        let mut command = Command::new("/");
+        join_cgroup_only(&mut command, &procs);
+        let joined = match command.process_group(0).spawn() {
+            Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => Ok(()),
+            Err(error) => Err(error),
+            Ok(mut child) => child.wait().map(drop),
+        };
+        let removed = fs::remove_dir(&trial);
+        joined.and(removed)
+    }
+
+    /// A cgroup that passes controllers on may hold no process itself (the root may), so ours is left for a leaf first.
+    /// Where another process is in it that cannot be done, and is undone.
+    fn pass_controllers_on(&self, parent: &Path) -> bool {
+        let wanted = "+memory +pids";
+        let has =
+            |controllers: &str| ["memory", "pids"].iter().all(|one| controllers.split_whitespace().any(|c| c == *one));
+        if !fs::read_to_string(parent.join("cgroup.controllers")).is_ok_and(|controllers| has(&controllers)) {
+            return false;
+        }
+        let pass = |directory: &Path| {
+            let file = directory.join("cgroup.subtree_control");
+            fs::read_to_string(&file).is_ok_and(|controllers| has(&controllers)) || fs::write(&file, wanted).is_ok()
+        };
+        let leaf = self.base.join("satellite");
+        if !pass(parent) {
+            // The parent of this process is the reaper, where there is one: it was started with us, and by us.
+            let ours = [Some(std::process::id()), crate::connect::process::reaper_pid()];
+            let moved = |into: &Path| {
+                ours.iter().flatten().all(|pid| fs::write(into.join("cgroup.procs"), pid.to_string()).is_ok())
+            };
+            if fs::create_dir(&leaf).is_err() || !moved(&leaf) || !pass(parent) {
+                moved(parent);
+                let _ = fs::remove_dir(&leaf);
+                return false;
+            }
+        }
+        pass(&self.base)
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        remove(&self.base);
+    }
+}
+
+/// The cgroup of one run; removed when this is dropped, if it is empty then.
+pub(super) struct Cgroup {
+    path: PathBuf,
+    _all: Arc<Cgroups>,
+}
+
+impl Cgroup {
+    /// Whoever writes `0` to it joins.
+    pub(super) fn procs(&self) -> io::Result<File> {
+        procs_of(&self.path)
+    }
+
+    /// SIGKILL to everything in it, in one act that no fork can outrun.
+    pub(super) fn kill(&self) {
+        let _ = self.write("cgroup.kill", "1");
+    }
+
+    /// Whether a process is left that is more than a zombie, here or in a cgroup below.
+    pub(super) fn is_populated(&self) -> bool {
+        is_populated(&self.path)
+    }
+
+    /// The processes in it and below.
+    pub(super) fn members(&self) -> Vec<u32> {
+        let mut members = Vec::new();
+        collect(&self.path, &mut members);
+        members
+    }
+
+    /// Processor time of all that ever ran in it, in microseconds.
+    pub(super) fn cpu_micros(&self) -> Option<u64> {
+        number_after(&fs::read_to_string(self.path.join("cpu.stat")).ok()?, "usage_usec")
+    }
+
+    /// How many of it the kernel has killed for want of memory.
+    pub(super) fn killed_for_memory(&self) -> u64 {
+        let events = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
+        number_after(&events, "oom_kill").unwrap_or_default()
+    }
+
+    pub(super) fn remove(&self) {
+        remove(&self.path);
+    }
+
+    fn write(&self, file: &str, text: &str) -> io::Result<()> {
+        OpenOptions::new().write(true).open(self.path.join(file))?.write_all(text.as_bytes())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+fn procs_of(directory: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).custom_flags(libc::O_CLOEXEC).open(directory.join("cgroup.procs"))
+}
+
+fn is_populated(directory: &Path) -> bool {
+    match fs::read_to_string(directory.join("cgroup.events")) {
+        Ok(events) => number_after(&events, "populated") != Some(0),
+        // Removed, and only what is empty can be.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => false,
+        Err(_) => true,
+    }
+}
+
+/// Servers that run as root can make cgroups below their own: they go first.
+fn remove(directory: &Path) {
+    for below in directories(directory) {
+        remove(&below);
+    }
+    match fs::remove_dir(directory) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => tracing::debug!(cgroup = %directory.display(), %error, "a cgroup is left over"),
+    }
+}
+
+/// Kills all that is in a cgroup that a satellite left, and removes it once it is empty. Answers whether it is gone.
+pub(super) fn reclaim(directory: &Path) -> bool {
+    if !directory.exists() {
+        return true;
+    }
+    let _ = fs::write(directory.join("cgroup.kill"), "1");
+    if is_populated(directory) {
+        return false;
+    }
+    remove(directory);
+    !directory.exists()
+}
+
+/// How many processes are in it and below.
+pub(super) fn population(directory: &Path) -> usize {
+    let mut members = Vec::new();
+    collect(directory, &mut members);
+    members.len()
+}
+
+fn collect(directory: &Path, members: &mut Vec<u32>) {
+    let procs = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+    members.extend(procs.lines().filter_map(|pid| pid.parse::<u32>().ok()));
+    for below in directories(directory) {
+        collect(&below, members);
+    }
+}
+
+fn directories(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let entries = entries.filter_map(Result::ok);
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
+}
+
+fn number_after(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// The directory of this process's cgroup, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
+fn own_directory(mounts: &str, own: &str) -> Option<PathBuf> {
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
+    mounts.lines().find_map(|line| {
+        // … ROOT MOUNT_POINT OPTIONS … - TYPE SOURCE OPTIONS
+        let (before, after) = line.split_once(" - ")?;
+        let fields: Vec<&str> = before.split(' ').collect();
+        let (root, point) = (*fields.get(3)?, *fields.get(4)?);
+        if after.split(' ').next() != Some("cgroup2") {
+            return None;
+        }
+        // A container may see a part of the tree only.
+        let below = if root == "/" { own } else { own.strip_prefix(root)? };
+        Some(Path::new(point).join(below.trim_start_matches('/')))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "30 24 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro\n\
+                          31 30 0:27 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n\
+                          32 30 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
+
+    #[test]
+    fn our_own_cgroup_is_found_where_version_2_is_mounted() {
+        let own = "9:memory:/a\n0::/user.slice/x.service\n";
+        let expected = Path::new("/sys/fs/cgroup/unified/user.slice/x.service");
+        assert_eq!(own_directory(HYBRID, own).as_deref(), Some(expected));
+        assert_eq!(own_directory(HYBRID, "0::/\n").as_deref(), Some(Path::new("/sys/fs/cgroup/unified/")));
+        assert_eq!(own_directory("", own), None);
+        assert_eq!(own_directory(HYBRID, "9:memory:/a\n"), None, "version 1 only");
+    }
+
+    #[test]
+    fn a_container_sees_its_part_of_the_tree() {
+        let mounts = "31 30 0:27 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup rw";
+        assert_eq!(own_directory(mounts, "0::/docker/abc/app\n").as_deref(), Some(Path::new("/sys/fs/cgroup/app")));
+        assert_eq!(own_directory(mounts, "0::/elsewhere\n"), None);
+    }
+
+    #[test]
+    fn a_number_is_read_by_its_key() {
+        assert_eq!(number_after("populated 1\nfrozen 0\n", "populated"), Some(1));
+        assert_eq!(number_after("oom 3\noom_kill 2\n", "oom_kill"), Some(2));
+        assert_eq!(number_after("", "populated"), None);
+    }
+}

@@ -1,0 +1,185 @@
+//! All trees of a connector: by what they are held, what they use, and how all of them are ended at once.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use rustix::process::Signal;
+
+use super::census::{Census, Known, mark_of};
+use super::cgroup::{Cgroup, CgroupLimits, Cgroups};
+use super::ledger::{Ledger, Satellite, boot_id, pid_namespace};
+use super::tree::Tree;
+
+/// Whether each run gets a cgroup of its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CgroupMode {
+    /// Where it can.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Where it cannot, nothing is started at all.
+    Required,
+}
+
+/// What a whole tree uses, as the kernel tells.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Usage {
+    /// Resident memory, of all its processes.
+    pub rss_bytes: u64,
+    /// Processor time, user and system.
+    pub cpu_seconds: f64,
+}
+
+/// What does not die of SIGKILL within this is left to the kernel.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(2);
+
+pub(super) struct Holds {
+    /// Random: what our servers carry in their marks.
+    id: String,
+    cgroups: Option<Arc<Cgroups>>,
+    /// For people.
+    pub(super) description: String,
+    pub(super) ledger: Arc<Ledger>,
+    trees: Mutex<HashMap<u64, Arc<Tree>>>,
+    closed: AtomicBool,
+    last_run: AtomicU64,
+}
+
+impl Holds {
+    /// With a data directory there is a ledger in it. The error says what cannot be used.
+    pub(super) fn new(mode: CgroupMode, data_dir: Option<&Path>) -> io::Result<Self> {
+        let id: String = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().replace('-', "");
+        let cgroups = match mode {
+            CgroupMode::Off => Err("switched off".to_owned()),
+            CgroupMode::Auto | CgroupMode::Required => Cgroups::detect(&id).map(Arc::new),
+        };
+        let (cgroups, description) = match cgroups {
+            Ok(cgroups) => {
+                let counts = if cgroups.controllers { "counts memory and processes" } else { "has no controllers" };
+                let description =
+                    format!("a cgroup for each run, under `{}` (which {counts})", cgroups.path().display());
+                (Some(cgroups), description)
+            }
+            Err(why) if mode == CgroupMode::Required => {
+                return Err(io::Error::other(format!("cgroups are required and cannot be used: {why}")));
+            }
+            Err(why) => (
+                None,
+                format!("process group, session and mark, in a sandbox by its PID namespace (no cgroups: {why})"),
+            ),
+        };
+        tracing::info!(held_by = description, "process trees");
+        let ledger = match data_dir {
+            Some(directory) => {
+                let cgroup = cgroups.as_ref().map(|cgroups| cgroups.path().to_owned());
+                let (boot_id, pid_namespace) = (boot_id(), pid_namespace());
+                let satellite = Satellite { id: id.clone(), pid: std::process::id(), boot_id, pid_namespace, cgroup };
+                Ledger::begin(directory, satellite)?
+            }
+            None => Ledger::default(),
+        };
+        Ok(Self {
+            id,
+            cgroups,
+            description,
+            ledger: Arc::new(ledger),
+            trees: Mutex::default(),
+            closed: AtomicBool::new(false),
+            last_run: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn satellite(&self) -> &str {
+        &self.id
+    }
+
+    /// Numbers what is started, for marks, cgroups and the ledger.
+    pub(super) fn next_run(&self) -> u64 {
+        self.last_run.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Whether the kernel limits memory and processes of a whole tree.
+    pub(super) fn limits_trees(&self) -> bool {
+        self.cgroups.as_ref().is_some_and(|cgroups| cgroups.controllers)
+    }
+
+    /// A cgroup for a run; none where there are none, or no further one.
+    pub(super) fn cgroup(&self, run: u64, limits: CgroupLimits) -> Option<Cgroup> {
+        match self.cgroups.as_ref()?.create(run, limits) {
+            Ok(cgroup) => Some(cgroup),
+            Err(error) => {
+                tracing::warn!(run, %error, "no cgroup for this run: it is held by its process group, session and mark");
+                None
+            }
+        }
+    }
+
+    pub(super) fn take(&self, tree: &Arc<Tree>) {
+        self.trees().insert(tree.run, Arc::clone(tree));
+    }
+
+    pub(super) fn forget(&self, run: u64) {
+        self.trees().remove(&run);
+    }
+
+    /// Nothing is started any more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// What each tree uses, by the server's process id. Reads `/proc` once.
+    pub(super) fn usage(&self) -> HashMap<u32, Usage> {
+        let Ok(census) = Census::take() else { return HashMap::new() };
+        let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second() as f64);
+        let trees: Vec<Arc<Tree>> = self.trees().values().cloned().collect();
+        let usage = |tree: Arc<Tree>| {
+            let (pages, ticks) = tree.usage(&census);
+            (tree.pid(), Usage { rss_bytes: pages * page, cpu_seconds: ticks as f64 / tick })
+        };
+        trees.into_iter().map(usage).collect()
+    }
+
+    /// Kills every tree at once, without grace, and whatever carries our mark, until nothing is left or it will not die.
+    /// Nothing is started afterwards. For a process that is about to end.
+    pub(super) fn end_all(&self) {
+        self.closed.store(true, Ordering::Release);
+        let prefix = format!("{}.", self.id);
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(cgroups) = &self.cgroups {
+                cgroups.kill();
+            }
+            let trees: Vec<Arc<Tree>> = self.trees().values().cloned().collect();
+            let mut left = self.cgroups.as_ref().is_some_and(|cgroups| cgroups.is_populated());
+            if let Ok(census) = Census::take() {
+                for tree in trees {
+                    left |= !tree.is_empty(Some(&census));
+                    tree.kill_strays(&census);
+                }
+                for stat in census.all().filter(|stat| stat.alive) {
+                    if mark_of(stat.pid).is_some_and(|mark| mark.starts_with(&prefix))
+                        && let Some(known) = Known::hold(stat.pid, stat.start_time)
+                    {
+                        known.signal(Signal::KILL);
+                        left = true;
+                    }
+                }
+            }
+            if !left || Instant::now() >= until {
+                return;
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    fn trees(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Tree>>> {
+        self.trees.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,348 @@
+//! What runs, on paper: so that the next satellite on the same data directory finds what this one left if it is killed
+//! together with its reaper, and nothing else.
+//!
+//! A number is worth nothing by itself: a process is meant only if its start time is the same, in the same boot and PID
+//! namespace. What its leader has outlived carries the satellite's mark, or is in the satellite's cgroup. One line of
+//! JSON is written when something starts and one when it is gone; no `fsync`, because a machine that goes down takes the
+//! processes with it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+
+use super::census::{Census, Known, Stat, mark_of};
+use super::cgroup;
+
+/// Its name in the data directory.
+const FILE: &str = "ledger";
+/// Lines about what is gone are cleared away when there are this many more than needed.
+const LINES_SPARE: usize = 1000;
+/// What does not die of SIGKILL within this is left to the kernel.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    /// The first: whose ledger it is.
+    Satellite(Satellite),
+    /// A process was started.
+    Started(Started),
+    /// In its sandbox.
+    Inside(Inside),
+    /// Nothing of it is left.
+    Ended { run: u64 },
+}
+
+/// Whose ledger it is, and in which world its numbers mean something.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Satellite {
+    /// Random: what its servers carry in their marks.
+    pub(super) id: String,
+    pub(super) pid: u32,
+    pub(super) boot_id: String,
+    pub(super) pid_namespace: String,
+    pub(super) cgroup: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Started {
+    run: u64,
+    instance: String,
+    pid: u32,
+    start_time: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Inside {
+    run: u64,
+    pid: u32,
+    start_time: u64,
+}
+
+/// What a killed satellite had left.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// Processes that were killed.
+    pub processes: usize,
+    /// Whose they were.
+    pub instances: Vec<String>,
+    /// The process id that the satellite had.
+    pub satellite_pid: u32,
+    /// Processes that did not die in time.
+    pub left: usize,
+}
+
+/// Writes. Without a data directory it writes nothing.
+#[derive(Default)]
+pub(super) struct Ledger(Option<Mutex<Open>>);
+
+struct Open {
+    path: PathBuf,
+    file: File,
+    satellite: Satellite,
+    running: BTreeMap<u64, Vec<Line>>,
+    lines: usize,
+    failed: bool,
+}
+
+impl Ledger {
+    /// Begins a new one in place of what is there.
+    pub(super) fn begin(directory: &Path, satellite: Satellite) -> io::Result<Self> {
+        let path = directory.join(FILE);
+        let file = rewrite(&path, &satellite, &BTreeMap::new())?;
+        let open = Open { path, file, satellite, running: BTreeMap::new(), lines: 0, failed: false };
+        Ok(Self(Some(Mutex::new(open))))
+    }
+
+    pub(super) fn started(&self, run: u64, instance: &str, pid: u32) {
+        let start_time = Stat::read(pid).map_or(0, |stat| stat.start_time);
+        let line = Line::Started(Started { run, instance: instance.to_owned(), pid, start_time });
+        self.write(|open| {
+            open.running.insert(run, vec![line.clone()]);
+            line
+        });
+    }
+
+    pub(super) fn inside(&self, run: u64, pid: u32, start_time: u64) {
+        let line = Line::Inside(Inside { run, pid, start_time });
+        self.write(|open| {
+            open.running.entry(run).or_default().push(line.clone());
+            line
+        });
+    }
+
+    pub(super) fn ended(&self, run: u64) {
+        self.write(|open| {
+            open.running.remove(&run);
+            Line::Ended { run }
+        });
+    }
+
+    fn write(&self, line: impl FnOnce(&mut Open) -> Line) {
+        let Some(open) = &self.0 else { return };
+        let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = line(&mut open);
+        open.lines += 1;
+        let written = if open.lines > LINES_SPARE + 4 * open.running.len() {
+            open.lines = 0;
+            rewrite(&open.path, &open.satellite, &open.running).map(|file| open.file = file)
+        } else {
+            write_line(&mut open.file, &line)
+        };
+        match written {
+            Ok(()) => open.failed = false,
+            // Told once: a full disk is a full disk.
+            Err(error) if !open.failed => {
+                open.failed = true;
+                tracing::error!(%error, "cannot write the ledger: what runs now would not be found again after a kill");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn write_line(file: &mut File, line: &Line) -> io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    // In one write, so that a kill leaves a whole line or none.
+    file.write_all(&text)
+}
+
+/// Writes it anew beside the old one and puts it in its place.
+fn rewrite(path: &Path, satellite: &Satellite, running: &BTreeMap<u64, Vec<Line>>) -> io::Result<File> {
+    let new = path.with_extension("new");
+    let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
+    write_line(&mut file, &Line::Satellite(satellite.clone()))?;
+    for line in running.values().flatten() {
+        write_line(&mut file, line)?;
+    }
+    fs::rename(&new, path)?;
+    OpenOptions::new().append(true).open(path)
+}
+
+/// The kernel's name for this run of the machine.
+pub(super) fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// The name of the PID namespace that our numbers are of.
+pub(super) fn pid_namespace() -> String {
+    fs::read_link("/proc/self/ns/pid").unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Ends what the ledger in `directory` says was left, and waits until it is gone. `None` if nothing was. The caller
+/// holds the lock of the directory, so whoever wrote the ledger is dead.
+pub(super) fn reclaim(directory: &Path) -> io::Result<Option<Reclaimed>> {
+    let text = match fs::read_to_string(directory.join(FILE)) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let Some(left) = Left::read(&text) else {
+        tracing::warn!(file = %directory.join(FILE).display(), "the ledger cannot be read; nothing is reclaimed by it");
+        return Ok(None);
+    };
+    let here = left.satellite.boot_id == boot_id() && left.satellite.pid_namespace == pid_namespace();
+    if !here {
+        // The machine, or the container, went down meanwhile and took everything with it.
+        return Ok(None);
+    }
+    Ok(left.end())
+}
+
+/// What a ledger says was there at its end.
+struct Left {
+    satellite: Satellite,
+    started: BTreeMap<u64, Started>,
+    inside: Vec<Inside>,
+}
+
+impl Left {
+    fn read(text: &str) -> Option<Self> {
+        // The last line may be torn.
+        let mut lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+        let Some(Line::Satellite(satellite)) = lines.next() else { return None };
+        let mut left = Self { satellite, started: BTreeMap::new(), inside: Vec::new() };
+        for line in lines {
+            match line {
+                Line::Satellite(_) => {}
+                Line::Started(started) => drop(left.started.insert(started.run, started)),
+                Line::Inside(inside) => left.inside.push(inside),
+                Line::Ended { run } => {
+                    left.started.remove(&run);
+                    left.inside.retain(|inside| inside.run != run);
+                }
+            }
+        }
+        Some(left)
+    }
+
+    fn end(&self) -> Option<Reclaimed> {
+        let mut killed = HashSet::new();
+        let mut instances = HashSet::new();
+        let in_cgroup = self.satellite.cgroup.as_deref().map_or(0, cgroup::population);
+        let until = Instant::now() + PATIENCE;
+        let left = loop {
+            let cgroup_gone = self.satellite.cgroup.as_deref().is_none_or(cgroup::reclaim);
+            let found = match Census::take() {
+                Ok(census) => self.find(&census),
+                Err(error) => {
+                    tracing::error!(%error, "cannot read /proc; what was left by the last satellite may go on");
+                    Vec::new()
+                }
+            };
+            for (member, run) in &found {
+                if let Some(known) = Known::hold(member.pid, member.start_time) {
+                    known.signal(Signal::KILL);
+                    killed.insert((member.pid, member.start_time));
+                    instances
+                        .extend(run.and_then(|run| self.started.get(&run)).map(|started| started.instance.clone()));
+                }
+            }
+            if found.is_empty() && cgroup_gone {
+                break 0;
+            }
+            if Instant::now() >= until {
+                break found.len().max(usize::from(!cgroup_gone));
+            }
+            thread::sleep(PAUSE);
+        };
+        let processes = killed.len().max(in_cgroup);
+        if processes == 0 && left == 0 {
+            return None;
+        }
+        if in_cgroup > killed.len() {
+            instances.extend(self.started.values().map(|started| started.instance.clone()));
+        }
+        let mut instances: Vec<String> = instances.into_iter().collect();
+        instances.sort();
+        Some(Reclaimed { processes, instances, satellite_pid: self.satellite.pid, left })
+    }
+
+    /// The live processes that are meant, each with its run if that is known.
+    fn find(&self, census: &Census) -> Vec<(Stat, Option<u64>)> {
+        let is_meant = |pid: u32, start_time: u64| census.get(pid).is_some_and(|stat| stat.start_time == start_time);
+        let mut roots = BTreeMap::new();
+        roots.extend(self.started.values().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
+        roots.extend(self.inside.iter().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
+        let under = census.under(&roots.keys().copied().collect());
+        let prefix = format!("{}.", self.satellite.id);
+        let own = std::process::id();
+        let run_of = |stat: &Stat| {
+            if let Some(run) = under.get(&stat.pid).and_then(|root| roots.get(root)) {
+                return Some(Some(*run));
+            }
+            let mark = mark_of(stat.pid)?;
+            Some(mark.strip_prefix(&prefix)?.parse().ok())
+        };
+        let live = census.all().filter(|stat| stat.alive && stat.pid != own);
+        live.filter_map(|stat| Some((*stat, run_of(stat)?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn satellite() -> Satellite {
+        Satellite { id: "feed".into(), pid: 1, boot_id: boot_id(), pid_namespace: pid_namespace(), cgroup: None }
+    }
+
+    #[test]
+    fn what_ended_is_not_left_and_a_torn_line_harms_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = Ledger::begin(directory.path(), satellite()).unwrap();
+        ledger.started(1, "one", 101);
+        ledger.started(2, "two", 102);
+        ledger.inside(2, 103, 7);
+        ledger.ended(1);
+        let file = directory.path().join(FILE);
+        let text = fs::read_to_string(&file).unwrap() + r#"{"started":{"run":3,"#;
+        let left = Left::read(&text).unwrap();
+        assert_eq!(left.started.keys().copied().collect::<Vec<_>>(), [2]);
+        assert_eq!(left.inside, [Inside { run: 2, pid: 103, start_time: 7 }]);
+    }
+
+    #[test]
+    fn a_ledger_of_a_long_life_stays_short() {
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = Ledger::begin(directory.path(), satellite()).unwrap();
+        ledger.started(0, "stays", 100);
+        for run in 1..=5000 {
+            ledger.started(run, "comes and goes", 101);
+            ledger.ended(run);
+        }
+        let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
+        assert!(text.lines().count() <= LINES_SPARE + 20, "{} lines", text.lines().count());
+        assert_eq!(Left::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [0]);
+    }
+
+    #[test]
+    fn a_ledger_of_another_boot_or_another_namespace_reclaims_nothing() {
+        let own = std::process::id();
+        let start_time = Stat::read(own).unwrap().start_time;
+        for other in [
+            Satellite { boot_id: "another".into(), ..satellite() },
+            Satellite { pid_namespace: "another".into(), ..satellite() },
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let ledger = Ledger::begin(directory.path(), other).unwrap();
+            ledger.write(|_| Line::Inside(Inside { run: 1, pid: own, start_time }));
+            assert_eq!(reclaim(directory.path()).unwrap(), None);
+        }
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(reclaim(directory.path()).unwrap(), None, "no ledger");
+        fs::write(directory.path().join(FILE), "not a ledger").unwrap();
+        assert_eq!(reclaim(directory.path()).unwrap(), None);
+    }
+}

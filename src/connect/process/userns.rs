@@ -1,0 +1,164 @@
+//! The user namespace that a sandbox is started in: made between fork and exec, one for each run, because the kernel
+//! counts processes against `RLIMIT_NPROC` by user *and* user namespace. In a namespace of its own an instance has a
+//! count of its own.
+//!
+//! Where the satellite is root, two users exist in it: root, as whom the sandbox mounts what only root can reach, and the
+//! one as whom the server runs, outside as well. Such a map can only be written from outside, by the thread here.
+//! Elsewhere there is one, ourselves, which the child writes down by itself; the sandbox makes another name of it.
+
+use std::fs;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::thread;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl::set_dumpable;
+use nix::sys::stat::Mode;
+use nix::unistd::{getegid, geteuid, getpid, read, write};
+
+/// Whom servers in a sandbox run as: user and group.
+pub(in crate::connect) const SERVER_ID: u32 = 99999;
+
+/// How a child gets its map, as numbers that can be carried over a fork.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mapping {
+    /// Its process id is written here,
+    ask: RawFd,
+    /// and comes back here with a 1 once its map is there, or a 0.
+    answer: RawFd,
+}
+
+/// The thread that writes maps. It ends when this is dropped.
+pub(super) struct Mapper {
+    ask: PipeWriter,
+    answer: PipeReader,
+}
+
+impl Mapper {
+    /// `None` where the satellite is not root, and nobody needs it.
+    pub(super) fn start() -> io::Result<Option<Self>> {
+        if !geteuid().is_root() {
+            return Ok(None);
+        }
+        let (questions, ask) = io::pipe()?;
+        let (answer, answers) = io::pipe()?;
+        thread::Builder::new().name("satellite-map".into()).spawn(move || run(questions, answers))?;
+        Ok(Some(Self { ask, answer }))
+    }
+
+    /// What a child needs. The child lives no longer than the thread that forks it, which holds this.
+    pub(super) fn mapping(&self) -> Mapping {
+        Mapping { ask: self.ask.as_raw_fd(), answer: self.answer.as_raw_fd() }
+    }
+}
+
+fn run(mut questions: PipeReader, mut answers: PipeWriter) {
+    let mut pid = [0; 4];
+    while questions.read_exact(&mut pid).is_ok() {
+        let process = u32::from_ne_bytes(pid);
+        let map = format!("0 0 1\n{SERVER_ID} {SERVER_ID} 1\n");
+        // The process is ours and waits for this, so the number is its own.
+        let written =
+            ["uid_map", "gid_map"].iter().all(|file| fs::write(format!("/proc/{process}/{file}"), &map).is_ok());
+        let [one, two, three, four] = pid;
+        if answers.write_all(&[one, two, three, four, u8::from(written)]).is_err() {
+            return;
+        }
+    }
+}
+
+/// Enters a new user namespace, with at most `below` further ones in it. Runs between fork and exec: every call is
+/// async-signal-safe.
+pub(super) fn enter(below: u8, mapping: Option<Mapping>) -> io::Result<()> {
+    let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+    unshare(CloneFlags::CLONE_NEWUSER)?;
+    match mapping {
+        Some(mapping) => mapping.await_map()?,
+        None => {
+            // A copy of a process that hides its memory hides these files, too. What it executes decides anew.
+            set_dumpable(true)?;
+            put(c"/proc/self/setgroups", b"deny")?;
+            put(c"/proc/self/uid_map", Line::map_to_root(user).bytes())?;
+            put(c"/proc/self/gid_map", Line::map_to_root(group).bytes())?;
+        }
+    }
+    put(c"/proc/sys/user/max_user_namespaces", &[b'0' + below.min(9)])
+}
+
+impl Mapping {
+    fn await_map(self) -> io::Result<()> {
+        #[expect(unsafe_code, reason = "descriptors are carried over a fork as numbers")]
+        // SAFETY: both belong to the mapper, which the forking thread holds until the child has executed.
+        let (ask, answer) = unsafe { (BorrowedFd::borrow_raw(self.ask), BorrowedFd::borrow_raw(self.answer)) };
+        let own = getpid().as_raw().cast_unsigned().to_ne_bytes();
+        write(ask, &own)?;
+        // The answer to a child that died waiting may still be in the pipe.
+        loop {
+            let mut bytes = [0; 5];
+            let mut got = 0;
+            while got < bytes.len() {
+                match read(answer, &mut bytes[got..]) {
+                    Ok(0) => return Err(Errno::EPIPE.into()),
+                    Ok(more) => got += more,
+                    Err(Errno::EINTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if bytes[..4] == own {
+                return if bytes[4] == 1 { Ok(()) } else { Err(Errno::EPERM.into()) };
+            }
+        }
+    }
+}
+
+fn put(path: &std::ffi::CStr, bytes: &[u8]) -> io::Result<()> {
+    let file = open(path, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+    Ok(write(&file, bytes).map(drop)?)
+}
+
+/// `0 ID 1`, without an allocation.
+struct Line {
+    bytes: [u8; 16],
+    length: usize,
+}
+
+impl Line {
+    fn map_to_root(id: u32) -> Self {
+        let mut line = Self { bytes: [0; 16], length: 0 };
+        line.push(b"0 ");
+        let mut divisor = 1_000_000_000;
+        while divisor > 1 && id / divisor == 0 {
+            divisor /= 10;
+        }
+        while divisor > 0 {
+            let digit = u8::try_from(id / divisor % 10).unwrap_or_default();
+            line.push(&[b'0' + digit]);
+            divisor /= 10;
+        }
+        line.push(b" 1");
+        line
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.length..self.length + bytes.len()].copy_from_slice(bytes);
+        self.length += bytes.len();
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_a_map_is_written_without_an_allocation() {
+        for id in [0, 7, 1000, 99999, u32::MAX] {
+            assert_eq!(Line::map_to_root(id).bytes(), format!("0 {id} 1").as_bytes());
+        }
+    }
+}
