@@ -334,7 +334,8 @@ fn hash(specs: &[InstanceSpec]) -> String {
     for spec in specs {
         let keys = |values: &BTreeMap<String, Secret>| values.keys().cloned().collect::<Vec<_>>();
         (&spec.name, keys(&spec.env), keys(&spec.headers), keys(&spec.query), spec.args.len()).hash(&mut hasher);
-        let rest = (&spec.id, &spec.target, &spec.policy, &spec.missing, spec.keep, spec.request_logging);
+        let rest =
+            (&spec.id, &spec.target, &spec.policy, &spec.missing, spec.keep, spec.on_update, spec.request_logging);
         format!("{rest:?}").hash(&mut hasher);
     }
     format!("{:016x}", hasher.finish())

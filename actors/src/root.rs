@@ -497,6 +497,7 @@ impl State {
                 status,
                 message,
                 port: None,
+                draining: None,
                 pid: None,
                 custody: None,
                 initialized_at: None,

@@ -287,7 +287,7 @@ impl RuntimeHandle {
             let place = match open.enter() {
                 Ok(place) => place,
                 Err(NoEntry::Full) => return Err(open.full()),
-                // It fell asleep under our hand. That is no attempt: nothing was asked.
+                // It fell asleep under our hand, or another run has its place. That is no attempt: nothing was asked.
                 Err(NoEntry::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());

@@ -15,7 +15,7 @@ use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Mask;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Link, OpenError};
 use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle, WallClock, start};
@@ -65,6 +65,7 @@ impl Server {
             query: BTreeMap::new(),
             missing: Vec::new(),
             keep: Keep::Listed,
+            on_update: OnUpdate::default(),
             request_logging: true,
             mask: Mask::default(),
             policy: Arc::new(Policy::default()),

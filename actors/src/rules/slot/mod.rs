@@ -14,18 +14,23 @@
 //!                 Stopping, then: Stopped │ started again │ Over
 //! ```
 //!
-//! There is one incarnation at most: a restart waits until the old run is gone. A later rolling update gets a
-//! `successor` beside the run in `Ready`; the reconnect schedule of a remote instance is a phase between `Ready` and
-//! `Starting`, as `Undiscovered` is for a link that is alive.
+//! One incarnation takes calls, and a restart waits until the old run is gone. A rolling update has a second one beside it
+//! (`beside.rs`). The reconnect schedule of a remote instance will be a phase between `Ready` and `Starting`, as
+//! `Undiscovered` is for a link that is alive.
+//!
+//! Here is what a slot is; `wishes.rs` has what people, the configuration and callers want of it, `runs.rs` what becomes
+//! of its runs.
 
+mod beside;
 mod effect;
 mod phase;
 mod runs;
 mod wishes;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+pub use beside::Beside;
 pub use effect::{Effect, Input, Told};
 pub use phase::{Phase, Then, Want, Why};
 
@@ -51,6 +56,7 @@ pub struct Memo {
     was_ready: bool,
     last_exit: Option<String>,
     last_error: Option<String>,
+    refused_spec: Option<Arc<InstanceSpec>>,
 }
 
 /// One instance under its team's supervisor.
@@ -80,6 +86,10 @@ pub struct Slot {
     pub initialized_at: Option<Instant>,
     /// Its unwanted exits.
     pub history: History,
+    /// The second incarnation, during a rolling update.
+    pub beside: Option<Beside>,
+    /// A new configuration that did not come up beside the old one.
+    refused_spec: Option<Arc<InstanceSpec>>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
 }
@@ -107,6 +117,7 @@ impl Slot {
         slot.was_ready = memo.was_ready;
         slot.last_exit.clone_from(&memo.last_exit);
         slot.last_error.clone_from(&memo.last_error);
+        slot.refused_spec.clone_from(&memo.refused_spec);
         let mut out = Vec::new();
         if memo.stopped {
             slot.want = Want::Stopped;
@@ -123,7 +134,7 @@ impl Slot {
             slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
                 // A delay that was running still holds.
-                Some(until) if slot.is_served() => {
+                Some(until) if is_served(&slot.spec) => {
                     let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
                     slot.phase = Phase::Backoff { until, why };
                 }
@@ -153,6 +164,7 @@ impl Slot {
             was_ready: self.was_ready,
             last_exit: self.last_exit.clone(),
             last_error: self.last_error.clone(),
+            refused_spec: self.refused_spec.clone(),
         }
     }
 
@@ -219,8 +231,12 @@ impl Slot {
             | Phase::Failed
             | Phase::Over => None,
         };
+        let drain = match self.beside {
+            Some(Beside::Leaving { drain_until, .. }) => drain_until,
+            Some(Beside::Queued { .. } | Beside::Starting { .. }) | None => None,
+        };
         let permit = self.permit.map(|(_, until)| until);
-        own.into_iter().chain(permit).min()
+        own.into_iter().chain(drain).chain(permit).min()
     }
 
     /// The one way a slot changes.
@@ -240,6 +256,7 @@ impl Slot {
                 if self.run() == Some(run) {
                     self.pid = pid;
                 }
+                self.on_spawned_beside(run, pid);
             }
             Input::Initialized(run) => self.on_initialized(now, run, &mut out),
             Input::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
@@ -284,6 +301,8 @@ impl Slot {
             last_error: None,
             initialized_at: None,
             history: History::default(),
+            beside: None,
+            refused_spec: None,
             permit: None,
             was_ready: false,
         }
@@ -291,16 +310,12 @@ impl Slot {
 
     /// The satellite takes a configured instance: `command_received`, and a permit is asked for.
     fn take(&mut self, out: &mut Vec<Effect>) {
-        if self.is_served() {
+        if is_served(&self.spec) {
             self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
             self.queue(Why::First, false, out);
         } else {
             self.unserved(out);
         }
-    }
-
-    fn is_served(&self) -> bool {
-        matches!(self.spec.target, Target::Stdio { .. })
     }
 
     fn unserved(&mut self, out: &mut Vec<Effect>) {
@@ -316,7 +331,7 @@ impl Slot {
     }
 
     fn again(&mut self, why: Why, out: &mut Vec<Effect>) {
-        if !self.is_served() {
+        if !is_served(&self.spec) {
             self.unserved(out);
             return;
         }
@@ -332,12 +347,7 @@ impl Slot {
     }
 
     fn ready(&mut self, now: Instant, run: Run, why: &Why, since: Instant, out: &mut Vec<Effect>) {
-        let policy = &self.spec.policy.idle;
-        let look_at = match self.spec.keep {
-            Keep::Listed => idle::first_look(policy, now),
-            Keep::AlwaysOn => None,
-        };
-        self.phase = Phase::Ready { run, since: now, look_at };
+        self.opens(now, run);
         let first = !std::mem::replace(&mut self.was_ready, true);
         let told = match why {
             Why::Wake { since, asked } => Told::Respawned {
@@ -361,8 +371,18 @@ impl Slot {
         out.push(Effect::Admit(run));
     }
 
-    /// Ends the run that is there. One that was to sleep is being ended already.
+    fn opens(&mut self, now: Instant, run: Run) {
+        let policy = &self.spec.policy.idle;
+        let look_at = match self.spec.keep {
+            Keep::Listed => idle::first_look(policy, now),
+            Keep::AlwaysOn => None,
+        };
+        self.phase = Phase::Ready { run, since: now, look_at };
+    }
+
+    /// Ends the run that is there, and what is beside it. One that was to sleep is being ended already.
     fn end_run(&mut self, kind: StopKind, then: Then, out: &mut Vec<Effect>) {
+        self.dismiss(kind, out);
         let Some(run) = self.run() else { return };
         if !matches!(self.phase, Phase::FallingAsleep { .. }) {
             out.push(Effect::Stop(run));
@@ -392,6 +412,13 @@ impl Slot {
 
     fn denied(&self, why: &str) -> Effect {
         Effect::Denied(format!("nothing was done with `{}`: {why}", self.spec.name))
+    }
+
+    /// One start at a time holds a permit: an earlier one is on its way out.
+    fn hold_permit(&mut self, now: Instant, run: Run, at_most: Duration, out: &mut Vec<Effect>) {
+        if let Some((held, _)) = self.permit.replace((run, now + at_most)) {
+            out.push(Effect::ReleasePermit(held));
+        }
     }
 
     fn release(&mut self, run: Run, out: &mut Vec<Effect>) {
@@ -431,6 +458,10 @@ impl Slot {
         self.message.clone_from(&message);
         out.push(Effect::Status { status, message });
     }
+}
+
+fn is_served(spec: &InstanceSpec) -> bool {
+    matches!(spec.target, Target::Stdio { .. })
 }
 
 fn refuse_ending(kind: StopKind) -> Effect {
