@@ -10,6 +10,7 @@ mod embedding;
 mod events;
 mod panics;
 mod restart;
+mod rolling;
 mod statuses;
 mod storm;
 mod support;
