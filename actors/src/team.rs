@@ -67,7 +67,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
 
 /// What a team's supervisor is told.
 pub(crate) enum Msg {
-    /// A new instance, or one whose supervisor died, with what it had come to.
+    /// A new instance, or one whose supervisor died or whose tools are known, with what it had come to.
     Install(Arc<InstanceSpec>, Option<Memo>),
     /// Its configuration changed.
     Update(Arc<InstanceSpec>),

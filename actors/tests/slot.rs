@@ -16,7 +16,7 @@ use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
-use mcp_satellite_actors::rules::slot::{Beside, Effect, Input, Phase, Slot, Then, Told, Want, Why};
+use mcp_satellite_actors::rules::slot::{Beside, Effect, Input, Memo, Phase, Slot, Then, Told, Want, Why};
 use samples::{catalogue, exited, incomplete, remote, rolling, spec, stopped};
 
 const QUICK: Option<Duration> = Some(Duration::from_secs(1));
@@ -44,6 +44,17 @@ impl Life {
 
     fn of_always_on() -> Self {
         Self::of(spec(|config| config.keep = Keep::AlwaysOn))
+    }
+
+    fn of_lazy() -> Self {
+        Self::of(spec(|config| config.keep = Keep::Lazy))
+    }
+
+    /// One whose tools are known from before.
+    fn of_recalled(spec: Arc<InstanceSpec>) -> Self {
+        let life = Self::of(spec.clone());
+        let (slot, _) = Slot::revive(spec, &Memo::recalled(catalogue("read"), life.start));
+        Self { slot, ..life }
     }
 
     /// The current run, or the last one.
@@ -290,6 +301,19 @@ fn places() -> Vec<Place> {
         ("a restart's delay", crashed_once),
         ("the delay of an exit, woken too early", || asleep().then(Input::Call)),
         ("asleep", asleep),
+        ("lazy and discovered", || Life::of_lazy().ready()),
+        ("lazy, and a caller waited", || Life::of_lazy().then(Input::Call).initialized()),
+        ("lazy, its tools known", || Life::of_recalled(spec(|config| config.keep = Keep::Lazy))),
+        ("lazy, its tools known, woken", || {
+            Life::of_recalled(spec(|config| config.keep = Keep::Lazy)).after(5).then(Input::Call).granted()
+        }),
+        ("lazy, its tools known, a value of its user missing", || {
+            Life::of_recalled(spec(|config| {
+                config.keep = Keep::Lazy;
+                incomplete(config);
+            }))
+        }),
+        ("not lazy, its tools known all the same", || Life::of_recalled(spec(|_| {}))),
         ("falling asleep", falling_asleep),
         ("asleep because nobody needed it", || falling_asleep().after(1).ended(stopped())),
         ("rolled out, the new one waits for a permit", rolled_out),

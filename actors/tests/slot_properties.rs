@@ -61,6 +61,7 @@ enum Person {
 enum Shape {
     Listed,
     AlwaysOn,
+    Lazy,
     Incomplete,
     Remote,
     /// In one of several versions, each rolled out.
@@ -90,6 +91,7 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
     match shape {
         Shape::Listed => spec(|_| {}),
         Shape::AlwaysOn => spec(|config| config.keep = Keep::AlwaysOn),
+        Shape::Lazy => spec(|config| config.keep = Keep::Lazy),
         Shape::Incomplete => spec(incomplete),
         Shape::Remote => spec(remote),
         Shape::Rolling(version) => spec(rolling(version)),
@@ -386,7 +388,7 @@ impl World {
         let before = self.slot.spec.clone();
         let sleeps = (self.slot.open_run().is_some() || falls_asleep)
             && self.slot.status == Status::Online
-            && self.slot.spec.keep == Keep::Listed
+            && self.slot.spec.keep != Keep::AlwaysOn
             && !exit.is_crash();
         let caller_waits = std::mem::take(&mut self.caller_waits);
         self.handle(Input::Ended(run, exit));
@@ -546,14 +548,19 @@ impl World {
 
     fn try_sleep(&mut self, run: Run, idle: Duration) {
         let policy = self.slot.spec.policy.idle.clone();
-        assert_eq!(self.slot.spec.keep, Keep::Listed, "it must never sleep");
+        assert_ne!(self.slot.spec.keep, Keep::AlwaysOn, "it must never sleep");
         assert_eq!(self.worker(run).unwrap().inside, 0, "it has a call in flight");
-        assert_eq!(idle, self.now.duration_since(self.last_activity));
-        assert!(idle >= policy.idle, "somebody needed it just now");
-        assert!(
-            self.ready_since.is_some_and(|since| self.now.duration_since(since) >= policy.grace),
-            "it is too young"
-        );
+        if idle.is_zero() {
+            assert_eq!(self.slot.spec.keep, Keep::Lazy, "only a lazy one sleeps at once");
+            assert!(self.ready_since.is_none(), "it is at once when it is ready, or by idleness");
+        } else {
+            assert_eq!(idle, self.now.duration_since(self.last_activity));
+            assert!(idle >= policy.idle, "somebody needed it just now");
+            assert!(
+                self.ready_since.is_some_and(|since| self.now.duration_since(since) >= policy.grace),
+                "it is too young"
+            );
+        }
         if std::mem::take(&mut self.slips_in) {
             self.worker(run).unwrap().inside += 1;
             self.last_activity = self.now;
@@ -646,7 +653,7 @@ impl World {
             _ => None,
         };
         if let Phase::Ready { look_at, .. } = phase {
-            assert_eq!(look_at.is_some(), self.slot.spec.keep == Keep::Listed, "who looks whether it is needed?");
+            assert_eq!(look_at.is_some(), self.slot.spec.keep != Keep::AlwaysOn, "who looks whether it is needed?");
         }
         assert!(must_wake.is_none_or(|at| self.slot.deadline().is_some_and(|deadline| deadline <= at)), "{phase:?}");
     }
@@ -710,6 +717,7 @@ fn any_shape() -> impl Strategy<Value = Shape> {
         4 => Just(Shape::Listed),
         2 => Just(Shape::AlwaysOn),
         2 => Just(Shape::Incomplete),
+        2 => Just(Shape::Lazy),
         1 => Just(Shape::Remote),
         6 => (0..4_u8).prop_map(Shape::Rolling),
     ]

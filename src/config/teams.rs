@@ -173,7 +173,7 @@ impl Teams<'_> {
         let at = typed.own.at;
         let id = self.check.id(&typed.id, "an installation", "id", at, ids);
         let who = if id.is_empty() { "an installation".to_owned() } else { format!("installation `{id}`") };
-        let keeps = [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn)];
+        let keeps = [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn), ("lazy", Keep::Lazy)];
         let keep = self.check.word(&typed.keep, "way to keep a server", &keeps).unwrap_or_default();
         let updates = [("restart", OnUpdate::Restart), ("rolling", OnUpdate::Rolling)];
         let on_update = self.check.word(&typed.update, "way to update a server", &updates).unwrap_or_default();

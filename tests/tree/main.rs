@@ -8,6 +8,7 @@ mod control;
 mod dormancy;
 mod embedding;
 mod events;
+mod lazy;
 mod panics;
 mod restart;
 mod rolling;

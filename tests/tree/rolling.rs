@@ -94,6 +94,7 @@ async fn calls_move_over_when_the_new_one_is_up_and_not_a_moment_is_missed() {
 async fn calls_in_flight_on_the_old_one_finish_on_it() {
     let fleet = Fleet::start().await;
     let (server, id) = first_version(&fleet, Vec::new()).await;
+    let old_door = fleet.view(&id).port.clone().unwrap();
     let long = fleet.call_within(&id, "sleep", json!({"ms": 60_000}), Some(seconds(100.0)));
     let meanwhile = async {
         sleep(seconds(1.0)).await;
@@ -101,6 +102,7 @@ async fn calls_in_flight_on_the_old_one_finish_on_it() {
         until_settled(&fleet, &id, 2).await;
         assert_eq!(answers(&fleet, &id).await, "2");
         assert_eq!(fleet.world.sim.alive(), 2, "the old one drains");
+        assert!(!old_door.is_open(), "and takes no more");
         let view = fleet.view(&id);
         assert_eq!(view.calls_in_flight(), 1, "and is counted");
     };

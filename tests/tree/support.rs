@@ -94,6 +94,11 @@ impl Server {
         self
     }
 
+    pub(crate) fn lazy(mut self) -> Self {
+        self.spec.keep = Keep::Lazy;
+        self
+    }
+
     pub(crate) fn rolling(mut self) -> Self {
         self.spec.on_update = OnUpdate::Rolling;
         self

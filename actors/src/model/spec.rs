@@ -72,11 +72,13 @@ pub enum RemoteTransport {
 /// When an instance's process is there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Keep {
-    /// Started when installed; after a clean exit it sleeps and the next call wakes it.
+    /// Started when installed; it sleeps when nobody needs it, and after a clean exit. The next call wakes it.
     #[default]
     Listed,
-    /// A clean exit is restarted like a crash.
+    /// Never put to sleep; a clean exit is restarted like a crash.
     AlwaysOn,
+    /// Started only to be discovered where its tools are not known, and put to sleep at once. The first call wakes it.
+    Lazy,
 }
 
 /// What a new configuration does to the run that is there.

@@ -258,6 +258,7 @@ impl Slot {
         self.spec = spec;
         self.refused_spec = None;
         self.catalogue = None;
+        self.recalled = false;
         self.history.clear();
     }
 

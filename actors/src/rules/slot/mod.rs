@@ -57,6 +57,22 @@ pub struct Memo {
     last_exit: Option<String>,
     last_error: Option<String>,
     refused_spec: Option<Arc<InstanceSpec>>,
+    /// It is new, and its tools are known from before.
+    recalled: bool,
+}
+
+impl Memo {
+    /// Of a new instance whose tools are known from before, under the same configuration. It says something to one that
+    /// is `lazy` only.
+    pub fn recalled(catalogue: Arc<Catalogue>, now: Instant) -> Self {
+        Self {
+            dormant: Some((now, now)),
+            catalogue: Some(catalogue),
+            was_ready: true,
+            recalled: true,
+            ..Self::default()
+        }
+    }
 }
 
 /// One instance under its team's supervisor.
@@ -92,6 +108,10 @@ pub struct Slot {
     refused_spec: Option<Arc<InstanceSpec>>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
+    /// A caller has come since it last took calls.
+    called: bool,
+    /// Its tools are as they were before the satellite was started: they are read again when it is awake.
+    recalled: bool,
 }
 
 impl Slot {
@@ -110,6 +130,9 @@ impl Slot {
 
     /// An instance whose supervisor died: what it had come to stays, what ran is started again.
     pub fn revive(spec: Arc<InstanceSpec>, memo: &Memo) -> (Self, Vec<Effect>) {
+        if memo.recalled && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || !is_served(&spec)) {
+            return Self::new(spec);
+        }
         let mut slot = Self::blank(spec);
         slot.history = memo.history.clone();
         slot.catalogue.clone_from(&memo.catalogue);
@@ -118,6 +141,7 @@ impl Slot {
         slot.last_exit.clone_from(&memo.last_exit);
         slot.last_error.clone_from(&memo.last_error);
         slot.refused_spec.clone_from(&memo.refused_spec);
+        slot.recalled = memo.recalled;
         let mut out = Vec::new();
         if memo.stopped {
             slot.want = Want::Stopped;
@@ -129,7 +153,12 @@ impl Slot {
             slot.becomes(Status::PermanentlyFailed, Some(message.clone()), &mut out);
         } else if let Some((since, not_before)) = memo.dormant {
             slot.phase = Phase::Dormant { since, not_before };
-            slot.becomes(Status::Online, None, &mut out);
+            if memo.recalled {
+                out.push(Effect::Status { status: Status::Provisioning, message: None });
+                slot.moves(Cause::Recalled, None, &mut out);
+            } else {
+                slot.becomes(Status::Online, None, &mut out);
+            }
         } else {
             slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
@@ -165,6 +194,7 @@ impl Slot {
             last_exit: self.last_exit.clone(),
             last_error: self.last_error.clone(),
             refused_spec: self.refused_spec.clone(),
+            recalled: false,
         }
     }
 
@@ -304,6 +334,8 @@ impl Slot {
             beside: None,
             refused_spec: None,
             permit: None,
+            called: false,
+            recalled: false,
             was_ready: false,
         }
     }
@@ -369,12 +401,19 @@ impl Slot {
         }
         out.push(Effect::Tell(told));
         out.push(Effect::Admit(run));
+        if std::mem::take(&mut self.recalled) {
+            out.push(Effect::Discover(run));
+        }
+        let called = std::mem::take(&mut self.called);
+        if self.spec.keep == Keep::Lazy && !called {
+            out.push(Effect::TrySleep { run, idle: Duration::ZERO });
+        }
     }
 
     fn opens(&mut self, now: Instant, run: Run) {
         let policy = &self.spec.policy.idle;
         let look_at = match self.spec.keep {
-            Keep::Listed => idle::first_look(policy, now),
+            Keep::Listed | Keep::Lazy => idle::first_look(policy, now),
             Keep::AlwaysOn => None,
         };
         self.phase = Phase::Ready { run, since: now, look_at };

@@ -88,6 +88,7 @@ impl Slot {
     }
 
     pub(super) fn learn(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
+        self.recalled = false;
         let before = self.catalogue.replace(catalogue.clone());
         out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }
@@ -178,7 +179,7 @@ impl Slot {
         let policy = &self.spec.policy.restart;
         let verdict = self.history.charge(policy, now, crash, exit.ran.unwrap_or_default());
         out.push(Effect::ChargeTeam);
-        let sleeps = ready && !crash && self.spec.keep == Keep::Listed;
+        let sleeps = ready && !crash && self.spec.keep != Keep::AlwaysOn;
         let reason = exit.reason();
         if crash {
             self.last_error = Some(reason.clone());

@@ -231,6 +231,8 @@ impl Slot {
     }
 
     pub(super) fn on_call(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        // One that is let in at once is no reason to stay awake for.
+        self.called |= self.open_run().is_none();
         match &mut self.phase {
             Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => out.push(Effect::Admit(*run)),
             Phase::Dormant { since, not_before } => {
