@@ -290,12 +290,12 @@ impl Launchers {
         let trial = async {
             let link = processes.launch(launch, String::new()).await.map_err(|error| error.to_string())?;
             let Link { reader, writer, mut process, guard, .. } = link;
-            let mut line = String::new();
-            BufReader::new(reader).read_line(&mut line).await.map_err(|error| error.to_string())?;
+            let mut said = String::new();
+            BufReader::new(reader).read_line(&mut said).await.map_err(|error| error.to_string())?;
             drop(writer);
             let end = process.ended().await;
             drop(guard);
-            match (line.trim(), end.code) {
+            match (said.trim(), end.code) {
                 ("works", Some(7)) => Ok(()),
                 _ => Err("a trial run in it failed".to_owned()),
             }
