@@ -61,7 +61,7 @@ pub(crate) fn facts() -> Value {
         "uid_map": line("/proc/self/uid_map"),
         "gid_map": line("/proc/self/gid_map"),
         "setgroups": line("/proc/self/setgroups"),
-        "descriptors": links("/proc/self/fd"),
+        "descriptors": procfs::descriptors(),
         "rlimits": rlimits(),
         "cgroup": line("/proc/self/cgroup"),
         "processes": processes(),
@@ -90,13 +90,11 @@ fn entries(path: &str) -> Option<Vec<String>> {
 
 fn links(folder: &str) -> BTreeMap<String, String> {
     let Ok(entries) = fs::read_dir(folder) else { return BTreeMap::new() };
-    // The folder's own descriptor is gone by the time that it is looked at.
     let link = |entry: fs::DirEntry| {
         let target = fs::read_link(entry.path()).ok()?;
         Some((entry.file_name().to_string_lossy().into_owned(), target.to_string_lossy().into_owned()))
     };
-    let own = format!("/proc/{}/fd", getpid());
-    entries.flatten().filter_map(link).filter(|(_, target)| *target != own).collect()
+    entries.flatten().filter_map(link).collect()
 }
 
 fn rlimits() -> BTreeMap<String, Value> {

@@ -104,6 +104,15 @@ fn contains(text: &[u8], needle: &[u8]) -> bool {
     !needle.is_empty() && text.windows(needle.len()).any(|window| window == needle)
 }
 
+/// What is open beside stdin, stdout and stderr: somebody above had it open, and no mount hides what is open.
+pub(crate) fn descriptors(_: &Arguments) -> Result<Outcome, String> {
+    let mut steps = Steps::default();
+    for (number, target) in procfs::descriptors() {
+        steps.told(number.to_string(), number > 2, target);
+    }
+    Ok(steps.into())
+}
+
 /// A file that is there is opened for writing and left as it is; else one is made, and removed.
 pub(crate) fn write_file(arguments: &Arguments) -> Result<Outcome, String> {
     let path = Path::new(arguments.text("path")?);

@@ -48,6 +48,16 @@ pub(crate) fn strangers() -> Vec<Process> {
     all.into_values().filter(|process| !related.contains(&process.pid)).collect()
 }
 
+/// What this process has open.
+pub(crate) fn descriptors() -> BTreeMap<i32, String> {
+    let Ok(entries) = fs::read_dir("/proc/self/fd") else { return BTreeMap::new() };
+    // All numbers first: by the time that they are looked at, the one of the folder itself is closed.
+    let numbers: Vec<i32> = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let target = |number: i32| fs::read_link(format!("/proc/self/fd/{number}")).ok();
+    let open = numbers.into_iter().filter_map(|number| Some((number, target(number)?.to_string_lossy().into_owned())));
+    open.collect()
+}
+
 /// The value of a line of `/proc/{pid}/status`.
 pub(crate) fn status(pid: &str, key: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

@@ -13,10 +13,11 @@ use crate::{facts, files, kernel, keys, limits, network, privileges, processes};
 type Attempt = fn(&Arguments) -> Result<Outcome, String>;
 
 /// Every escape by its name, with what it is told.
-const ATTEMPTS: [(&str, &str, Attempt); 29] = [
+const ATTEMPTS: [(&str, &str, Attempt); 30] = [
     ("read_file", "path: of a file or a folder", files::read_file),
     ("read_environ", "pid, or \"any\"; needle", files::read_environ),
     ("write_file", "path: of a file, of a folder, or of neither", files::write_file),
+    ("descriptors", "", files::descriptors),
     ("see_processes", "pid, start_time", processes::see_processes),
     ("signal", "pid, start_time", processes::signal),
     ("ptrace", "pid, start_time", processes::ptrace),
