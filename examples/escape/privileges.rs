@@ -54,47 +54,58 @@ pub(crate) fn setuid_binary(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
+/// What a process may, as /proc tells it.
+struct Privileges {
+    ids: String,
+    capabilities: String,
+}
+
+impl Privileges {
+    fn of(pid: &str) -> Self {
+        let status = |key| procfs::status(pid, key).unwrap_or_default();
+        Self { ids: status("Uid"), capabilities: status("CapEff") }
+    }
+
+    /// Root is an escape for whoever has it, and so is each capability that `other` has not.
+    fn exceed(&self, other: &Self) -> bool {
+        let set = |privileges: &Self| u64::from_str_radix(&privileges.capabilities, 16).unwrap_or_default();
+        self.ids.split(' ').nth(1) == Some("0") || set(self) & !set(other) != 0
+    }
+}
+
 fn run(steps: &mut Steps, path: &str, args: &[&str]) {
     let mut command = Command::new(path);
     command.args(args).env_clear().process_group(0).current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    // It returns when the program has been executed: from then on it is what it will be.
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return steps.told(path, false, format!("not started: {}", name(&error))),
     };
     let Ok(pid) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     let began = Instant::now();
-    let mut seen = String::new();
-    let mut escaped = false;
-    while !escaped {
+    let own = Privileges::of("self");
+    let mut has;
+    loop {
         // Before the look: what has ended changes no more, and keeps its ids until it is waited for.
-        let ended = ended(pid) || began.elapsed() > LOOK;
-        let status = |key| procfs::status(&pid.to_string(), key).unwrap_or_default();
-        let (ids, capabilities) = (status("Uid"), status("CapEff"));
-        let root = ids.split(' ').nth(1) == Some("0");
-        let more = capabilities.trim_start_matches('0').len()
-            > procfs::status("self", "CapEff").unwrap_or_default().trim_start_matches('0').len();
-        escaped = root || more;
-        if seen.is_empty() || escaped {
-            seen = format!("Uid {ids}, CapEff {capabilities}");
-        }
-        if ended {
+        let last = ended(pid) || began.elapsed() > LOOK;
+        let now = Privileges::of(&pid.to_string());
+        let escaped = now.exceed(&own);
+        // The kernel wakes us a moment before the new program has its privileges, and then gives them one by one.
+        has = if escaped { Privileges::of(&pid.to_string()) } else { now };
+        if escaped || last {
             break;
         }
     }
     // It is not waited for yet, so its group is its own. What has become root does not have to let us.
     let _ = killpg(pid, Signal::SIGKILL);
     drop(child.stdin.take());
-    if let Err(error) = child.wait() {
-        seen = format!("{seen}, {}", name(&error));
-    }
+    let _ = child.wait();
     let bits = fs::metadata(path).map(|metadata| {
         use std::os::unix::fs::MetadataExt;
         format!("{:o} of {}", metadata.mode() & 0o7777, metadata.uid())
     });
     let bits = bits.unwrap_or_else(|error: io::Error| name(&error));
-    steps.told(format!("{path} ({bits})"), escaped, seen);
+    steps.told(format!("{path} ({bits})"), has.exceed(&own), format!("Uid {}, CapEff {}", has.ids, has.capabilities));
 }
 
 fn ended(pid: Pid) -> bool {
