@@ -15,6 +15,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Pid, geteuid};
@@ -152,7 +153,24 @@ impl Escape {
         self.input = None;
     }
 
+    /// Ends its input, and waits until it has noticed: it waits for something else then, or has ended.
+    fn end_input_and_settle(&mut self) {
+        self.end_input();
+        let path = format!("/proc/{}/syscall", self.process.0.id());
+        loop {
+            // It has ended, or this kernel does not tell.
+            let Ok(call) = fs::read_to_string(&path) else { return };
+            let number = call.split(' ').next().unwrap().parse::<i64>();
+            // A number is a call in which it waits; one that has ended is in none, and any other runs.
+            if number.is_ok_and(|number| number != libc::SYS_read) || self.process.stat(0) == "Z" {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     fn ended(&mut self) -> ExitStatus {
+        self.end_input();
         self.process.0.wait().unwrap()
     }
 }
@@ -493,7 +511,7 @@ fn every_attempt_is_proved_here() {
 fn its_own_handler_runs_on_sigterm_though_its_input_has_ended() {
     let (folder, home) = folder();
     let mut escape = Escape::run(Command::new(program()).args(["--on-term", "ended"]).env("HOME", home));
-    escape.end_input();
+    escape.end_input_and_settle();
     kill(Pid::from_raw(escape.process.0.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
     assert_eq!(escape.ended().code(), Some(0));
     assert_eq!(fs::read_to_string(folder.path().join("ended")).unwrap(), "handled\n");
@@ -502,11 +520,10 @@ fn its_own_handler_runs_on_sigterm_though_its_input_has_ended() {
 #[test]
 fn without_a_handler_the_signal_ends_it_and_not_its_input() {
     let mut escape = Escape::run(Command::new(program()).arg("--no-term-handler"));
-    escape.end_input();
+    escape.end_input_and_settle();
     kill(Pid::from_raw(escape.process.0.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
     assert_eq!(escape.ended().signal(), Some(Signal::SIGTERM as i32));
     let mut plain = Escape::start();
-    plain.end_input();
     assert_eq!(plain.ended().code(), Some(0));
 }
 
