@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{
-    BatchPolicy, Bind, IsolationPolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy,
+    BatchPolicy, Bind, IdlePolicy, IsolationPolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy,
     TeamBudgetPolicy, WatchdogPolicy,
 };
 use toml_span::Span;
@@ -60,6 +60,14 @@ section!(
         list_pages_max: usize = Fields::count::<1, _>,
         exit_drain: Duration = Fields::duration,
         permit_hold_max: Duration = Fields::positive,
+    }
+);
+section!(
+    /// `[policy.idle]`
+    Idle of IdlePolicy {
+        idle: Duration = Fields::duration,
+        grace: Duration = Fields::duration,
+        sweep: Duration = Fields::positive,
     }
 );
 section!(
@@ -161,6 +169,7 @@ impl Isolation {
 pub(super) struct Tier {
     restart: Restart,
     session: Session,
+    idle: Idle,
     watchdog: Watchdog,
     reconnect: Reconnect,
     logs: Logs,
@@ -172,6 +181,7 @@ impl Tier {
         Self {
             restart: fields.section("restart", Restart::read),
             session: fields.section("session", Session::read),
+            idle: fields.section("idle", Idle::read),
             watchdog: fields.section("watchdog", Watchdog::read),
             reconnect: fields.section("reconnect", Reconnect::read),
             logs: fields.section("logs", Logs::read),
@@ -184,6 +194,7 @@ impl Tier {
         let mut policy = above.clone();
         self.restart.put(&mut policy.restart);
         let session = self.session.put(&mut policy.session);
+        self.idle.put(&mut policy.idle);
         self.watchdog.put(&mut policy.watchdog);
         let reconnect = self.reconnect.put(&mut policy.reconnect);
         self.logs.put(&mut policy.logs);
