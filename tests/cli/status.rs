@@ -32,7 +32,10 @@ fn the_table_is_plain_where_stdout_is_no_terminal() {
         names,
         ["files acme alice online", "notes acme alice online", "notes acme bob online", "notes globex alice online"]
     );
-    let last = outcome.stdout.lines().last().unwrap();
+    let last = outcome.stdout.lines().rev().nth(1).unwrap();
+    assert!(
+        outcome.stdout.trim_end().lines().last().unwrap().starts_with("0 in a sandbox · process trees are held by ")
+    );
     assert!(last.contains("4 of 4 online") && last.contains(&format!("pid {}", satellite.pid())), "{last}");
     satellite.terminate().exits(0);
 }
