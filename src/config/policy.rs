@@ -10,7 +10,7 @@ use mcp_satellite_actors::model::policy::{
 use toml_span::Span;
 
 use super::errors::Findings;
-use super::reader::Fields;
+use super::reader::{Ceiling, Fields};
 
 /// One table as typed. The names of its fields are those of the policy: what is `field: Kind = reader` here is
 /// `policy.field` there.
@@ -117,11 +117,11 @@ pub(super) struct Isolation {
     preset: Option<IsolationPolicy>,
     network: Option<bool>,
     binds: Option<Vec<Bind>>,
-    memory_max: Option<Option<u64>>,
-    cpu_time_max: Option<Option<Duration>>,
-    processes_max: Option<Option<u64>>,
-    open_files_max: Option<Option<u64>>,
-    file_size_max: Option<Option<u64>>,
+    memory_max: Option<Ceiling<u64>>,
+    cpu_time_max: Option<Ceiling<Duration>>,
+    processes_max: Option<Ceiling<u64>>,
+    open_files_max: Option<Ceiling<u64>>,
+    file_size_max: Option<Ceiling<u64>>,
     tmp_size: Option<u64>,
 }
 
@@ -155,11 +155,11 @@ impl Isolation {
         }
         put(self.network, &mut policy.network);
         put(self.binds, &mut policy.binds);
-        put(self.memory_max, &mut policy.memory_max);
-        put(self.cpu_time_max, &mut policy.cpu_time_max);
-        put(self.processes_max, &mut policy.processes_max);
-        put(self.open_files_max, &mut policy.open_files_max);
-        put(self.file_size_max, &mut policy.file_size_max);
+        put(self.memory_max.map(Ceiling::meant), &mut policy.memory_max);
+        put(self.cpu_time_max.map(Ceiling::meant), &mut policy.cpu_time_max);
+        put(self.processes_max.map(Ceiling::meant), &mut policy.processes_max);
+        put(self.open_files_max.map(Ceiling::meant), &mut policy.open_files_max);
+        put(self.file_size_max.map(Ceiling::meant), &mut policy.file_size_max);
         put(self.tmp_size, &mut policy.tmp_size);
     }
 }

@@ -1,20 +1,22 @@
 //! One cgroup (version 2) for each run: what is in it cannot leave it, is killed in one act, and is known to be gone
 //! without looking at any other process.
 //!
-//! Ours are `mcp-satellite-ID/RUN` under the cgroup that we were started in. Controllers are passed on where that
+//! Ours are `mcp-satellite-PID-START-ID/RUN` under the cgroup that we were started in. Controllers are passed on where that
 //! cgroup is delegated to us (or is the root); without them a cgroup still holds and kills.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use nix::libc;
 
-use super::launch::join_cgroup_only;
+use super::census::Stat;
+use super::spawn::try_cgroup;
+
+/// Of a satellite's cgroup; behind it are its process id and start time, and its mark.
+const PREFIX: &str = "mcp-satellite-";
 
 /// The satellite's own cgroup, in which each run has one.
 pub(super) struct Cgroups {
@@ -37,14 +39,17 @@ impl Cgroups {
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let parent =
             own_directory(&mounts, &own).ok_or("no cgroup2 file system is mounted that shows our own cgroup")?;
-        let base = parent.join(format!("mcp-satellite-{id}"));
+        sweep(&parent);
+        let own = std::process::id();
+        let start_time = Stat::read(own).map_or(0, |stat| stat.start_time);
+        let base = parent.join(format!("{PREFIX}{own}-{start_time}-{id}"));
         let failed = |what: &str, error: io::Error| format!("{what} `{}`: {error}", base.display());
         fs::create_dir(&base).map_err(|error| failed("cannot create", error))?;
         let mut cgroups = Self { base, controllers: false };
         if !cgroups.base.join("cgroup.kill").exists() {
             return Err("the kernel has no cgroup.kill (5.14)".to_owned());
         }
-        cgroups.try_joining().map_err(|error| format!("no process can be put into a cgroup: {error}"))?;
+        cgroups.try_one().map_err(|error| format!("no process can be put into a cgroup: {error}"))?;
         cgroups.controllers = cgroups.pass_controllers_on(&parent);
         Ok(cgroups)
     }
@@ -57,7 +62,7 @@ impl Cgroups {
     /// A cgroup for one run.
     pub(super) fn create(self: &Arc<Self>, run: u64, limits: CgroupLimits) -> io::Result<Cgroup> {
         let path = self.base.join(run.to_string());
-        fs::create_dir(&path)?;
+        fs::create_dir_all(&path)?;
         let cgroup = Cgroup { path, _all: Arc::clone(self) };
         if self.controllers {
             let limit = |file: &str, limit: Option<u64>| match limit {
@@ -81,20 +86,18 @@ impl Cgroups {
         is_populated(&self.base)
     }
 
-    /// A child that joins, and then does nothing else. Whether it may is known only then.
-    fn try_joining(&self) -> io::Result<()> {
+    /// Removes all of them, where they are empty.
+    pub(super) fn remove(&self) {
+        remove(&self.base);
+    }
+
+    /// A child that is in one, and then ends. Whether it may is known only then.
+    fn try_one(&self) -> io::Result<()> {
         let trial = self.base.join("trial");
         fs::create_dir(&trial)?;
-        let procs = procs_of(&trial)?;
-        let mut command = Command::new("/");
-        join_cgroup_only(&mut command, &procs);
-        let joined = match command.process_group(0).spawn() {
-            Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => Ok(()),
-            Err(error) => Err(error),
-            Ok(mut child) => child.wait().map(drop),
-        };
+        let tried = File::open(&trial).and_then(|directory| try_cgroup(directory.as_fd()));
         let removed = fs::remove_dir(&trial);
-        joined.and(removed)
+        tried.and(removed)
     }
 
     /// A cgroup that passes controllers on may hold no process itself (the root may), so ours is left for a leaf first.
@@ -129,7 +132,7 @@ impl Cgroups {
 
 impl Drop for Cgroups {
     fn drop(&mut self) {
-        remove(&self.base);
+        self.remove();
     }
 }
 
@@ -140,9 +143,9 @@ pub(super) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Whoever writes `0` to it joins.
-    pub(super) fn procs(&self) -> io::Result<File> {
-        procs_of(&self.path)
+    /// Its directory, for a process to be started in.
+    pub(super) fn directory(&self) -> io::Result<File> {
+        File::open(&self.path)
     }
 
     /// SIGKILL to everything in it, in one act that no fork can outrun.
@@ -188,10 +191,6 @@ impl Drop for Cgroup {
     }
 }
 
-fn procs_of(directory: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).custom_flags(libc::O_CLOEXEC).open(directory.join("cgroup.procs"))
-}
-
 fn is_populated(directory: &Path) -> bool {
     match fs::read_to_string(directory.join("cgroup.events")) {
         Ok(events) => number_after(&events, "populated") != Some(0),
@@ -210,6 +209,19 @@ fn remove(directory: &Path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => tracing::debug!(cgroup = %directory.display(), %error, "a cgroup is left over"),
+    }
+}
+
+/// Removes what satellites left that were killed, where nothing is in it.
+fn sweep(parent: &Path) {
+    for directory in directories(parent) {
+        let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let mut parts = name.strip_prefix(PREFIX).unwrap_or_default().split('-').map(str::parse::<u64>);
+        let (Some(Ok(pid)), Some(Ok(start_time))) = (parts.next(), parts.next()) else { continue };
+        let stat = u32::try_from(pid).ok().and_then(Stat::read);
+        if stat.is_none_or(|stat| stat.start_time != start_time) && !is_populated(&directory) {
+            remove(&directory);
+        }
     }
 }
 

@@ -1,24 +1,25 @@
 //! What is started, how the child is prepared between fork and exec, and why it could not be started.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::libc;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{AccessFlags, Pid, access, getpid, getppid, setsid};
+use nix::unistd::{Pid, getpid, getppid, setsid};
 
 use super::cgroup::CgroupLimits;
 use super::descriptors;
 use super::limits::Limits;
+use super::spawn::{Child, Image, Stage};
 use super::userns::{self, Mapping};
 
 /// A process to be started. Not `Debug`: arguments and environment hold secrets.
@@ -33,6 +34,8 @@ pub(in crate::connect) struct Launch {
     pub(in crate::connect) environment: BTreeMap<OsString, OsString>,
     /// The working directory; ours if none.
     pub(in crate::connect) directory: Option<PathBuf>,
+    /// Further words for a sandbox, before `args`: handed over in a file, so that nobody reads them in its argument list.
+    pub(in crate::connect) handed: Vec<OsString>,
     /// What it is confined by, where `command` is a sandbox.
     pub(in crate::connect) confinement: Option<Confinement>,
     /// Of all that the process starts, where the kernel counts for a cgroup.
@@ -83,65 +86,56 @@ fn reason(error: &io::Error) -> String {
 }
 
 impl Launch {
-    /// Forks and executes. Blocks, and ties the child's life to that of the calling thread.
-    pub(super) fn spawn(&self, cgroup: Option<&File>, mapping: Option<Mapping>) -> Result<Child, LaunchError> {
-        let mut command = Command::new(&self.command);
-        command.args(&self.args).env_clear().envs(&self.environment);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if let Some(directory) = &self.directory {
-            command.current_dir(directory);
-        }
-        let cgroup = cgroup.map(File::as_raw_fd);
-        let (parent, descriptors) = (getpid(), descriptors::of_child()?);
-        let preparation = Preparation { parent, cgroup, descriptors, confinement: self.confinement, mapping };
-        prepare(&mut command, preparation);
-        // The system gives one error number for all that can fail, so a bad directory is told apart afterwards.
-        command.spawn().map_err(|error| match &self.directory {
-            Some(directory) => match enter(directory) {
-                Err(cause) => LaunchError::Directory(directory.clone(), cause),
-                Ok(()) => error.into(),
-            },
-            None => error.into(),
+    /// Forks into `cgroup` and executes. Blocks, and ties the child's life to that of the calling thread.
+    pub(super) fn spawn(&self, cgroup: Option<BorrowedFd<'_>>, mapping: Option<Mapping>) -> Result<Child, LaunchError> {
+        let handed = self.hand_over()?;
+        let number = handed.as_ref().map(|handed| OsString::from(handed.as_raw_fd().to_string()));
+        let words = number.iter().flat_map(|number| [OsStr::new("--args"), number]);
+        let args = std::iter::once(&*self.command).chain(words).chain(self.args.iter().map(OsString::as_os_str));
+        let image = Image::new(args, self.environment.iter(), self.directory.as_deref())?;
+        let preparation = Preparation {
+            parent: getpid(),
+            descriptors: descriptors::of_child()?,
+            handed: handed.as_ref().map(File::as_raw_fd),
+            confinement: self.confinement,
+            mapping,
+        };
+        image.spawn(cgroup, || preparation.carry_out()).map_err(|(stage, error)| match (stage, &self.directory) {
+            (Stage::Entering, Some(directory)) => LaunchError::Directory(directory.clone(), error),
+            _ => error.into(),
         })
     }
-}
 
-/// Whether `directory` can be made the working directory.
-fn enter(directory: &Path) -> io::Result<()> {
-    if !directory.metadata()?.is_dir() {
-        return Err(Errno::ENOTDIR.into());
+    /// The words to hand over, in a file that exists nowhere.
+    fn hand_over(&self) -> io::Result<Option<File>> {
+        if self.handed.is_empty() {
+            return Ok(None);
+        }
+        let mut file = File::from(memfd_create(c"satellite-args", MFdFlags::MFD_CLOEXEC)?);
+        for word in &self.handed {
+            file.write_all(word.as_encoded_bytes())?;
+            file.write_all(&[0])?;
+        }
+        file.rewind()?;
+        Ok(Some(file))
     }
-    Ok(access(directory, AccessFlags::X_OK)?)
 }
 
 /// What a child does to itself between fork and exec.
 #[derive(Clone, Copy)]
 struct Preparation {
     parent: Pid,
-    /// The open file of a cgroup, to be joined.
-    cgroup: Option<RawFd>,
     /// The limits of open files to restore.
     descriptors: Option<(libc::rlim_t, libc::rlim_t)>,
+    /// A descriptor that the program is to have.
+    handed: Option<RawFd>,
     confinement: Option<Confinement>,
     mapping: Option<Mapping>,
-}
-
-/// Has `command` prepare its child between fork and exec.
-fn prepare(command: &mut Command, preparation: Preparation) {
-    #[expect(unsafe_code, reason = "there is no other way to run code between fork and exec")]
-    // SAFETY: after the fork of a threaded process only async-signal-safe calls are allowed. `carry_out` makes nothing
-    // but plain system calls, does not allocate, takes no lock, and its captures are copied numbers.
-    unsafe {
-        command.pre_exec(move || preparation.carry_out());
-    }
 }
 
 impl Preparation {
     /// Runs in the child. Every call is async-signal-safe.
     fn carry_out(self) -> io::Result<()> {
-        if let Some(cgroup) = self.cgroup {
-            join(cgroup)?;
-        }
         // A session of its own has a group of its own, and no terminal that it could read from or type into.
         setsid()?;
         if let Some((soft, hard)) = self.descriptors {
@@ -158,29 +152,17 @@ impl Preparation {
             return Err(Errno::ESRCH.into());
         }
         set_no_new_privs()?;
+        if self.confinement.is_some() {
+            leave_keys_and_sockets();
+        }
         close_on_exec();
+        if let Some(handed) = self.handed {
+            keep_on_exec(handed)?;
+        }
         reset_signals();
         // Blocked since before the fork (see the fork thread), and let through only here: no handler of ours can run in
         // the child.
         Ok(SigSet::empty().thread_set_mask()?)
-    }
-}
-
-/// Puts the calling process into the cgroup whose `cgroup.procs` this is.
-fn join(procs: RawFd) -> io::Result<()> {
-    #[expect(unsafe_code, reason = "the descriptor is held open by the parent during the fork, as a number")]
-    // SAFETY: `procs` is open: it is a copy of a file that the forking thread holds until the child has executed.
-    let procs = unsafe { BorrowedFd::borrow_raw(procs) };
-    Ok(nix::unistd::write(procs, b"0").map(drop)?)
-}
-
-/// Has the child of `command` join a cgroup and then do nothing else: it fails with `ECANCELED` where it could join.
-pub(super) fn join_cgroup_only(command: &mut Command, procs: &File) {
-    let procs = procs.as_raw_fd();
-    #[expect(unsafe_code, reason = "there is no other way to run code between fork and exec")]
-    // SAFETY: one plain system call on a copied number; see `prepare`.
-    unsafe {
-        command.pre_exec(move || join(procs).and(Err(Errno::ECANCELED.into())));
     }
 }
 
@@ -191,6 +173,39 @@ fn close_on_exec() {
     // SAFETY: a system call on numbers only; it changes a flag of descriptors and closes none.
     unsafe {
         libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    }
+}
+
+/// Undoes it for one.
+fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
+    #[expect(unsafe_code, reason = "the descriptor is held open by the parent during the fork, as a number")]
+    // SAFETY: it is open: a copy of a file that the forking thread holds until the child has executed.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    Ok(fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty())).map(drop)?)
+}
+
+/// No namespace that a sandbox makes holds these: the keys of our session, which are inherited, and the abstract sockets
+/// of the machine, which belong to the network. Kernels that cannot (before Landlock's sixth version, 6.12) leave what was
+/// there.
+fn leave_keys_and_sockets() {
+    #[repr(C)]
+    struct Ruleset {
+        files: u64,
+        network: u64,
+        scoped: u64,
+    }
+    const JOIN_SESSION_KEYRING: libc::c_int = 1;
+    const ABSTRACT_SOCKETS_AND_SIGNALS: u64 = 3;
+    let rules = Ruleset { files: 0, network: 0, scoped: ABSTRACT_SOCKETS_AND_SIGNALS };
+    #[expect(unsafe_code, reason = "no wrapper of these system calls exists that does not allocate")]
+    // SAFETY: system calls on numbers and on a structure that outlives them; what they refuse has no effect.
+    unsafe {
+        libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>());
+        let ruleset = libc::syscall(libc::SYS_landlock_create_ruleset, &raw const rules, size_of::<Ruleset>(), 0);
+        if ruleset >= 0 {
+            // It is closed by the exec.
+            libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0);
+        }
     }
 }
 
