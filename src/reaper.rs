@@ -12,6 +12,7 @@
 //! both processes, and means it once: the satellite acts on the larger of the two counts. The end of the pipe is how the
 //! satellite learns that the reaper was killed; then it ends every tree at once, without grace, and itself.
 
+use std::ffi::CStr;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -29,6 +30,8 @@ use crate::connect::process::has_reaper;
 /// What does not die of SIGKILL within this is left to the kernel, and named.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
+/// For people, and for the next satellite on the same data directory.
+const NAME: &CStr = c"satellite-reaper";
 
 /// Passed on through the pipe: they ask the satellite for something.
 const ASKING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
@@ -82,12 +85,20 @@ pub(crate) fn above(satellite: impl FnOnce(Below) -> ExitCode) -> io::Result<Exi
         }
         ForkResult::Parent { child } => {
             drop(below);
-            let _ = set_name(c"satellite-reaper");
+            let _ = set_name(NAME);
             // Inherited by nobody; a kernel without it leaves orphans to the process above us.
             let _ = set_child_subreaper(true);
             Ok(watch(child, pipe, &signals))
         }
     }
+}
+
+/// Whether the satellite `pid` has lost its reaper.
+pub(crate) fn is_orphan(pid: u32) -> bool {
+    let parent = fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(parent_of);
+    let name = parent.and_then(|parent| fs::read_to_string(format!("/proc/{parent}/comm")).ok());
+    // The kernel cuts names.
+    name.is_some_and(|name| !NAME.to_string_lossy().starts_with(name.trim()))
 }
 
 /// The satellite's thread on the pipe.
@@ -190,8 +201,12 @@ fn children() -> Vec<Pid> {
     let pids = entries.filter_map(|entry| pid(entry.ok()?.file_name().to_str()?));
     let is_ours = |pid: &Pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(1)?.parse().ok());
-        parent == Some(own.as_raw())
+        parent_of(&stat) == Some(own.as_raw())
     };
     pids.filter(is_ours).collect()
+}
+
+/// From `/proc/PID/stat`.
+fn parent_of(stat: &str) -> Option<i32> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }

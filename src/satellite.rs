@@ -20,6 +20,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec};
 use mcp_satellite_actors::seam::EventSink;
 use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -36,6 +37,9 @@ use crate::sink::stored::StoredSink;
 
 /// Answers on the control socket that are still being given at the end are not waited for longer than this.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// A satellite whose reaper was killed is waited for this long.
+const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a satellite does not start.
 #[derive(Debug, thiserror::Error)]
@@ -287,6 +291,9 @@ impl Satellite {
             // Those who follow the events are told the last of them; who does not read is not waited for.
             let _ = tokio::time::timeout(LAST_ANSWERS, console).await;
         }
+        // Nothing is left; what a bug of ours had left would be ended here.
+        let connector = self.connector.clone();
+        let _ = tokio::task::spawn_blocking(move || connector.end_all()).await;
         if let Ok((socket, _directory)) = crate::console::socket_path(&self.data_dir) {
             // What is left there is removed by the next start.
             let _ = std::fs::remove_file(socket);
@@ -309,14 +316,24 @@ fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
     let mut holder = String::new();
     // Only a hint for the message: the lock itself decides.
     let _ = file.read_to_string(&mut holder);
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+    let orphan = || holder.trim().parse().is_ok_and(crate::reaper::is_orphan);
+    let until = Instant::now() + ORPHAN_PATIENCE;
+    let locked = loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            // Its reaper was killed, and it is ending what it has: that takes no longer than a moment.
+            Err((unlocked, Errno::EWOULDBLOCK)) if orphan() && Instant::now() < until => file = unlocked,
+            locked => break locked,
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    match locked {
         Ok(mut lock) => {
             let written =
                 lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| write!(lock, "{}", std::process::id()));
             written.map_err(|why| StartError::DataDir { data_dir: shown(), why })?;
             Ok(lock)
         }
-        Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
+        Err((_, Errno::EWOULDBLOCK)) => {
             let holder = holder.trim();
             let holder = if holder.is_empty() { String::new() } else { format!(" (pid {holder})") };
             Err(StartError::InUse { data_dir: shown(), holder })

@@ -5,16 +5,17 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use jiff::Timestamp;
 use serde_json::value::RawValue;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Duration, Instant};
 
 use crate::model::exit::{CallError, Fate};
 use crate::model::ids::Run;
 use crate::model::spec::InstanceSpec;
+use crate::rules::idle::Activity;
 
 /// "No timeout" is a year: a deadline must be a time that a clock can show.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -52,13 +53,13 @@ pub(crate) struct Ticket {
     reply: Option<oneshot::Sender<Result<Box<RawValue>, CallError>>>,
     /// What is told if this is dropped unanswered.
     pub(crate) fate: Fate,
-    permit: Option<OwnedSemaphorePermit>,
+    place: Option<Place>,
 }
 
 impl Ticket {
     pub(crate) fn answer(mut self, answer: Result<Box<RawValue>, CallError>) {
         // Its place is free before the caller can look.
-        self.permit = None;
+        self.place = None;
         if let Some(reply) = self.reply.take() {
             // An error says that the caller has gone; its cancellation is on its way.
             let _ = reply.send(answer);
@@ -147,6 +148,74 @@ impl Counters {
     }
 }
 
+/// What the door of a run and its session share: who is inside, whether more may come in, and when something last
+/// happened.
+pub(crate) struct Gate {
+    /// Calls inside; with `CLOSED` added no more come in. One number, so that a run falls asleep or a call comes in, and
+    /// never both.
+    inside: AtomicUsize,
+    /// Ids on the wire.
+    pub(crate) next_id: AtomicU64,
+    began: Instant,
+    /// Nanoseconds after `began`.
+    active_at: AtomicU64,
+}
+
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
+impl Gate {
+    fn new() -> Self {
+        let (inside, next_id, active_at) = (AtomicUsize::new(0), AtomicU64::new(1), AtomicU64::new(0));
+        Self { inside, next_id, began: Instant::now(), active_at }
+    }
+
+    fn enter(self: &Arc<Self>, limit: usize) -> Result<Place, NoEntry> {
+        let limit = limit.min(CLOSED - 1);
+        let one_more = |inside: usize| (inside < limit).then_some(inside + 1);
+        match self.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more) {
+            Ok(_) => Ok(Place(self.clone())),
+            Err(inside) if inside >= CLOSED => Err(NoEntry::Closed),
+            Err(_) => Err(NoEntry::Full),
+        }
+    }
+
+    fn inside(&self) -> usize {
+        self.inside.load(Ordering::Acquire) & !CLOSED
+    }
+
+    fn is_closed(&self) -> bool {
+        self.inside.load(Ordering::Acquire) >= CLOSED
+    }
+
+    fn close_if_empty(&self) -> bool {
+        self.inside.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// A call began or ended, or the server said something.
+    pub(crate) fn active(&self, at: Instant) {
+        let nanos = at.saturating_duration_since(self.began).as_nanos();
+        self.active_at.fetch_max(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
+
+/// One call inside.
+pub(crate) struct Place(Arc<Gate>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Why a door lets nobody in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoEntry {
+    /// As many are inside as may be.
+    Full,
+    /// The run takes no more calls: it falls asleep.
+    Closed,
+}
+
 /// The door of one run. Cloning it is cheap; it stays valid, and says so, after the run's end.
 #[derive(Clone)]
 pub struct CallPort(Arc<Port>);
@@ -154,9 +223,8 @@ pub struct CallPort(Arc<Port>);
 struct Port {
     run: Run,
     commands: mpsc::UnboundedSender<Command>,
-    permits: Arc<Semaphore>,
+    gate: Arc<Gate>,
     spec: Arc<InstanceSpec>,
-    next_id: Arc<AtomicU64>,
     counters: Arc<Counters>,
 }
 
@@ -175,7 +243,7 @@ impl Port {
 /// The session's side of the door.
 pub(crate) struct PortEnd {
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
-    pub(crate) next_id: Arc<AtomicU64>,
+    pub(crate) gate: Arc<Gate>,
 }
 
 /// Tells the session when the caller goes away before the answer.
@@ -198,10 +266,9 @@ impl CallPort {
     /// A door with as many places as the spec allows. The channel behind it is unbounded, but every request in it holds a place.
     pub(crate) fn new(run: Run, spec: Arc<InstanceSpec>, counters: Arc<Counters>) -> (Self, PortEnd) {
         let (commands, end) = mpsc::unbounded_channel();
-        let next_id = Arc::new(AtomicU64::new(1));
-        let permits = Arc::new(Semaphore::new(spec.policy.session.calls_in_flight_max));
-        let port = Port { run, commands, permits, spec, next_id: next_id.clone(), counters };
-        (Self(Arc::new(port)), PortEnd { commands: end, next_id })
+        let gate = Arc::new(Gate::new());
+        let port = Port { run, commands, gate: gate.clone(), spec, counters };
+        (Self(Arc::new(port)), PortEnd { commands: end, gate })
     }
 
     /// The run that this is the door of.
@@ -211,24 +278,63 @@ impl CallPort {
 
     /// Calls that are not answered yet.
     pub fn calls_in_flight(&self) -> usize {
-        self.0.limit().saturating_sub(self.0.permits.available_permits())
+        self.0.gate.inside()
     }
 
     /// Whether the run still takes requests.
     pub fn is_open(&self) -> bool {
-        !self.0.commands.is_closed()
+        !self.0.gate.is_closed() && !self.is_over()
+    }
+
+    /// Whether there is no session any more that could answer.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.commands.is_closed()
+    }
+
+    /// Takes no more calls from now on, unless one is inside: then nothing changes.
+    pub(crate) fn close_if_unused(&self) -> bool {
+        self.0.gate.close_if_empty()
+    }
+
+    /// What the run has to do, and when it last had.
+    pub(crate) fn activity(&self) -> Activity {
+        let gate = &self.0.gate;
+        let last = gate.began + Duration::from_nanos(gate.active_at.load(Ordering::Relaxed));
+        Activity { calls_in_flight: gate.inside(), last: last.into_std() }
+    }
+
+    /// A place inside, without which nothing is asked.
+    pub(crate) fn enter(&self) -> Result<Place, NoEntry> {
+        self.0.gate.enter(self.0.limit())
+    }
+
+    pub(crate) fn full(&self) -> CallError {
+        CallError::Busy { what: "calls in flight for this server", limit: self.0.limit() }
     }
 
     /// Asks the server, and waits for its answer at most `timeout` (longer while it reports progress). Dropping the
     /// future cancels the call on the server.
     pub async fn request(&self, request: Request, timeout: Duration) -> Result<Box<RawValue>, CallError> {
+        match self.enter() {
+            Ok(place) => self.request_from(place, request, timeout).await,
+            Err(NoEntry::Full) => Err(self.full()),
+            Err(NoEntry::Closed) => {
+                let reason = "the run takes no more calls".to_owned();
+                Err(CallError::Terminated { fate: Fate::NotSent, reason })
+            }
+        }
+    }
+
+    pub(crate) async fn request_from(
+        &self,
+        place: Place,
+        request: Request,
+        timeout: Duration,
+    ) -> Result<Box<RawValue>, CallError> {
         let port = &*self.0;
-        let Ok(permit) = port.permits.clone().try_acquire_owned() else {
-            return Err(CallError::Busy { what: "calls in flight for this server", limit: port.limit() });
-        };
-        let id = port.next_id.fetch_add(1, Ordering::Relaxed);
+        let id = port.gate.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
-        let ticket = Ticket { reply: Some(reply), fate: Fate::NotSent, permit: Some(permit) };
+        let ticket = Ticket { reply: Some(reply), fate: Fate::NotSent, place: Some(place) };
         port.counters.call();
         let method = tracing::enabled!(tracing::Level::DEBUG).then(|| request.method().to_owned());
         let started = Instant::now();
@@ -254,5 +360,44 @@ impl CallPort {
             );
         }
         answer
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn a_door_closes_only_while_nobody_is_inside_and_then_lets_nobody_in() {
+        let gate = Arc::new(Gate::new());
+        let (first, second) = (gate.enter(2).ok().unwrap(), gate.enter(2).ok().unwrap());
+        assert_eq!(gate.enter(2).err(), Some(NoEntry::Full));
+        drop(first);
+        assert!(!gate.close_if_empty());
+        assert_eq!((gate.inside(), gate.is_closed()), (1, false));
+        drop(second);
+        assert!(gate.close_if_empty());
+        assert_eq!(gate.enter(2).err(), Some(NoEntry::Closed));
+        assert_eq!((gate.inside(), gate.is_closed()), (0, true));
+    }
+
+    #[test]
+    fn a_call_comes_in_or_the_door_closes_and_never_both() {
+        for _ in 0..2000 {
+            let (gate, start) = (Arc::new(Gate::new()), Barrier::new(2));
+            let (place, closed) = std::thread::scope(|scope| {
+                let entering = scope.spawn(|| {
+                    start.wait();
+                    gate.enter(1).ok()
+                });
+                start.wait();
+                let closed = gate.close_if_empty();
+                (entering.join().unwrap(), closed)
+            });
+            assert_ne!(place.is_some(), closed);
+        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::batcher::{Emitter, WallClock};
-use crate::calls::{CallPort, Request, TIMEOUT_MAX};
+use crate::calls::{CallPort, NoEntry, Request, TIMEOUT_MAX};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, Fate};
@@ -277,15 +277,21 @@ impl RuntimeHandle {
             || view.map_or(SessionPolicy::default().request_timeout, |view| view.spec.policy.session.request_timeout);
         let timeout = timeout.unwrap_or_else(default).min(TIMEOUT_MAX);
         let deadline = Instant::now() + timeout;
-        let mut port = view.and_then(|view| view.port.clone()).filter(CallPort::is_open);
+        let mut port = view.and_then(|view| view.port.clone()).filter(|port| !port.is_over());
         let mut repeated = false;
         loop {
             let open = match port.take() {
                 Some(port) => port,
                 None => self.ensure(id, deadline, timeout).await?,
             };
+            let place = match open.enter() {
+                Ok(place) => place,
+                Err(NoEntry::Full) => return Err(open.full()),
+                // It fell asleep under our hand. That is no attempt: nothing was asked.
+                Err(NoEntry::Closed) => continue,
+            };
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = open.request(request(), left).await;
+            let answer = open.request_from(place, request(), left).await;
             match &answer {
                 Err(CallError::Terminated { fate, .. }) if may_repeat(*fate) && !repeated => repeated = true,
                 _ => return answer,

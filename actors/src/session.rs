@@ -422,6 +422,7 @@ impl Session {
                 match Frame::parse(&line) {
                     Ok(frame) => {
                         self.counters.message((self.wall)());
+                        self.port.gate.active(now);
                         self.on_frame(&frame, now)
                     }
                     Err(why) => {
@@ -541,6 +542,7 @@ impl Session {
         match command {
             Command::Request(asked) => {
                 let Asked { id, request, started, timeout, ticket } = *asked;
+                self.port.gate.active(started);
                 let purpose = Purpose::Caller { ticket, started, timeout };
                 self.calls.insert(id, Pending { purpose, deadline: started + timeout, starts_at: None });
                 self.unsent.push_back((id, request));
@@ -548,6 +550,7 @@ impl Session {
             }
             Command::Cancel { id } => {
                 if let Some(pending) = self.calls.remove(id) {
+                    self.port.gate.active(Instant::now());
                     self.cancel(id, pending.starts_at, "the caller went away");
                 }
             }
@@ -594,7 +597,7 @@ impl Session {
     }
 
     fn next_id(&self) -> &AtomicU64 {
-        &self.port.next_id
+        &self.port.gate.next_id
     }
 
     /// Tells the server that nobody waits any more, if it has been asked at all.
@@ -664,6 +667,7 @@ impl Session {
                 Purpose::Caller { ticket, started, .. } => {
                     self.cancel(id, pending.starts_at, "timed out");
                     self.watchdog.call_timed_out();
+                    self.port.gate.active(now);
                     ticket.answer(Err(CallError::TimedOut { after: now - started }));
                 }
                 Purpose::Handshake => {

@@ -252,10 +252,14 @@ impl State {
     }
 
     async fn input(&mut self, id: &InstanceId, input: Input, now: std::time::Instant, myself: &ActorRef<Msg>) {
-        let Some(instance) = self.instances.get_mut(id) else { return };
-        let shows = matches!(input, Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..));
-        let effects = instance.slot.handle(now, input);
-        self.perform(id, effects, shows, now, myself).await;
+        let mut next = Some(input);
+        while let Some(input) = next.take()
+            && let Some(instance) = self.instances.get_mut(id)
+        {
+            let shows = matches!(input, Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..));
+            let effects = instance.slot.handle(now, input);
+            next = self.perform(id, effects, shows, now, myself).await;
+        }
     }
 
     async fn control(
@@ -399,10 +403,10 @@ impl State {
             && at <= now
         {
             self.deadlines.remove(&(at, id.clone()));
-            if let Some(instance) = self.instances.get_mut(&id) {
-                instance.deadline = None;
-            }
-            self.input(&id, Input::Tick, now, myself).await;
+            let Some(instance) = self.instances.get_mut(&id) else { continue };
+            instance.deadline = None;
+            let activity = instance.port.as_ref().map(CallPort::activity);
+            self.input(&id, Input::Tick(activity), now, myself).await;
         }
     }
 
@@ -425,7 +429,7 @@ impl State {
     }
 
     /// The only lines of a team that touch the world. `shows` says that readers will see a difference even if no
-    /// effect says so.
+    /// effect says so. What comes of it at once, if anything, is for the slot again.
     async fn perform(
         &mut self,
         id: &InstanceId,
@@ -433,11 +437,11 @@ impl State {
         shows: bool,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
-    ) {
+    ) -> Option<Input> {
         let shows = shows || effects.iter().any(Effect::shows);
-        let mut remove = false;
+        let (mut remove, mut next) = (false, None);
         for effect in effects {
-            let Some(instance) = self.instances.get_mut(id) else { return };
+            let Some(instance) = self.instances.get_mut(id) else { return None };
             match effect {
                 Effect::RequestPermit { urgent } => {
                     let urgency = if urgent { Urgency::Urgent } else { Urgency::Normal };
@@ -447,6 +451,11 @@ impl State {
                 Effect::ReleasePermit(run) => self.tell_root(root::Msg::ReleasePermit(run)),
                 Effect::Spawn { run, discover } => self.spawn(id, run, discover, myself).await,
                 Effect::Stop(run) => instance.tell_worker(run, stdio_worker::Msg::Stop),
+                Effect::TrySleep { run, idle } => {
+                    // From here on a caller finds the door closed and comes to this slot: none is lost.
+                    let port = instance.port.as_ref().filter(|port| port.run() == run);
+                    next = port.is_some_and(CallPort::close_if_unused).then_some(Input::Sleep { run, idle });
+                }
                 Effect::Discover(run) => instance.tell_worker(run, stdio_worker::Msg::Discover),
                 Effect::Status { status, message } => {
                     log_status(&instance.slot.spec, status, message.as_deref());
@@ -463,7 +472,7 @@ impl State {
                 Effect::Tell(told) => {
                     log_unwanted(&instance.slot.spec, &told);
                     let (subject, pid) = (instance.subject.clone(), instance.slot.pid);
-                    for event in events_of(told, &subject, pid, &instance.slot.spec, &self.args.events) {
+                    for event in events_of(told, &subject, pid, &instance.slot.spec, &self.args.events, now) {
                         self.args.events.emit(event);
                     }
                 }
@@ -480,6 +489,7 @@ impl State {
             }
         }
         self.settle(id, remove, shows);
+        next
     }
 
     /// After every change: deadlines, the memo, the registry, and the people who wait for it.
@@ -675,6 +685,7 @@ fn events_of(
     pid: Option<u32>,
     spec: &InstanceSpec,
     events: &Emitter,
+    now: std::time::Instant,
 ) -> Vec<Event> {
     let of = subject.clone();
     let seconds = |exit: &WorkerExit| exit.ran.unwrap_or_default().as_secs();
@@ -685,6 +696,12 @@ fn events_of(
         }
         Told::Restarted { reason, old_pid, attempt } => {
             Event::Restarted { of, old_pid, new_pid: pid, restart_reason: reason, attempt_number: attempt }
+        }
+        Told::Dormant { pid, idle, last_activity } => {
+            let ago = now.saturating_duration_since(last_activity);
+            // A clock that shows less than that is wrong anyway.
+            let last_activity_at = events.wall().checked_sub(ago).unwrap_or_default();
+            Event::Dormant { of, pid, idle_duration_seconds: idle.as_secs(), last_activity_at }
         }
         Told::Respawned { dormant, took } => Event::Respawned {
             of,

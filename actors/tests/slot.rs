@@ -7,7 +7,7 @@
 mod samples;
 
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::event::{RestartReason, StopKind};
@@ -15,6 +15,7 @@ use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::idle::Activity;
 use mcp_satellite_actors::rules::slot::{Effect, Input, Phase, Slot, Then, Told, Want, Why};
 use samples::{catalogue, exited, incomplete, remote, spec, stopped};
 
@@ -31,7 +32,9 @@ struct Life {
 
 impl Life {
     fn of(spec: Arc<InstanceSpec>) -> Self {
-        let (start, (slot, _)) = (Instant::now(), Slot::new(spec));
+        // All lives begin at once, so that what one has seen can be told to another.
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let (start, (slot, _)) = (*START, Slot::new(spec));
         Self { slot, start, now: start, runs: 0 }
     }
 
@@ -110,7 +113,9 @@ fn phase(phase: &Phase, start: Instant) -> String {
             format!("queued ({}{})", why(what_for), if *urgent { ", urgent" } else { "" })
         }
         Phase::Starting { run, why: what_for, .. } => format!("starting {run:?} ({})", why(what_for)),
-        Phase::Ready { run } => format!("ready {run:?}"),
+        Phase::Ready { run, look_at: None, .. } => format!("ready {run:?}"),
+        Phase::Ready { run, look_at: Some(look_at), .. } => format!("ready {run:?} (looked at {})", at(look_at)),
+        Phase::FallingAsleep { run, .. } => format!("falling asleep {run:?}"),
         Phase::Undiscovered { run, attempt, retry_at, .. } => {
             let retry = retry_at.as_ref().map_or("under way".to_owned(), |time| format!("at {}", at(time)));
             format!("undiscovered {run:?} (attempt {attempt}, next {retry})")
@@ -164,6 +169,7 @@ fn effect(effect: &Effect) -> String {
         Effect::ReleasePermit(run) => format!("release {run:?}"),
         Effect::Spawn { run, discover } => format!("SPAWN {run:?}{}", if *discover { " to discover" } else { "" }),
         Effect::Stop(run) => format!("STOP {run:?}"),
+        Effect::TrySleep { run, idle } => format!("try to put {run:?} to sleep, idle for {idle:?}"),
         Effect::Discover(run) => format!("discover {run:?}"),
         Effect::Status { status, message } => match message {
             Some(message) => format!("[{status}: {message}]"),
@@ -184,6 +190,7 @@ fn tell(told: &Told) -> String {
     match told {
         Told::Started { .. } => "started".to_owned(),
         Told::Restarted { reason, attempt, .. } => format!("restarted ({reason:?} {attempt})").to_lowercase(),
+        Told::Dormant { idle, .. } => format!("dormant (idle for {idle:?})"),
         Told::Respawned { dormant, took } => format!("respawned after {dormant:?} in {took:?}"),
         Told::Discovered { before, .. } => {
             if before.is_some() {
@@ -208,10 +215,14 @@ fn places() -> Vec<Place> {
         Life::of_listed().ready().ended(exited(1, QUICK))
     }
     fn crashed_twice() -> Life {
-        crashed_once().after(1).then(Input::Tick).ready().ended(exited(1, QUICK))
+        crashed_once().after(1).then(Input::Tick(None)).ready().ended(exited(1, QUICK))
     }
     fn asleep() -> Life {
         Life::of_listed().ready().ended(exited(0, QUICK))
+    }
+    fn falling_asleep() -> Life {
+        let idle = Duration::from_secs(180);
+        Life::of_listed().ready().after(180).and(|run, _| Input::Sleep { run, idle })
     }
     fn undiscovered() -> Life {
         Life::of_listed().initialized().and(|run, _| Input::DiscoveryFailed(run, "tools/list timed out".to_owned()))
@@ -221,7 +232,7 @@ fn places() -> Vec<Place> {
         ("its transport is not served", || Life::of(spec(remote))),
         ("new, waits for its first permit", Life::of_listed),
         ("new, waits for its first permit, and a caller with it", || Life::of_listed().then(Input::Call)),
-        ("waits for a permit after a delay", || crashed_once().after(1).then(Input::Tick)),
+        ("waits for a permit after a delay", || crashed_once().after(1).then(Input::Tick(None))),
         ("waits for a permit to wake", || asleep().after(2).then(Input::Call)),
         ("starts for the first time, permit held", || {
             let mut life = Life::of_listed();
@@ -231,17 +242,19 @@ fn places() -> Vec<Place> {
         }),
         ("starts for the first time, first byte seen", || Life::of_listed().granted()),
         ("starts for the first time, initialized", || Life::of_listed().initialized()),
-        ("starts after a crash", || crashed_once().after(1).then(Input::Tick).granted()),
+        ("starts after a crash", || crashed_once().after(1).then(Input::Tick(None)).granted()),
         ("wakes", || asleep().after(2).then(Input::Call).granted()),
         ("ready", || Life::of_listed().ready()),
         ("ready, always_on", || Life::of_always_on().ready()),
-        ("ready after one crash", || crashed_once().after(1).then(Input::Tick).ready()),
-        ("ready after two crashes: its last chance", || crashed_twice().after(5).then(Input::Tick).ready()),
+        ("ready after one crash", || crashed_once().after(1).then(Input::Tick(None)).ready()),
+        ("ready after two crashes: its last chance", || crashed_twice().after(5).then(Input::Tick(None)).ready()),
         ("cannot be discovered, waits for the next attempt", undiscovered),
-        ("cannot be discovered, attempt under way", || undiscovered().after(1).then(Input::Tick)),
+        ("cannot be discovered, attempt under way", || undiscovered().after(1).then(Input::Tick(None))),
         ("a restart's delay", crashed_once),
         ("the delay of an exit, woken too early", || asleep().then(Input::Call)),
         ("asleep", asleep),
+        ("falling asleep", falling_asleep),
+        ("asleep because nobody needed it", || falling_asleep().after(1).ended(stopped())),
         ("stopping", || Life::of_listed().ready().then(Input::Stop)),
         ("stopping, configured anew without a value of its user", || {
             Life::of_listed().ready().then(Input::Stop).then(Input::Update(spec(incomplete)))
@@ -257,9 +270,14 @@ fn places() -> Vec<Place> {
         ("stopped, configured anew without a value of its user", || {
             Life::of_listed().then(Input::Stop).then(Input::Update(spec(incomplete)))
         }),
-        ("permanently failed", || crashed_twice().after(5).then(Input::Tick).ready().ended(exited(1, QUICK))),
+        ("permanently failed", || crashed_twice().after(5).then(Input::Tick(None)).ready().ended(exited(1, QUICK))),
         ("over", || Life::of_listed().ready().then(Input::Uninstall).ended(stopped())),
     ]
+}
+
+/// Nothing has happened since the beginning.
+fn quiet(life: &Life) -> Activity {
+    Activity { calls_in_flight: 0, last: life.start }
 }
 
 /// Every input, by name, as it would come to this life.
@@ -277,15 +295,19 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
         ("shutdown", Input::Shutdown),
         ("call", Input::Call),
         ("granted", Input::Granted(next)),
-        ("tick", Input::Tick),
+        ("tick", Input::Tick(None)),
+        ("tick, idle", Input::Tick(Some(quiet(life)))),
+        ("tick, a call in flight", Input::Tick(Some(Activity { calls_in_flight: 1, ..quiet(life) }))),
     ];
     if life.runs > 0 {
         inputs.extend([
             ("spawned", Input::Spawned(run, Some(7))),
             ("first byte", Input::FirstByte(run)),
+            ("sleep", Input::Sleep { run, idle: Duration::from_secs(180) }),
             ("initialized", Input::Initialized(run)),
             ("discovered", Input::Discovered(run, catalogue("read"))),
             ("discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned())),
+            ("ended as asked", Input::Ended(run, stopped())),
             ("exit 0", Input::Ended(run, exited(0, QUICK))),
             ("exit 1", Input::Ended(run, exited(1, QUICK))),
             ("exit 1 after 61 s", Input::Ended(run, exited(1, LONG))),
@@ -309,11 +331,16 @@ fn the_whole_table_is_as_printed() {
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
         let asked = format!("{want:?}").to_lowercase();
         let _ = writeln!(text, "{place}\n  = {}, want {asked} [{status}{message}]", phase(before, here.start));
-        // What comes late comes late: a minute on, everything that waits for time is due.
-        let late = [("tick (a minute later)", Input::Tick)];
+        // What comes late comes late: four minutes on, everything that waits for time is due.
+        let (idle, now) = (Some(quiet(&here)), here.now);
+        let called = idle.map(|quiet| Activity { last: now + Duration::from_secs(230), ..quiet });
+        let late = [
+            ("tick (4 minutes later, idle)", Input::Tick(idle)),
+            ("tick (4 minutes later, called 10 s ago)", Input::Tick(called)),
+        ];
         let on_time = inputs(&here).into_iter().map(|pair| (pair, 0));
         let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
-        for ((name, input), wait) in on_time.chain(late.into_iter().map(|pair| (pair, 60))) {
+        for ((name, input), wait) in on_time.chain(late.into_iter().map(|pair| (pair, 240))) {
             let mut there = reach().after(wait);
             let (before, want, status) = (there.slot.phase.clone(), there.slot.want, there.slot.status);
             let effects = there.tell(input);

@@ -13,6 +13,7 @@ use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, Target};
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::idle::Activity;
 use mcp_satellite_actors::rules::slot::{Effect, Input, Memo, Phase, Slot, Then, Want, Why};
 use proptest::prelude::*;
 use samples::{catalogue, exited, incomplete, remote, spec, stopped};
@@ -29,6 +30,10 @@ enum Step {
     /// A person.
     Person(Person),
     Call,
+    /// One of the callers that were let in has its answer.
+    CallEnds,
+    /// The next time it is to be put to sleep a call slips in.
+    SlipsIn,
     Server(Server),
     /// The server says something of a run that is over.
     OldNews(usize, Server),
@@ -114,6 +119,11 @@ struct World {
     // What people were promised.
     want: Want,
     caller_waits: bool,
+    /// Calls in flight, and when one began or ended or the server said something.
+    inside: usize,
+    last_activity: Instant,
+    ready_since: Option<Instant>,
+    slips_in: bool,
     ending: bool,
     removed: bool,
     exits: Vec<Instant>,
@@ -137,6 +147,10 @@ impl World {
             over: Vec::new(),
             want: Want::Running,
             caller_waits: false,
+            inside: 0,
+            last_activity: Instant::now(),
+            ready_since: None,
+            slips_in: false,
             ending: false,
             removed: false,
             exits: Vec::new(),
@@ -160,10 +174,17 @@ impl World {
                     self.handle(Input::Call);
                 }
             }
+            Step::CallEnds => {
+                if self.inside > 0 {
+                    self.inside -= 1;
+                    self.last_activity = self.now;
+                }
+            }
+            Step::SlipsIn => self.slips_in = true,
             Step::Server(server) => self.server(server),
             Step::OldNews(nth, server) => self.old_news(nth, server),
             Step::Wait(time) => self.wait(time),
-            Step::SpuriousTick => drop(self.handle(Input::Tick)),
+            Step::SpuriousTick => drop(self.handle(Input::Tick(self.activity()))),
             Step::AllGoesWell => self.all_goes_well(),
             Step::SupervisorPanics => self.supervisor_panics(),
         }
@@ -251,8 +272,14 @@ impl World {
         self.not_before = None;
     }
 
+    fn activity(&self) -> Option<Activity> {
+        let activity = Activity { calls_in_flight: self.inside, last: self.last_activity };
+        self.slot.open_run().map(|_| activity)
+    }
+
     fn server(&mut self, server: Server) {
         let now = self.now;
+        self.last_activity = now;
         let Some(worker) = &mut self.worker else { return };
         let run = worker.run;
         let input = match server {
@@ -306,7 +333,11 @@ impl World {
     fn ends(&mut self, exit: WorkerExit) {
         let Some(worker) = self.worker.take() else { return };
         self.over.push(worker.run);
-        if !worker.told_to_stop {
+        self.inside = 0;
+        // One that ends by itself in the moment in which it is to sleep has ended by itself.
+        let falls_asleep = matches!(self.slot.phase, Phase::FallingAsleep { .. });
+        let charged = !worker.told_to_stop || (falls_asleep && exit.cause != ExitCause::Asked);
+        if charged {
             let policy = &self.slot.spec.policy.restart;
             self.exits.push(self.now);
             self.quick = if exit.ran.unwrap_or_default() > policy.quick { 0 } else { self.quick + 1 };
@@ -316,17 +347,24 @@ impl World {
             };
             self.not_before = Some(self.now + delay);
         }
-        let charged = !worker.told_to_stop;
-        let sleeps = self.slot.open_run().is_some()
+        let sleeps = (self.slot.open_run().is_some() || falls_asleep)
             && self.slot.status == Status::Online
             && self.slot.spec.keep == Keep::Listed
             && !exit.is_crash();
+        let caller_waits = std::mem::take(&mut self.caller_waits);
         self.handle(Input::Ended(worker.run, exit));
+        self.caller_waits |= caller_waits;
         if charged {
             let policy = &self.slot.spec.policy.restart;
             let spent = self.exits_that_count() >= policy.max_crashes;
             assert_eq!(spent, matches!(self.slot.phase, Phase::Failed), "{:?}", self.slot.phase);
             assert_eq!(sleeps && !spent, matches!(self.slot.phase, Phase::Dormant { .. }), "{:?}", self.slot.phase);
+        } else {
+            assert_eq!(falls_asleep, matches!(self.slot.phase, Phase::Dormant { .. }), "{:?}", self.slot.phase);
+        }
+        // The team's supervisor calls again for those who still wait.
+        if self.caller_waits {
+            self.handle(Input::Call);
         }
     }
 
@@ -355,7 +393,7 @@ impl World {
     fn wait(&mut self, time: Duration) {
         self.now += time;
         if self.slot.deadline().is_some_and(|at| at <= self.now) {
-            self.handle(Input::Tick);
+            self.handle(Input::Tick(self.activity()));
         }
     }
 
@@ -386,6 +424,7 @@ impl World {
         if self.ending {
             return;
         }
+        self.inside = 0;
         self.over.extend(self.worker.take().map(|worker| worker.run));
         self.over.extend(self.grants.drain(..));
         self.to_root.clear();
@@ -432,8 +471,10 @@ impl World {
                 Effect::Admit(run) => {
                     assert_eq!(self.slot.open_run(), Some(run));
                     assert_eq!(self.worker.as_ref().unwrap().run, run);
-                    self.caller_waits = false;
+                    self.inside += usize::from(std::mem::take(&mut self.caller_waits));
+                    self.last_activity = self.now;
                 }
+                Effect::TrySleep { run, idle } => self.try_sleep(run, idle),
                 Effect::Refuse(_) => self.caller_waits = false,
                 Effect::Remove => {
                     assert!(self.ending && !self.removed);
@@ -441,6 +482,24 @@ impl World {
                 }
                 Effect::Status { .. } | Effect::ChargeTeam | Effect::Tell(_) | Effect::Denied(_) => {}
             }
+        }
+    }
+
+    fn try_sleep(&mut self, run: Run, idle: Duration) {
+        let policy = &self.slot.spec.policy.idle;
+        assert_eq!(self.slot.spec.keep, Keep::Listed, "it must never sleep");
+        assert_eq!(self.inside, 0, "it has a call in flight");
+        assert_eq!(idle, self.now.duration_since(self.last_activity));
+        assert!(idle >= policy.idle, "somebody needed it just now");
+        assert!(
+            self.ready_since.is_some_and(|since| self.now.duration_since(since) >= policy.grace),
+            "it is too young"
+        );
+        if std::mem::take(&mut self.slips_in) {
+            self.inside += 1;
+            self.last_activity = self.now;
+        } else {
+            self.handle(Input::Sleep { run, idle });
         }
     }
 
@@ -459,7 +518,9 @@ impl World {
     }
 
     /// What holds after every step.
-    fn check(&self) {
+    fn check(&mut self) {
+        let is_ready = matches!(self.slot.phase, Phase::Ready { .. });
+        self.ready_since = is_ready.then(|| self.ready_since.unwrap_or(self.now));
         let Slot { phase, status, want, .. } = &self.slot;
         assert_eq!(*want, self.want, "{phase:?}");
         if self.want == Want::Stopped && !self.ending {
@@ -473,6 +534,7 @@ impl World {
                 Phase::Queued { .. }
                     | Phase::Starting { .. }
                     | Phase::Backoff { .. }
+                    | Phase::FallingAsleep { .. }
                     | Phase::Stopping { then: Then::Again(_), .. }
             );
             assert!(waits_for_something, "a caller is forgotten in {phase:?}");
@@ -484,6 +546,7 @@ impl World {
             | Phase::Starting { why: Why::Wake { .. }, .. }
             | Phase::Backoff { why: Why::Wake { .. }, .. }
             | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
             | Phase::Dormant { .. } => &[Status::Online],
             Phase::Queued { .. } => &[Status::CommandReceived, Status::Connecting, Status::Restarting],
             Phase::Starting { .. } => &[Status::Connecting, Status::DiscoveringTools],
@@ -499,14 +562,20 @@ impl World {
         let must_wake = match phase {
             Phase::Backoff { until, .. } => Some(*until),
             Phase::Undiscovered { retry_at, .. } => *retry_at,
+            Phase::Ready { look_at, .. } => *look_at,
             _ => None,
         };
+        if let Phase::Ready { look_at, .. } = phase {
+            assert_eq!(look_at.is_some(), self.slot.spec.keep == Keep::Listed, "who looks whether it is needed?");
+        }
         assert!(must_wake.is_none_or(|at| self.slot.deadline().is_some_and(|deadline| deadline <= at)), "{phase:?}");
     }
 
     /// Nobody does anything any more and all goes well: it comes to rest, with nothing held and nobody waiting.
     fn settle(&mut self) {
+        self.slips_in = false;
         for _ in 0..50 {
+            self.step(Step::CallEnds);
             self.all_goes_well();
             if let Some(at) = self.slot.deadline() {
                 self.wait(at.saturating_duration_since(self.now));
@@ -514,7 +583,7 @@ impl World {
         }
         let rests = matches!(
             self.slot.phase,
-            Phase::Ready { .. }
+            Phase::Ready { look_at: None, .. }
                 | Phase::Dormant { .. }
                 | Phase::Unconfigured
                 | Phase::Unserved
@@ -578,6 +647,8 @@ fn any_step(people: u32) -> impl Strategy<Value = Step> {
         6 => server().prop_map(Step::Server),
         people => person().prop_map(Step::Person),
         3 => Just(Step::Call),
+        3 => Just(Step::CallEnds),
+        1 => Just(Step::SlipsIn),
         2 => Just(Step::RootReads),
         2 => Just(Step::RootGrants),
         2 => Just(Step::GrantArrives),

@@ -61,9 +61,12 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         0 => String::new(),
         _ => format!(", {} dropped, {} refused", events.dropped, events.failed),
     };
+    let sandboxed =
+        reply.instances.iter().filter(|row| row.isolation.as_ref().is_some_and(|one| one != "none")).count();
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
     format!(
-        "{servers}\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}{}",
+        "{servers}\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
+         {sandboxed} in a sandbox · process trees are held by {}{}",
         reply.instances.len(),
         satellite.name,
         satellite.version,
@@ -71,6 +74,7 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         format_duration(Duration::from_secs(satellite.uptime_seconds)),
         events.sent,
         events.queue_size,
+        satellite.held_by,
         complaint.unwrap_or_default(),
     )
 }

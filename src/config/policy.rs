@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{
-    BatchPolicy, Bind, IsolationPolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy,
+    BatchPolicy, Bind, IdlePolicy, IsolationPolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy,
     TeamBudgetPolicy, WatchdogPolicy,
 };
 use toml_span::Span;
 
 use super::errors::Findings;
-use super::reader::Fields;
+use super::reader::{Ceiling, Fields};
 
 /// One table as typed. The names of its fields are those of the policy: what is `field: Kind = reader` here is
 /// `policy.field` there.
@@ -63,6 +63,14 @@ section!(
     }
 );
 section!(
+    /// `[policy.idle]`
+    Idle of IdlePolicy {
+        idle: Duration = Fields::duration,
+        grace: Duration = Fields::duration,
+        sweep: Duration = Fields::positive,
+    }
+);
+section!(
     /// `[policy.watchdog]`
     Watchdog of WatchdogPolicy {
         silence: Duration = Fields::positive,
@@ -109,11 +117,11 @@ pub(super) struct Isolation {
     preset: Option<IsolationPolicy>,
     network: Option<bool>,
     binds: Option<Vec<Bind>>,
-    memory_max: Option<Option<u64>>,
-    cpu_time_max: Option<Option<Duration>>,
-    processes_max: Option<Option<u64>>,
-    open_files_max: Option<Option<u64>>,
-    file_size_max: Option<Option<u64>>,
+    memory_max: Option<Ceiling<u64>>,
+    cpu_time_max: Option<Ceiling<Duration>>,
+    processes_max: Option<Ceiling<u64>>,
+    open_files_max: Option<Ceiling<u64>>,
+    file_size_max: Option<Ceiling<u64>>,
     tmp_size: Option<u64>,
 }
 
@@ -147,11 +155,11 @@ impl Isolation {
         }
         put(self.network, &mut policy.network);
         put(self.binds, &mut policy.binds);
-        put(self.memory_max, &mut policy.memory_max);
-        put(self.cpu_time_max, &mut policy.cpu_time_max);
-        put(self.processes_max, &mut policy.processes_max);
-        put(self.open_files_max, &mut policy.open_files_max);
-        put(self.file_size_max, &mut policy.file_size_max);
+        put(self.memory_max.map(Ceiling::meant), &mut policy.memory_max);
+        put(self.cpu_time_max.map(Ceiling::meant), &mut policy.cpu_time_max);
+        put(self.processes_max.map(Ceiling::meant), &mut policy.processes_max);
+        put(self.open_files_max.map(Ceiling::meant), &mut policy.open_files_max);
+        put(self.file_size_max.map(Ceiling::meant), &mut policy.file_size_max);
         put(self.tmp_size, &mut policy.tmp_size);
     }
 }
@@ -161,6 +169,7 @@ impl Isolation {
 pub(super) struct Tier {
     restart: Restart,
     session: Session,
+    idle: Idle,
     watchdog: Watchdog,
     reconnect: Reconnect,
     logs: Logs,
@@ -172,6 +181,7 @@ impl Tier {
         Self {
             restart: fields.section("restart", Restart::read),
             session: fields.section("session", Session::read),
+            idle: fields.section("idle", Idle::read),
             watchdog: fields.section("watchdog", Watchdog::read),
             reconnect: fields.section("reconnect", Reconnect::read),
             logs: fields.section("logs", Logs::read),
@@ -184,6 +194,7 @@ impl Tier {
         let mut policy = above.clone();
         self.restart.put(&mut policy.restart);
         let session = self.session.put(&mut policy.session);
+        self.idle.put(&mut policy.idle);
         self.watchdog.put(&mut policy.watchdog);
         let reconnect = self.reconnect.put(&mut policy.reconnect);
         self.logs.put(&mut policy.logs);

@@ -199,12 +199,12 @@ impl<'f, 'de> Fields<'f, 'de> {
         &mut self,
         key: &'static str,
         read: impl FnOnce(&mut Self, &'static str) -> Option<T>,
-    ) -> Option<Option<T>> {
+    ) -> Option<Ceiling<T>> {
         if self.table.get(key).and_then(Value::as_str) == Some("unlimited") {
             self.take(key);
-            return Some(None);
+            return Some(Ceiling::None);
         }
-        read(self, key).map(Some)
+        read(self, key).map(Ceiling::At)
     }
 
     /// One of a few words.
@@ -390,6 +390,22 @@ fn size(text: &str) -> Option<u64> {
         _ => return None,
     };
     number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+/// A limit as typed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Ceiling<T> {
+    None,
+    At(T),
+}
+
+impl<T> Ceiling<T> {
+    pub(super) fn meant(self) -> Option<T> {
+        match self {
+            Self::None => None,
+            Self::At(limit) => Some(limit),
+        }
+    }
 }
 
 /// The known word that somebody who typed `word` most likely meant.

@@ -230,6 +230,8 @@ pub struct SatelliteStatus {
     pub uptime_seconds: u64,
     /// Where its data is.
     pub data_dir: String,
+    /// What holds the trees of its servers together.
+    pub held_by: String,
     /// Events waiting, sent and lost.
     pub events: EventStatus,
 }

@@ -129,6 +129,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         pid: std::process::id(),
         uptime_seconds: console.started.elapsed().as_secs(),
         data_dir: console.data_dir.display().to_string(),
+        held_by: console.connector.held_by(),
         events: console.runtime.event_statistics().into(),
     };
     Ok(Json(StatusReply { satellite, instances }))

@@ -6,7 +6,7 @@ use super::support::{Home, Satellite};
 
 /// What scripts build on.
 const KEYS: &str = "instance, installation_id, team, user, server, transport, status, status_message, want, dormant, \
-                    connection, health, last_check_at, pid, wrapper_pid, restarts, exits_in_window, attempt, \
+                    connection, health, last_check_at, pid, wrapper_pid, isolation, held_by, identity, restarts, exits_in_window, attempt, \
                     next_retry_ms, uptime_seconds, tools, messages, calls, calls_in_flight, errors, last_activity_at, \
                     last_error, last_exit, rss_bytes, cpu_seconds";
 
@@ -32,7 +32,10 @@ fn the_table_is_plain_where_stdout_is_no_terminal() {
         names,
         ["files acme alice online", "notes acme alice online", "notes acme bob online", "notes globex alice online"]
     );
-    let last = outcome.stdout.lines().last().unwrap();
+    let last = outcome.stdout.lines().rev().nth(1).unwrap();
+    assert!(
+        outcome.stdout.trim_end().lines().last().unwrap().starts_with("0 in a sandbox · process trees are held by ")
+    );
     assert!(last.contains("4 of 4 online") && last.contains(&format!("pid {}", satellite.pid())), "{last}");
     satellite.terminate().exits(0);
 }

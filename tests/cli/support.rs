@@ -3,7 +3,6 @@
 
 use std::fmt::Write;
 use std::fs::{self, File};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -399,8 +398,14 @@ impl Satellite<'_> {
         self.process.wait_stdout(|text| text.contains("satellite is running") || text.contains("The demo runs"))
     }
 
+    /// The satellite itself: what was started is its reaper.
+    #[track_caller]
     pub(crate) fn pid(&self) -> i32 {
-        self.process.pid()
+        let reaper = self.process.pid();
+        let children = || fs::read_to_string(format!("/proc/{reaper}/task/{reaper}/children")).ok();
+        // What was orphaned is the reaper's child, too, but never older.
+        let eldest = || children()?.split_whitespace().next()?.parse().ok();
+        wait_for("the satellite below its reaper", eldest, || self.process.stderr())
     }
 
     pub(crate) fn signal(&mut self, signal: Signal) {
@@ -431,11 +436,11 @@ impl Satellite<'_> {
     /// Kills it without a chance to tidy up.
     #[track_caller]
     pub(crate) fn kill(mut self) {
-        self.signal(Signal::SIGKILL);
+        send(self.pid(), Signal::SIGKILL);
         let outcome = self.process.wait();
-        assert_eq!(self.process.ended.and_then(|ended| ended.signal()), Some(9), "{outcome:#?}");
-        // The kernel ends its servers with it, each in its own time.
-        wait_for("its servers to end", || self.left().is_empty().then_some(()), || format!("{:?}", self.left()));
+        assert_eq!(outcome.code, Some(128 + 9), "{outcome:#?}");
+        // The reaper has waited for the end of all.
+        assert_eq!(self.left(), Vec::<i32>::new(), "processes are left: {outcome:#?}");
     }
 
     fn left(&self) -> Vec<i32> {

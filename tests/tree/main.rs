@@ -5,6 +5,7 @@
 
 mod calls;
 mod control;
+mod dormancy;
 mod embedding;
 mod events;
 mod panics;

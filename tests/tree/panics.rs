@@ -58,7 +58,7 @@ async fn a_panic_of_a_team_touches_no_other_team_and_gives_its_own_back_as_they_
     let fleet = Fleet::start().await;
     let mut others = Vec::new();
     for nth in 0..5 {
-        let id = fleet.online(Server::of("other", &format!("s{nth}"))).await;
+        let id = fleet.online(Server::of("other", &format!("s{nth}")).always_on()).await;
         others.push((fleet.pid(&id), id));
     }
     let running = fleet.online(Server::new("running")).await;

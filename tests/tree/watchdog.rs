@@ -46,7 +46,7 @@ async fn a_server_that_hangs_in_a_call_fails_its_other_callers_when_it_is_ended(
 async fn a_busy_server_is_left_alone() {
     let fleet = Fleet::start().await;
     let script = Script { hang_calls: true, ..Script::default() };
-    let id = fleet.online(Server::new("a").script(script)).await;
+    let id = fleet.online(Server::new("a").script(script).always_on()).await;
     let pid = fleet.pid(&id);
     let long = fleet.call_within(&id, "echo", json!({"text": "long"}), Some(seconds(600.0)));
     let short = async {

@@ -72,6 +72,23 @@ impl Default for WatchdogPolicy {
     }
 }
 
+/// When a server that nobody needs is put to sleep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdlePolicy {
+    /// No call and no message of the server for this long.
+    pub idle: Duration,
+    /// Never before it has been ready for this long.
+    pub grace: Duration,
+    /// How often is looked.
+    pub sweep: Duration,
+}
+
+impl Default for IdlePolicy {
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(180), grace: Duration::from_secs(60), sweep: Duration::from_secs(30) }
+    }
+}
+
 /// Limits of one session with one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionPolicy {
@@ -239,6 +256,8 @@ pub struct Policy {
     pub reconnect: ReconnectPolicy,
     /// Liveness.
     pub watchdog: WatchdogPolicy,
+    /// Sleep.
+    pub idle: IdlePolicy,
     /// Handshake, calls, stopping.
     pub session: SessionPolicy,
     /// stderr.

@@ -1,6 +1,7 @@
 //! Decisions: plain values and functions. Time and run numbers come in as arguments; nothing here waits, spawns, logs
 //! or looks at a clock, so every rule is read and tested without a runtime.
 
+pub mod idle;
 pub mod outbox;
 pub mod permits;
 pub mod restart;

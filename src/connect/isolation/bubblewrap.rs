@@ -35,7 +35,7 @@ impl Launcher for Bubblewrap {
             // Without this they could be entered by root only.
             say(&[&"--perms", &"0755", &"--dir", &directory]);
         }
-        say(&[&"--proc", &"/proc"]);
+        say(&[&"--proc", &"/proc", &"--remount-ro", &"/proc"]);
         say(&[&"--perms", &"1777", &"--size", &jail.tmp_size.to_string(), &"--tmpfs", &"/tmp"]);
         for mount in &jail.mounts {
             let how = match mount.kind {
@@ -47,20 +47,24 @@ impl Launcher for Bubblewrap {
         }
         say(&[&"--remount-ro", &"/", &"--chdir", &jail.directory]);
         let id = SERVER_ID.to_string();
+        let mut after: Vec<OsString> = vec!["--".into()];
         match jail.identity {
             // It is root in a namespace of its own, and nothing of that is left when the server begins.
             Identity::Outside => {
                 for capability in ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"] {
                     say(&[&"--cap-add", &capability]);
                 }
-                say(&[&"--", &self.setpriv, &"--reuid", &id, &"--regid", &id, &"--clear-groups"]);
-                say(&[&"--inh-caps=-all", &"--bounding-set=-all", &"--no-new-privs", &"--", &program]);
+                after.push(self.setpriv.clone().into());
+                let drops = ["--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"];
+                after.extend(["--reuid", &id, "--regid", &id].into_iter().chain(drops).map(OsString::from));
             }
             Identity::Inside { .. } => {
-                say(&[&"--unshare-user", &"--uid", &id, &"--gid", &id, &"--", &program]);
+                say(&[&"--unshare-user", &"--uid", &id, &"--gid", &id, &"--cap-drop", &"ALL"]);
             }
         }
-        line.extend(args);
-        Wrapped { command: self.path.clone(), args: line }
+        after.push(program.into());
+        after.extend(args);
+        // A server can read the argument list of the first process that it sees, and paths of the machine are in these.
+        Wrapped { command: self.path.clone(), handed: line, args: after }
     }
 }

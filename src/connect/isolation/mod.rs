@@ -73,6 +73,8 @@ trait Launcher: Send + Sync {
 /// What is executed.
 struct Wrapped {
     command: PathBuf,
+    /// Words of its own, for a sandbox that reads them from a file.
+    handed: Vec<OsString>,
     args: Vec<OsString>,
 }
 
@@ -152,6 +154,7 @@ impl Launchers {
             instance: spec.name.to_string(),
             command,
             args: exposed(&spec.args),
+            handed: Vec::new(),
             environment,
             directory: cwd.map(Into::into),
             confinement: None,
@@ -188,6 +191,7 @@ impl Launchers {
             instance: spec.name.to_string(),
             command: wrapped.command.into(),
             args: wrapped.args,
+            handed: wrapped.handed,
             environment,
             directory: None,
             confinement: Some(confinement(launcher, jail.identity, limits)),
@@ -282,6 +286,7 @@ impl Launchers {
             instance: format!("trial of {}", launcher.name()),
             command: wrapped.command.into(),
             args: wrapped.args,
+            handed: wrapped.handed,
             environment: sandboxed(HOME, None, &std::collections::BTreeMap::new()).unwrap_or_default(),
             directory: None,
             confinement: Some(confinement(launcher, jail.identity, limits)),
@@ -290,12 +295,12 @@ impl Launchers {
         let trial = async {
             let link = processes.launch(launch, String::new()).await.map_err(|error| error.to_string())?;
             let Link { reader, writer, mut process, guard, .. } = link;
-            let mut line = String::new();
-            BufReader::new(reader).read_line(&mut line).await.map_err(|error| error.to_string())?;
+            let mut said = String::new();
+            BufReader::new(reader).read_line(&mut said).await.map_err(|error| error.to_string())?;
             drop(writer);
             let end = process.ended().await;
             drop(guard);
-            match (line.trim(), end.code) {
+            match (said.trim(), end.code) {
                 ("works", Some(7)) => Ok(()),
                 _ => Err("a trial run in it failed".to_owned()),
             }

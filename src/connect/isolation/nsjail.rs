@@ -62,6 +62,6 @@ impl Launcher for Nsjail {
         }
         say(&[&"--", &program]);
         line.extend(args);
-        Wrapped { command: self.path.clone(), args: line }
+        Wrapped { command: self.path.clone(), handed: Vec::new(), args: line }
     }
 }

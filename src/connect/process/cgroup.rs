@@ -1,7 +1,7 @@
 //! One cgroup (version 2) for each run: what is in it cannot leave it, is killed in one act, and is known to be gone
 //! without looking at any other process.
 //!
-//! Ours are `mcp-satellite-ID/RUN` under the cgroup that we were started in. Controllers are passed on where that
+//! Ours are `mcp-satellite-PID-START-ID/RUN` under the cgroup that we were started in. Controllers are passed on where that
 //! cgroup is delegated to us (or is the root); without them a cgroup still holds and kills.
 
 use std::fs::{self, File, OpenOptions};
@@ -14,7 +14,11 @@ use std::sync::Arc;
 
 use nix::libc;
 
+use super::census::Stat;
 use super::launch::join_cgroup_only;
+
+/// Of a satellite's cgroup; behind it are its process id and start time, and its mark.
+const PREFIX: &str = "mcp-satellite-";
 
 /// The satellite's own cgroup, in which each run has one.
 pub(super) struct Cgroups {
@@ -37,7 +41,10 @@ impl Cgroups {
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let parent =
             own_directory(&mounts, &own).ok_or("no cgroup2 file system is mounted that shows our own cgroup")?;
-        let base = parent.join(format!("mcp-satellite-{id}"));
+        sweep(&parent);
+        let own = std::process::id();
+        let start_time = Stat::read(own).map_or(0, |stat| stat.start_time);
+        let base = parent.join(format!("{PREFIX}{own}-{start_time}-{id}"));
         let failed = |what: &str, error: io::Error| format!("{what} `{}`: {error}", base.display());
         fs::create_dir(&base).map_err(|error| failed("cannot create", error))?;
         let mut cgroups = Self { base, controllers: false };
@@ -57,7 +64,7 @@ impl Cgroups {
     /// A cgroup for one run.
     pub(super) fn create(self: &Arc<Self>, run: u64, limits: CgroupLimits) -> io::Result<Cgroup> {
         let path = self.base.join(run.to_string());
-        fs::create_dir(&path)?;
+        fs::create_dir_all(&path)?;
         let cgroup = Cgroup { path, _all: Arc::clone(self) };
         if self.controllers {
             let limit = |file: &str, limit: Option<u64>| match limit {
@@ -79,6 +86,11 @@ impl Cgroups {
 
     pub(super) fn is_populated(&self) -> bool {
         is_populated(&self.base)
+    }
+
+    /// Removes all of them, where they are empty.
+    pub(super) fn remove(&self) {
+        remove(&self.base);
     }
 
     /// A child that joins, and then does nothing else. Whether it may is known only then.
@@ -129,7 +141,7 @@ impl Cgroups {
 
 impl Drop for Cgroups {
     fn drop(&mut self) {
-        remove(&self.base);
+        self.remove();
     }
 }
 
@@ -210,6 +222,19 @@ fn remove(directory: &Path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => tracing::debug!(cgroup = %directory.display(), %error, "a cgroup is left over"),
+    }
+}
+
+/// Removes what satellites left that were killed, where nothing is in it.
+fn sweep(parent: &Path) {
+    for directory in directories(parent) {
+        let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let mut parts = name.strip_prefix(PREFIX).unwrap_or_default().split('-').map(str::parse::<u64>);
+        let (Some(Ok(pid)), Some(Ok(start_time))) = (parts.next(), parts.next()) else { continue };
+        let stat = u32::try_from(pid).ok().and_then(Stat::read);
+        if stat.is_none_or(|stat| stat.start_time != start_time) && !is_populated(&directory) {
+            remove(&directory);
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use nix::sys::signal::SigSet;
 use tokio::sync::oneshot;
 
 use super::Guard;
+use super::cgroup::Cgroup;
 use super::group::Group;
 use super::holds::Holds;
 use super::launch::{Launch, LaunchError};
@@ -86,7 +87,7 @@ fn start(
     }
     let run = holds.next_run();
     let cgroup = holds.cgroup(run, launch.cgroup_limits);
-    let procs = cgroup.as_ref().map(|cgroup| cgroup.procs()).transpose()?;
+    let procs = cgroup.as_ref().map(Cgroup::procs).transpose()?;
     // A sandbox holds by itself, and its server gets no variable that was not configured.
     let mark = launch.confinement.is_none().then(|| {
         let (name, value) = mark(holds.satellite(), run);

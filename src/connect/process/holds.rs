@@ -173,6 +173,9 @@ impl Holds {
                 }
             }
             if !left || Instant::now() >= until {
+                if let Some(cgroups) = &self.cgroups {
+                    cgroups.remove();
+                }
                 return;
             }
             thread::sleep(PAUSE);

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::libc;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
@@ -33,6 +35,8 @@ pub(in crate::connect) struct Launch {
     pub(in crate::connect) environment: BTreeMap<OsString, OsString>,
     /// The working directory; ours if none.
     pub(in crate::connect) directory: Option<PathBuf>,
+    /// Further words for a sandbox, before `args`: handed over in a file, so that nobody reads them in its argument list.
+    pub(in crate::connect) handed: Vec<OsString>,
     /// What it is confined by, where `command` is a sandbox.
     pub(in crate::connect) confinement: Option<Confinement>,
     /// Of all that the process starts, where the kernel counts for a cgroup.
@@ -86,6 +90,10 @@ impl Launch {
     /// Forks and executes. Blocks, and ties the child's life to that of the calling thread.
     pub(super) fn spawn(&self, cgroup: Option<&File>, mapping: Option<Mapping>) -> Result<Child, LaunchError> {
         let mut command = Command::new(&self.command);
+        let handed = self.hand_over()?;
+        if let Some(handed) = &handed {
+            command.arg("--args").arg(handed.as_raw_fd().to_string());
+        }
         command.args(&self.args).env_clear().envs(&self.environment);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(directory) = &self.directory {
@@ -93,7 +101,14 @@ impl Launch {
         }
         let cgroup = cgroup.map(File::as_raw_fd);
         let (parent, descriptors) = (getpid(), descriptors::of_child()?);
-        let preparation = Preparation { parent, cgroup, descriptors, confinement: self.confinement, mapping };
+        let preparation = Preparation {
+            parent,
+            cgroup,
+            descriptors,
+            handed: handed.as_ref().map(File::as_raw_fd),
+            confinement: self.confinement,
+            mapping,
+        };
         prepare(&mut command, preparation);
         // The system gives one error number for all that can fail, so a bad directory is told apart afterwards.
         command.spawn().map_err(|error| match &self.directory {
@@ -103,6 +118,22 @@ impl Launch {
             },
             None => error.into(),
         })
+    }
+}
+
+impl Launch {
+    /// The words to hand over, in a file that exists nowhere.
+    fn hand_over(&self) -> io::Result<Option<File>> {
+        if self.handed.is_empty() {
+            return Ok(None);
+        }
+        let mut file = File::from(memfd_create(c"satellite-args", MFdFlags::MFD_CLOEXEC)?);
+        for word in &self.handed {
+            file.write_all(word.as_encoded_bytes())?;
+            file.write_all(&[0])?;
+        }
+        file.rewind()?;
+        Ok(Some(file))
     }
 }
 
@@ -122,6 +153,8 @@ struct Preparation {
     cgroup: Option<RawFd>,
     /// The limits of open files to restore.
     descriptors: Option<(libc::rlim_t, libc::rlim_t)>,
+    /// A descriptor that the program is to have.
+    handed: Option<RawFd>,
     confinement: Option<Confinement>,
     mapping: Option<Mapping>,
 }
@@ -158,7 +191,13 @@ impl Preparation {
             return Err(Errno::ESRCH.into());
         }
         set_no_new_privs()?;
+        if self.confinement.is_some() {
+            leave_keys_and_sockets();
+        }
         close_on_exec();
+        if let Some(handed) = self.handed {
+            keep_on_exec(handed)?;
+        }
         reset_signals();
         // Blocked since before the fork (see the fork thread), and let through only here: no handler of ours can run in
         // the child.
@@ -191,6 +230,39 @@ fn close_on_exec() {
     // SAFETY: a system call on numbers only; it changes a flag of descriptors and closes none.
     unsafe {
         libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    }
+}
+
+/// Undoes it for one.
+fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
+    #[expect(unsafe_code, reason = "the descriptor is held open by the parent during the fork, as a number")]
+    // SAFETY: it is open: a copy of a file that the forking thread holds until the child has executed.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    Ok(fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty())).map(drop)?)
+}
+
+/// No namespace that a sandbox makes holds these: the keys of our session, which are inherited, and the abstract sockets
+/// of the machine, which belong to the network. Kernels that cannot (before Landlock's sixth version, 6.12) leave what was
+/// there.
+fn leave_keys_and_sockets() {
+    #[repr(C)]
+    struct Ruleset {
+        files: u64,
+        network: u64,
+        scoped: u64,
+    }
+    const JOIN_SESSION_KEYRING: libc::c_int = 1;
+    const ABSTRACT_SOCKETS_AND_SIGNALS: u64 = 3;
+    let rules = Ruleset { files: 0, network: 0, scoped: ABSTRACT_SOCKETS_AND_SIGNALS };
+    #[expect(unsafe_code, reason = "no wrapper of these system calls exists that does not allocate")]
+    // SAFETY: system calls on numbers and on a structure that outlives them; what they refuse has no effect.
+    unsafe {
+        libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>());
+        let ruleset = libc::syscall(libc::SYS_landlock_create_ruleset, &raw const rules, size_of::<Ruleset>(), 0);
+        if ruleset >= 0 {
+            // It is closed by the exec.
+            libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0);
+        }
     }
 }
 

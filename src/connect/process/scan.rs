@@ -94,7 +94,9 @@ impl Rounds {
                 let Ok(first) = orders.recv() else { return };
                 self.take(first);
             }
-            orders.try_iter().for_each(|order| self.take(order));
+            for order in orders.try_iter() {
+                self.take(order);
+            }
             self.watched.retain(|one| !one.is_given_up());
             let began = Instant::now();
             self.round();

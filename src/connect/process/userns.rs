@@ -74,15 +74,14 @@ fn run(mut questions: PipeReader, mut answers: PipeWriter) {
 pub(super) fn enter(below: u8, mapping: Option<Mapping>) -> io::Result<()> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     unshare(CloneFlags::CLONE_NEWUSER)?;
-    match mapping {
-        Some(mapping) => mapping.await_map()?,
-        None => {
-            // A copy of a process that hides its memory hides these files, too. What it executes decides anew.
-            set_dumpable(true)?;
-            put(c"/proc/self/setgroups", b"deny")?;
-            put(c"/proc/self/uid_map", Line::map_to_root(user).bytes())?;
-            put(c"/proc/self/gid_map", Line::map_to_root(group).bytes())?;
-        }
+    if let Some(mapping) = mapping {
+        mapping.await_map()?;
+    } else {
+        // A copy of a process that hides its memory hides these files, too. What it executes decides anew.
+        set_dumpable(true)?;
+        put(c"/proc/self/setgroups", b"deny")?;
+        put(c"/proc/self/uid_map", Line::map_to_root(user).bytes())?;
+        put(c"/proc/self/gid_map", Line::map_to_root(group).bytes())?;
     }
     put(c"/proc/sys/user/max_user_namespaces", &[b'0' + below.min(9)])
 }

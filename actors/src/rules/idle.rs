@@ -1,0 +1,122 @@
+//! When a server that nobody needs is put to sleep: looked at on a grid of sweeps that begins when it is ready. The next
+//! look is the first at which it could be idle at all, so a busy fleet costs one timer for each server and idle time, not
+//! one for each sweep.
+
+use std::time::{Duration, Instant};
+
+use crate::model::policy::IdlePolicy;
+
+/// What a run has to do, and when it last had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Activity {
+    /// Calls that are not answered yet.
+    pub calls_in_flight: usize,
+    /// The last call's beginning or end, or the last message of the server.
+    pub last: Instant,
+}
+
+/// What a look at a run comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nobody has needed it for this long.
+    Idle(Duration),
+    /// It is needed, or too young; `None` is never again, because the policy's times are beyond what a clock shows.
+    LookAgain(Option<Instant>),
+}
+
+/// The first look at a run that is ready since then.
+pub fn first_look(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
+    on_the_grid(policy, ready, ready.checked_add(policy.idle.max(policy.grace))?)
+}
+
+/// One look.
+pub fn look(policy: &IdlePolicy, ready: Instant, activity: Activity, now: Instant) -> Verdict {
+    let quiet = now.saturating_duration_since(activity.last);
+    let age = now.saturating_duration_since(ready);
+    if activity.calls_in_flight == 0 && quiet >= policy.idle && age >= policy.grace {
+        return Verdict::Idle(quiet);
+    }
+    // A call that is still open may end the moment after: its idle time begins then, and is over no earlier than this.
+    let last = if activity.calls_in_flight == 0 { activity.last } else { now };
+    let possible = last.checked_add(policy.idle).zip(ready.checked_add(policy.grace));
+    Verdict::LookAgain(possible.and_then(|(idle, grown)| on_the_grid(policy, ready, idle.max(grown))))
+}
+
+/// The look after one at which it was idle and could not be put to sleep: a call slipped in.
+pub fn next_look(policy: &IdlePolicy, ready: Instant, now: Instant) -> Option<Instant> {
+    on_the_grid(policy, ready, now.checked_add(Duration::from_nanos(1))?)
+}
+
+/// The first sweep that is not before `earliest`, and never the very moment of `ready`.
+fn on_the_grid(policy: &IdlePolicy, ready: Instant, earliest: Instant) -> Option<Instant> {
+    // A sweep of no time at all would be one that never ends.
+    let sweep = policy.sweep.max(Duration::from_millis(1)).as_nanos();
+    let sweeps = earliest.saturating_duration_since(ready).as_nanos().div_ceil(sweep).max(1);
+    let nanos = sweeps.checked_mul(sweep)?;
+    ready.checked_add(Duration::from_nanos(u64::try_from(nanos).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    fn at(calls_in_flight: usize, last: Instant) -> Activity {
+        Activity { calls_in_flight, last }
+    }
+
+    #[test]
+    fn a_server_that_is_never_called_is_looked_at_once_and_sleeps_at_the_sixth_sweep() {
+        let (policy, ready) = (IdlePolicy::default(), Instant::now());
+        let first = first_look(&policy, ready);
+        assert_eq!(first, Some(ready + seconds(180)));
+        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(180)), Verdict::Idle(seconds(180)));
+    }
+
+    #[test]
+    fn activity_postpones_to_the_first_sweep_after_its_idle_time() {
+        let (policy, ready) = (IdlePolicy::default(), Instant::now());
+        let now = ready + seconds(180);
+        for (last, next) in [(1, 210), (29, 210), (30, 210), (31, 240), (180, 360)] {
+            let verdict = look(&policy, ready, at(0, ready + seconds(last)), now);
+            assert_eq!(verdict, Verdict::LookAgain(Some(ready + seconds(next))), "last active after {last} s");
+        }
+    }
+
+    #[test]
+    fn an_open_call_keeps_it_awake_however_old_it_is() {
+        let (policy, ready) = (IdlePolicy::default(), Instant::now());
+        let now = ready + seconds(600);
+        assert_eq!(look(&policy, ready, at(1, ready), now), Verdict::LookAgain(Some(ready + seconds(780))));
+    }
+
+    #[test]
+    fn it_is_not_put_to_sleep_before_it_is_a_minute_old() {
+        let policy = IdlePolicy { idle: seconds(1), ..IdlePolicy::default() };
+        let ready = Instant::now();
+        assert_eq!(first_look(&policy, ready), Some(ready + seconds(60)));
+        let young = look(&policy, ready, at(0, ready), ready + seconds(59));
+        assert_eq!(young, Verdict::LookAgain(Some(ready + seconds(60))));
+        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(60)), Verdict::Idle(seconds(60)));
+    }
+
+    #[test]
+    fn a_call_that_slips_in_costs_one_sweep() {
+        let (policy, ready) = (IdlePolicy::default(), Instant::now());
+        assert_eq!(next_look(&policy, ready, ready + seconds(180)), Some(ready + seconds(210)));
+        assert_eq!(next_look(&policy, ready, ready + seconds(181)), Some(ready + seconds(210)));
+    }
+
+    #[test]
+    fn times_beyond_the_clock_are_never_and_a_sweep_of_nothing_does_not_spin() {
+        let ready = Instant::now();
+        let never = IdlePolicy { idle: Duration::MAX, ..IdlePolicy::default() };
+        assert_eq!(first_look(&never, ready), None);
+        assert_eq!(look(&never, ready, at(0, ready), ready + seconds(1)), Verdict::LookAgain(None));
+        let zero = IdlePolicy { idle: Duration::ZERO, grace: Duration::ZERO, sweep: Duration::ZERO };
+        assert_eq!(first_look(&zero, ready), Some(ready + Duration::from_millis(1)));
+    }
+}

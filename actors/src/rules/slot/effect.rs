@@ -1,0 +1,211 @@
+//! What a slot is told, and what it wants done.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::model::catalogue::Catalogue;
+use crate::model::event::{RestartReason, StopKind};
+use crate::model::exit::WorkerExit;
+use crate::model::ids::Run;
+use crate::model::spec::InstanceSpec;
+use crate::model::status::{Cause, Status};
+use crate::rules::idle::Activity;
+
+/// What happens to a slot.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// A person: be there when called.
+    Start,
+    /// A person: stay down.
+    Stop,
+    /// A person: start again now, with a clean slate.
+    Restart,
+    /// The configuration changed.
+    Update(Arc<InstanceSpec>),
+    /// The installation is gone.
+    Uninstall,
+    /// The satellite is ending.
+    Shutdown,
+    /// A caller wants a run that takes calls.
+    Call,
+    /// A start permit, and the number of the run it is for.
+    Granted(Run),
+    /// The first byte came from the server: the expensive part of its start is over.
+    FirstByte(Run),
+    /// The process is there.
+    Spawned(Run, Option<u32>),
+    /// The handshake is done.
+    Initialized(Run),
+    /// All lists were read.
+    Discovered(Run, Arc<Catalogue>),
+    /// The lists could not be read; the link is alive.
+    DiscoveryFailed(Run, String),
+    /// The run is over and nothing of it is left.
+    Ended(Run, WorkerExit),
+    /// A deadline of this slot may have passed; and what its open run has to do, if there is one.
+    Tick(Option<Activity>),
+    /// Its run takes no calls any more, as was tried by [`Effect::TrySleep`].
+    Sleep {
+        /// The incarnation.
+        run: Run,
+        /// How long nobody has needed it.
+        idle: Duration,
+    },
+}
+
+/// What the team's supervisor is to do.
+#[derive(Debug, Clone)]
+pub enum Effect {
+    /// Ask for a start permit.
+    RequestPermit {
+        /// A caller waits.
+        urgent: bool,
+    },
+    /// Ask no longer.
+    WithdrawPermit,
+    /// Give it back.
+    ReleasePermit(Run),
+    /// Start a worker; `discover` says whether it reads the lists by itself.
+    Spawn {
+        /// The incarnation.
+        run: Run,
+        /// Whether the catalogue must be read before it is ready.
+        discover: bool,
+    },
+    /// End the worker with grace.
+    Stop(Run),
+    /// Let the run take no calls any more, unless one is inside; then say [`Input::Sleep`].
+    TrySleep {
+        /// The incarnation.
+        run: Run,
+        /// How long nobody has needed it.
+        idle: Duration,
+    },
+    /// Read the lists again on the live link.
+    Discover(Run),
+    /// The status moved; tell the registry and the events.
+    Status {
+        /// The new one.
+        status: Status,
+        /// In a few words, for people.
+        message: Option<String>,
+    },
+    /// A transition made no sense; to be logged.
+    Refused {
+        /// The status, which stays.
+        status: Status,
+        /// The cause that was refused.
+        cause: Cause,
+    },
+    /// An unwanted exit: charge the team's budget.
+    ChargeTeam,
+    /// Something to tell.
+    Tell(Told),
+    /// The callers that wait may use this run.
+    Admit(Run),
+    /// The callers that wait are refused, with the status and what to do.
+    Refuse(String),
+    /// The person who asked is told why nothing happens, and what to do instead.
+    Denied(String),
+    /// The slot is over: drop it.
+    Remove,
+}
+
+impl Effect {
+    /// Whether readers of the snapshot may see a difference.
+    pub fn shows(&self) -> bool {
+        match self {
+            Self::Spawn { .. }
+            | Self::Stop(_)
+            | Self::Discover(_)
+            | Self::Status { .. }
+            | Self::ChargeTeam
+            | Self::Tell(_)
+            | Self::Remove => true,
+            Self::RequestPermit { .. }
+            | Self::WithdrawPermit
+            | Self::ReleasePermit(_)
+            | Self::TrySleep { .. }
+            | Self::Refused { .. }
+            | Self::Admit(_)
+            | Self::Refuse(_)
+            | Self::Denied(_) => false,
+        }
+    }
+}
+
+/// What is told, still without names and wall-clock times.
+#[derive(Debug, Clone)]
+pub enum Told {
+    /// Ready for the first time, `after` its permit was granted.
+    Started {
+        /// From permit to ready.
+        after: Duration,
+        /// Tools that it offers.
+        tool_count: usize,
+    },
+    /// Ready again.
+    Restarted {
+        /// After what.
+        reason: RestartReason,
+        /// The process before.
+        old_pid: Option<u32>,
+        /// Unwanted exits in the window.
+        attempt: usize,
+    },
+    /// Put to sleep.
+    Dormant {
+        /// The process that was ended.
+        pid: Option<u32>,
+        /// How long nobody had needed it.
+        idle: Duration,
+        /// When somebody last did.
+        last_activity: Instant,
+    },
+    /// Awake again.
+    Respawned {
+        /// How long it slept.
+        dormant: Duration,
+        /// From the call to ready.
+        took: Duration,
+    },
+    /// Its catalogue was read; what was known before, for the difference.
+    Discovered {
+        /// The catalogue before, if there was one.
+        before: Option<Arc<Catalogue>>,
+        /// The catalogue now.
+        now: Arc<Catalogue>,
+    },
+    /// Ended on request.
+    Stopped {
+        /// Whose.
+        kind: StopKind,
+        /// How.
+        exit: WorkerExit,
+    },
+    /// Ended unasked with code 0.
+    Exited {
+        /// How.
+        exit: WorkerExit,
+        /// Whether it is started again without a call.
+        will_restart: bool,
+    },
+    /// Crashed.
+    Crashed {
+        /// How.
+        exit: WorkerExit,
+        /// Unwanted exits in the window.
+        count: usize,
+        /// Whether it is started again.
+        will_restart: bool,
+    },
+    /// Once too often.
+    PermanentlyFailed {
+        /// Unwanted exits in the window.
+        exits: usize,
+        /// The last of them.
+        last_error: String,
+        /// What to do.
+        message: String,
+    },
+}

@@ -1,0 +1,446 @@
+//! The life of one instance, as a pure state machine: want × phase × input → effects. Its team's supervisor carries it
+//! out and decides nothing.
+//!
+//! ```text
+//!                 ┌────────────── Update ──────────────┐
+//!  Unconfigured ──┘                                    ▼
+//!                       Granted            Initialized, Discovered
+//!  Queued ───────────────────────▶ Starting ──────────────────────▶ Ready ─idle─▶ FallingAsleep ──▶ Dormant
+//!    ▲  ▲                             │  │ └─▶ Undiscovered ──retry──▶ │ └────────── exit 0 ──────────▶ │
+//!    │  └──── the delay is over ──────┼──┼──── Backoff ◀──crash, exit──┘                                │
+//!    │                                │  └──── Failed  ◀──once too often                                │
+//!    └───────────────── Call ─────────┼─────────────────────────────────────────────────────────────────┘
+//!                                     ▼
+//!                 Stopping, then: Stopped │ started again │ Over
+//! ```
+//!
+//! There is one incarnation at most: a restart waits until the old run is gone. A later rolling update gets a
+//! `successor` beside the run in `Ready`; the reconnect schedule of a remote instance is a phase between `Ready` and
+//! `Starting`, as `Undiscovered` is for a link that is alive.
+
+mod effect;
+mod phase;
+mod runs;
+mod wishes;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use effect::{Effect, Input, Told};
+pub use phase::{Phase, Then, Want, Why};
+
+use super::idle;
+use super::restart::History;
+use crate::model::catalogue::Catalogue;
+use crate::model::event::{RestartReason, StopKind};
+use crate::model::ids::Run;
+use crate::model::spec::{InstanceSpec, Keep, Target};
+use crate::model::status::{self, Cause, Status};
+
+/// What must outlive the team's supervisor: cast to Root at each change, because ractor hands no state back after a
+/// panic.
+#[derive(Debug, Clone, Default)]
+pub struct Memo {
+    stopped: bool,
+    failed: Option<String>,
+    dormant: Option<(Instant, Instant)>,
+    not_before: Option<Instant>,
+    history: History,
+    catalogue: Option<Arc<Catalogue>>,
+    restarts: u64,
+    was_ready: bool,
+    last_exit: Option<String>,
+    last_error: Option<String>,
+}
+
+/// One instance under its team's supervisor.
+#[derive(Debug)]
+pub struct Slot {
+    /// What it is to be.
+    pub spec: Arc<InstanceSpec>,
+    /// What a person wants of it.
+    pub want: Want,
+    /// Where it is.
+    pub phase: Phase,
+    /// What its user sees.
+    pub status: Status,
+    /// And why.
+    pub message: Option<String>,
+    /// Its tools as last read; kept over restarts and sleep.
+    pub catalogue: Option<Arc<Catalogue>>,
+    /// The process of the current run.
+    pub pid: Option<u32>,
+    /// Started again after an unwanted exit or on request, over all.
+    pub restarts: u64,
+    /// How the last run ended.
+    pub last_exit: Option<String>,
+    /// What went wrong last.
+    pub last_error: Option<String>,
+    /// When the current run was initialized.
+    pub initialized_at: Option<Instant>,
+    /// Its unwanted exits.
+    pub history: History,
+    permit: Option<(Run, Instant)>,
+    was_ready: bool,
+}
+
+impl Slot {
+    /// A new instance, and what to do first.
+    pub fn new(spec: Arc<InstanceSpec>) -> (Self, Vec<Effect>) {
+        let mut slot = Self::blank(spec);
+        let mut out = Vec::new();
+        if slot.spec.missing.is_empty() {
+            out.push(Effect::Status { status: Status::Provisioning, message: None });
+            slot.take(&mut out);
+        } else {
+            slot.await_config(&mut out);
+        }
+        (slot, out)
+    }
+
+    /// An instance whose supervisor died: what it had come to stays, what ran is started again.
+    pub fn revive(spec: Arc<InstanceSpec>, memo: &Memo) -> (Self, Vec<Effect>) {
+        let mut slot = Self::blank(spec);
+        slot.history = memo.history.clone();
+        slot.catalogue.clone_from(&memo.catalogue);
+        slot.restarts = memo.restarts;
+        slot.was_ready = memo.was_ready;
+        slot.last_exit.clone_from(&memo.last_exit);
+        slot.last_error.clone_from(&memo.last_error);
+        let mut out = Vec::new();
+        if memo.stopped {
+            slot.want = Want::Stopped;
+            slot.stopped(&mut out);
+        } else if !slot.spec.missing.is_empty() {
+            slot.await_config(&mut out);
+        } else if let Some(message) = &memo.failed {
+            slot.phase = Phase::Failed;
+            slot.becomes(Status::PermanentlyFailed, Some(message.clone()), &mut out);
+        } else if let Some((since, not_before)) = memo.dormant {
+            slot.phase = Phase::Dormant { since, not_before };
+            slot.becomes(Status::Online, None, &mut out);
+        } else {
+            slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
+            match memo.not_before {
+                // A delay that was running still holds.
+                Some(until) if slot.is_served() => {
+                    let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
+                    slot.phase = Phase::Backoff { until, why };
+                }
+                _ => slot.begin_again(RestartReason::Crash, None, &mut out),
+            }
+        }
+        (slot, out)
+    }
+
+    /// See [`Memo`].
+    pub fn memo(&self) -> Memo {
+        Memo {
+            stopped: self.want == Want::Stopped,
+            failed: matches!(self.phase, Phase::Failed).then(|| self.message.clone().unwrap_or_default()),
+            dormant: match self.phase {
+                Phase::Dormant { since, not_before } => Some((since, not_before)),
+                Phase::FallingAsleep { since, .. } => Some((since, since)),
+                _ => None,
+            },
+            not_before: match self.phase {
+                Phase::Backoff { until, .. } => Some(until),
+                _ => None,
+            },
+            history: self.history.clone(),
+            catalogue: self.catalogue.clone(),
+            restarts: self.restarts,
+            was_ready: self.was_ready,
+            last_exit: self.last_exit.clone(),
+            last_error: self.last_error.clone(),
+        }
+    }
+
+    /// The run that takes calls now.
+    pub fn open_run(&self) -> Option<Run> {
+        match self.phase {
+            Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => Some(run),
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Queued { .. }
+            | Phase::Starting { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => None,
+        }
+    }
+
+    /// Whether it sleeps or is being woken.
+    pub fn is_dormant(&self) -> bool {
+        match &self.phase {
+            Phase::Dormant { .. } => true,
+            Phase::Queued { why, .. } | Phase::Starting { why, .. } | Phase::Backoff { why, .. } => {
+                matches!(why, Why::Wake { .. })
+            }
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Undiscovered { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => false,
+        }
+    }
+
+    /// When it is tried again and which attempt that is, while a delay runs.
+    pub fn next_retry(&self) -> Option<(Instant, usize)> {
+        match &self.phase {
+            Phase::Backoff { until, why: Why::Again { attempt, .. } } => Some((*until, *attempt)),
+            Phase::Undiscovered { retry_at: Some(at), attempt, .. } => Some((*at, *attempt as usize)),
+            _ => None,
+        }
+    }
+
+    /// When this slot wants a [`Input::Tick`].
+    pub fn deadline(&self) -> Option<Instant> {
+        let own = match self.phase {
+            Phase::Backoff { until, .. } => Some(until),
+            Phase::Undiscovered { retry_at, .. } => retry_at,
+            Phase::Ready { look_at, .. } => look_at,
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Queued { .. }
+            | Phase::Starting { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => None,
+        };
+        let permit = self.permit.map(|(_, until)| until);
+        own.into_iter().chain(permit).min()
+    }
+
+    /// The one way a slot changes.
+    pub fn handle(&mut self, now: Instant, input: Input) -> Vec<Effect> {
+        let mut out = Vec::new();
+        match input {
+            Input::Start => self.on_start(&mut out),
+            Input::Stop => self.on_stop(&mut out),
+            Input::Restart => self.on_restart(&mut out),
+            Input::Update(spec) => self.on_update(spec, &mut out),
+            Input::Uninstall => self.on_end(StopKind::Uninstall, &mut out),
+            Input::Shutdown => self.on_end(StopKind::Shutdown, &mut out),
+            Input::Call => self.on_call(now, &mut out),
+            Input::Granted(run) => self.on_granted(now, run, &mut out),
+            Input::FirstByte(run) => self.release(run, &mut out),
+            Input::Spawned(run, pid) => {
+                if self.run() == Some(run) {
+                    self.pid = pid;
+                }
+            }
+            Input::Initialized(run) => self.on_initialized(now, run, &mut out),
+            Input::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
+            Input::DiscoveryFailed(run, why) => self.on_discovery_failed(now, run, why, &mut out),
+            Input::Ended(run, exit) => self.on_ended(now, run, exit, &mut out),
+            Input::Tick(activity) => self.on_tick(now, activity, &mut out),
+            Input::Sleep { run, idle } => self.on_sleep(now, run, idle, &mut out),
+        }
+        out
+    }
+
+    /// The incarnation that is there, in whatever state.
+    pub fn run(&self) -> Option<Run> {
+        match self.phase {
+            Phase::Starting { run, .. }
+            | Phase::Ready { run, .. }
+            | Phase::FallingAsleep { run, .. }
+            | Phase::Undiscovered { run, .. }
+            | Phase::Stopping { run, .. } => Some(run),
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Queued { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => None,
+        }
+    }
+
+    fn blank(spec: Arc<InstanceSpec>) -> Self {
+        Self {
+            spec,
+            want: Want::Running,
+            phase: Phase::Unconfigured,
+            status: Status::Provisioning,
+            message: None,
+            catalogue: None,
+            pid: None,
+            restarts: 0,
+            last_exit: None,
+            last_error: None,
+            initialized_at: None,
+            history: History::default(),
+            permit: None,
+            was_ready: false,
+        }
+    }
+
+    /// The satellite takes a configured instance: `command_received`, and a permit is asked for.
+    fn take(&mut self, out: &mut Vec<Effect>) {
+        if self.is_served() {
+            self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
+            self.queue(Why::First, false, out);
+        } else {
+            self.unserved(out);
+        }
+    }
+
+    fn is_served(&self) -> bool {
+        matches!(self.spec.target, Target::Stdio { .. })
+    }
+
+    fn unserved(&mut self, out: &mut Vec<Effect>) {
+        self.phase = Phase::Unserved;
+        let message = format!("transport `{}` is not served by this version", self.spec.transport());
+        self.moves(Cause::Failed, Some(message), out);
+        self.refuse(out);
+    }
+
+    fn begin_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<Effect>) {
+        let why = if self.was_ready { Why::Again { reason, old_pid, attempt: 0 } } else { Why::First };
+        self.again(why, out);
+    }
+
+    fn again(&mut self, why: Why, out: &mut Vec<Effect>) {
+        if !self.is_served() {
+            self.unserved(out);
+            return;
+        }
+        if self.status == Status::Provisioning {
+            self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
+        }
+        self.queue(why, false, out);
+    }
+
+    fn queue(&mut self, why: Why, urgent: bool, out: &mut Vec<Effect>) {
+        self.phase = Phase::Queued { why, urgent };
+        out.push(Effect::RequestPermit { urgent });
+    }
+
+    fn ready(&mut self, now: Instant, run: Run, why: &Why, since: Instant, out: &mut Vec<Effect>) {
+        let policy = &self.spec.policy.idle;
+        let look_at = match self.spec.keep {
+            Keep::Listed => idle::first_look(policy, now),
+            Keep::AlwaysOn => None,
+        };
+        self.phase = Phase::Ready { run, since: now, look_at };
+        let first = !std::mem::replace(&mut self.was_ready, true);
+        let told = match why {
+            Why::Wake { since, asked } => Told::Respawned {
+                dormant: asked.saturating_duration_since(*since),
+                took: now.saturating_duration_since(*asked),
+            },
+            Why::Again { reason, old_pid, attempt } if !first => {
+                Told::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
+            }
+            // A restart of what never got to `online` is its first time there.
+            Why::First | Why::Again { .. } => Told::Started {
+                after: now.saturating_duration_since(since),
+                tool_count: self.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
+            },
+        };
+        // A wake never left it.
+        if self.status != Status::Online {
+            self.moves(Cause::Synced, None, out);
+        }
+        out.push(Effect::Tell(told));
+        out.push(Effect::Admit(run));
+    }
+
+    /// Ends the run that is there. One that was to sleep is being ended already.
+    fn end_run(&mut self, kind: StopKind, then: Then, out: &mut Vec<Effect>) {
+        let Some(run) = self.run() else { return };
+        if !matches!(self.phase, Phase::FallingAsleep { .. }) {
+            out.push(Effect::Stop(run));
+        }
+        self.phase = Phase::Stopping { run, kind, then };
+    }
+
+    fn stopped(&mut self, out: &mut Vec<Effect>) {
+        self.phase = Phase::Stopped;
+        self.moves(Cause::Stopped, Some("stopped on request".to_owned()), out);
+    }
+
+    fn await_config(&mut self, out: &mut Vec<Effect>) {
+        self.phase = Phase::Unconfigured;
+        self.moves(Cause::ConfigMissing, Some(self.missing_message()), out);
+        self.refuse(out);
+    }
+
+    fn missing_message(&self) -> String {
+        format!("waiting for its user to give {}", self.spec.missing.join(", "))
+    }
+
+    fn over(&mut self, out: &mut Vec<Effect>) {
+        self.phase = Phase::Over;
+        out.push(Effect::Remove);
+    }
+
+    fn denied(&self, why: &str) -> Effect {
+        Effect::Denied(format!("nothing was done with `{}`: {why}", self.spec.name))
+    }
+
+    fn release(&mut self, run: Run, out: &mut Vec<Effect>) {
+        if self.permit.is_some_and(|(held, _)| held == run) {
+            self.permit = None;
+            out.push(Effect::ReleasePermit(run));
+        }
+    }
+
+    /// The callers that wait are refused with what the status asks of them.
+    fn refuse(&self, out: &mut Vec<Effect>) {
+        let name = &self.spec.name;
+        let message = self.message.as_deref().unwrap_or_default();
+        out.push(Effect::Refuse(match self.status {
+            Status::PermanentlyFailed => {
+                format!("`{name}` is permanently_failed: {message} Run `satellite restart {name}` when it is mended.")
+            }
+            Status::AwaitingUserConfig => {
+                format!("`{name}` is awaiting_user_config: {message}. Give the value in the configuration of the user.")
+            }
+            Status::Offline if self.want == Want::Stopped => {
+                format!("`{name}` is stopped. Run `satellite start {name}` to have it back.")
+            }
+            status => format!("`{name}` is {status}: {message}"),
+        }));
+    }
+
+    fn moves(&mut self, cause: Cause, message: Option<String>, out: &mut Vec<Effect>) {
+        match status::next(self.status, cause) {
+            Some(next) => self.becomes(next, message, out),
+            None => out.push(Effect::Refused { status: self.status, cause }),
+        }
+    }
+
+    fn becomes(&mut self, status: Status, message: Option<String>, out: &mut Vec<Effect>) {
+        self.status = status;
+        self.message.clone_from(&message);
+        out.push(Effect::Status { status, message });
+    }
+}
+
+fn refuse_ending(kind: StopKind) -> Effect {
+    Effect::Refuse(ending(kind).to_owned())
+}
+
+fn ending(kind: StopKind) -> &'static str {
+    match kind {
+        StopKind::Uninstall => "it was uninstalled",
+        StopKind::Shutdown => "the satellite is shutting down",
+        StopKind::Manual | StopKind::Config => "it is ending",
+    }
+}

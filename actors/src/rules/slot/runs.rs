@@ -1,0 +1,292 @@
+//! What becomes of a run: permit, handshake, lists, the end, and what time brings.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Effect, Phase, Slot, Then, Told, Why};
+use crate::model::catalogue::Catalogue;
+use crate::model::event::RestartReason;
+use crate::model::exit::{ExitCause, WorkerExit};
+use crate::model::ids::Run;
+use crate::model::spec::Keep;
+use crate::model::status::{Cause, Status};
+use crate::rules::idle::{self, Activity};
+use crate::rules::restart::{self, Verdict};
+
+impl Slot {
+    pub(super) fn on_granted(&mut self, now: Instant, run: Run, out: &mut Vec<Effect>) {
+        // A grant that crossed a withdrawal on its way is given back.
+        let Phase::Queued { why, .. } = &self.phase else {
+            out.push(Effect::ReleasePermit(run));
+            return;
+        };
+        let why = why.clone();
+        let wake = matches!(why, Why::Wake { .. });
+        self.restarts += u64::from(matches!(why, Why::Again { .. }));
+        let discover = !wake || self.catalogue.is_none();
+        self.phase = Phase::Starting { run, why, since: now };
+        self.permit = Some((run, now + self.spec.policy.session.permit_hold_max));
+        self.pid = None;
+        self.initialized_at = None;
+        if !wake {
+            self.moves(Cause::Attempt, Some("starting".to_owned()), out);
+        }
+        out.push(Effect::Spawn { run, discover });
+    }
+
+    pub(super) fn on_initialized(&mut self, now: Instant, run: Run, out: &mut Vec<Effect>) {
+        let Phase::Starting { run: current, why, since } = &self.phase else { return };
+        if *current != run {
+            return;
+        }
+        let (why, since) = (why.clone(), *since);
+        self.initialized_at = Some(now);
+        match why {
+            // Its tools are known: it answers after the handshake.
+            Why::Wake { .. } if self.catalogue.is_some() => self.ready(now, run, &why, since, out),
+            Why::Wake { .. } => {}
+            Why::First | Why::Again { .. } => self.moves(Cause::Initialized, None, out),
+        }
+    }
+
+    pub(super) fn on_discovered(&mut self, now: Instant, run: Run, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
+        if self.run() != Some(run) {
+            return;
+        }
+        match &self.phase {
+            // The server announced a change: the lists were read again under an instance that is online.
+            Phase::Ready { .. } => self.learn(catalogue, out),
+            Phase::Starting { why, since, .. } => {
+                let (why, since) = (why.clone(), *since);
+                if !matches!(why, Why::Wake { .. }) {
+                    self.moves(Cause::Discovered, None, out);
+                }
+                self.learn(catalogue, out);
+                self.ready(now, run, &why, since, out);
+            }
+            Phase::Undiscovered { why, since, .. } => {
+                let (why, since) = (why.clone(), *since);
+                if self.status == Status::Error {
+                    self.moves(Cause::Initialized, None, out);
+                }
+                self.moves(Cause::Discovered, None, out);
+                self.learn(catalogue, out);
+                self.ready(now, run, &why, since, out);
+            }
+            // It is ending, perhaps because it was configured anew: what it says now is no longer told.
+            Phase::FallingAsleep { .. } | Phase::Stopping { .. } => {}
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Queued { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => {}
+        }
+    }
+
+    fn learn(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
+        let before = self.catalogue.replace(catalogue.clone());
+        out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
+    }
+
+    pub(super) fn on_discovery_failed(&mut self, now: Instant, run: Run, reason: String, out: &mut Vec<Effect>) {
+        if self.run() != Some(run) {
+            return;
+        }
+        let (why, since, attempt) = match &self.phase {
+            Phase::Starting { why, since, .. } => (why.clone(), *since, 1),
+            Phase::Undiscovered { why, since, attempt, .. } => (why.clone(), *since, attempt + 1),
+            // The old catalogue stays; the next `list_changed` reads again.
+            Phase::Ready { .. } => {
+                self.last_error = Some(reason);
+                return;
+            }
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Queued { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => return,
+        };
+        let delay = restart::reconnect_delay(&self.spec.policy.reconnect, attempt);
+        let message = format!("cannot read its tools: {reason}; again in {}", restart::in_seconds(delay));
+        self.last_error = Some(reason);
+        self.phase = Phase::Undiscovered { run, why, since, attempt, retry_at: Some(now + delay) };
+        self.moves(Cause::Failed, Some(message), out);
+        // Who waits is tried on the live link: that is how recovery is noticed.
+        out.push(Effect::Admit(run));
+    }
+
+    pub(super) fn on_ended(&mut self, now: Instant, run: Run, exit: WorkerExit, out: &mut Vec<Effect>) {
+        self.release(run, out);
+        if self.run() != Some(run) {
+            return;
+        }
+        let old_pid = exit.pid.or(self.pid);
+        self.last_exit = Some(exit.reason());
+        self.pid = None;
+        self.initialized_at = None;
+        match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Stopping { kind, then, .. } => {
+                out.push(Effect::Tell(Told::Stopped { kind, exit }));
+                match then {
+                    Then::Stop => {
+                        self.stopped(out);
+                        self.refuse(out);
+                    }
+                    Then::AwaitConfig => self.await_config(out),
+                    Then::Over => self.over(out),
+                    Then::Again(why) => self.again(why, out),
+                }
+            }
+            Phase::FallingAsleep { since, idle, .. } if exit.cause == ExitCause::Asked => {
+                let last_activity = since.checked_sub(idle).unwrap_or(since);
+                out.push(Effect::Tell(Told::Dormant { pid: old_pid, idle, last_activity }));
+                self.phase = Phase::Dormant { since: now, not_before: now };
+            }
+            // Or it ended by itself in the moment in which it was to sleep.
+            Phase::Ready { .. } | Phase::FallingAsleep { .. } => self.unwanted(now, &exit, old_pid, true, out),
+            Phase::Starting { .. } | Phase::Undiscovered { .. } => self.unwanted(now, &exit, old_pid, false, out),
+            // These have no run: the check above ended it.
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Queued { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => {}
+        }
+    }
+
+    /// Every unwanted exit is charged to the one budget, whatever its code.
+    fn unwanted(&mut self, now: Instant, exit: &WorkerExit, old_pid: Option<u32>, ready: bool, out: &mut Vec<Effect>) {
+        let crash = exit.is_crash();
+        let policy = &self.spec.policy.restart;
+        let verdict = self.history.charge(policy, now, crash, exit.ran.unwrap_or_default());
+        out.push(Effect::ChargeTeam);
+        let sleeps = ready && !crash && self.spec.keep == Keep::Listed;
+        let reason = exit.reason();
+        if crash {
+            self.last_error = Some(reason.clone());
+        }
+        let tell = |count, will_restart| {
+            let exit = exit.clone();
+            Effect::Tell(if crash {
+                Told::Crashed { exit, count, will_restart }
+            } else {
+                Told::Exited { exit, will_restart }
+            })
+        };
+        match verdict {
+            Verdict::GiveUp { exits, crashed } => {
+                out.push(tell(exits, false));
+                let message = restart::give_up_message(policy, exits, crashed);
+                self.phase = Phase::Failed;
+                self.moves(Cause::BudgetSpent, Some(message.clone()), out);
+                out.push(Effect::Tell(Told::PermanentlyFailed { exits, last_error: reason, message }));
+                self.refuse(out);
+            }
+            Verdict::Restart { delay, attempt } if sleeps => {
+                out.push(tell(attempt, false));
+                self.phase = Phase::Dormant { since: now, not_before: now + delay };
+            }
+            Verdict::Restart { delay, attempt } => {
+                out.push(tell(attempt, true));
+                let again = match exit.cause {
+                    ExitCause::Unresponsive => RestartReason::Unresponsive,
+                    _ if crash => RestartReason::Crash,
+                    _ => RestartReason::Exit,
+                };
+                let why = Why::Again { reason: again, old_pid, attempt };
+                let when =
+                    if delay.is_zero() { "now".to_owned() } else { format!("in {}", restart::in_seconds(delay)) };
+                let message = format!("restarting {when} (attempt {attempt}): {reason}");
+                self.moves(Cause::Ended, Some(message), out);
+                if delay.is_zero() {
+                    self.queue(why, false, out);
+                } else {
+                    self.phase = Phase::Backoff { until: now + delay, why };
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_tick(&mut self, now: Instant, activity: Option<Activity>, out: &mut Vec<Effect>) {
+        if let Some((run, until)) = self.permit
+            && now >= until
+        {
+            self.release(run, out);
+        }
+        match &mut self.phase {
+            Phase::Backoff { until, why } if now >= *until => {
+                let why = why.clone();
+                let wake = matches!(why, Why::Wake { .. });
+                if !wake {
+                    self.moves(Cause::Attempt, Some("waiting for a start permit".to_owned()), out);
+                }
+                self.queue(why, wake, out);
+            }
+            Phase::Undiscovered { run, retry_at, .. } if retry_at.is_some_and(|at| now >= at) => {
+                *retry_at = None;
+                out.push(Effect::Discover(*run));
+            }
+            Phase::Ready { run, since, look_at } if look_at.is_some_and(|at| now >= at) => {
+                let policy = &self.spec.policy.idle;
+                let verdict = activity.map(|activity| idle::look(policy, *since, activity, now));
+                *look_at = match verdict {
+                    Some(idle::Verdict::LookAgain(at)) => at,
+                    // Looked at again if a call slips in.
+                    Some(idle::Verdict::Idle(idle)) => {
+                        out.push(Effect::TrySleep { run: *run, idle });
+                        idle::next_look(policy, *since, now)
+                    }
+                    None => idle::next_look(policy, *since, now),
+                };
+            }
+            // Nothing is due.
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Queued { .. }
+            | Phase::Starting { .. }
+            | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Undiscovered { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => {}
+        }
+    }
+
+    pub(super) fn on_sleep(&mut self, now: Instant, run: Run, idle: Duration, out: &mut Vec<Effect>) {
+        match self.phase {
+            Phase::Ready { run: current, .. } if current == run => {
+                self.phase = Phase::FallingAsleep { run, since: now, idle };
+                out.push(Effect::Stop(run));
+            }
+            // It is said in the same breath in which it was tried: nothing can have come between.
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Queued { .. }
+            | Phase::Starting { .. }
+            | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Undiscovered { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => {}
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What people, the configuration and callers want of an instance: each wish in each phase.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Effect, Phase, Slot, Then, Want, Why, ending, refuse_ending};
+use crate::model::event::{RestartReason, StopKind};
+use crate::model::spec::InstanceSpec;
+use crate::model::status::{Cause, Status};
+
+impl Slot {
+    pub(super) fn on_start(&mut self, out: &mut Vec<Effect>) {
+        match &mut self.phase {
+            Phase::Stopped => {
+                self.want = Want::Running;
+                self.history.clear();
+                if self.spec.missing.is_empty() {
+                    self.moves(Cause::Asked, Some("starting on request".to_owned()), out);
+                    self.begin_again(RestartReason::Manual, None, out);
+                } else {
+                    self.await_config(out);
+                }
+            }
+            // The old run is still ending: it starts again when that is done.
+            Phase::Stopping { then, .. } if *then == Then::Stop => {
+                self.want = Want::Running;
+                self.history.clear();
+                if self.spec.missing.is_empty() {
+                    let old_pid = self.pid;
+                    *then = Then::Again(Why::Again { reason: RestartReason::Manual, old_pid, attempt: 0 });
+                    self.moves(Cause::Asked, Some("starting again when the old run has ended".to_owned()), out);
+                } else {
+                    *then = Then::AwaitConfig;
+                    self.moves(Cause::ConfigMissing, Some(self.missing_message()), out);
+                }
+            }
+            // It takes a decision, not a wish, to leave these.
+            Phase::Failed => out.push(self.denied("it is permanently_failed; `satellite restart` leaves that")),
+            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
+                out.push(self.denied("values of its user are missing"));
+            }
+            Phase::Unserved => out.push(self.denied("its transport is not served by this version")),
+            Phase::Stopping { then: Then::Over, .. } => out.push(self.denied("it is being removed")),
+            // Wanted already.
+            Phase::Queued { .. }
+            | Phase::Starting { .. }
+            | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Undiscovered { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Over => {}
+        }
+    }
+
+    pub(super) fn on_stop(&mut self, out: &mut Vec<Effect>) {
+        match &mut self.phase {
+            Phase::Queued { .. } => {
+                out.push(Effect::WithdrawPermit);
+                self.stop_now(out);
+            }
+            Phase::Unconfigured | Phase::Unserved | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
+                self.stop_now(out);
+            }
+            Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
+                self.want = Want::Stopped;
+                self.end_run(StopKind::Manual, Then::Stop, out);
+                self.moves(Cause::Stopped, Some("stopping".to_owned()), out);
+                self.refuse(out);
+            }
+            // A stop wins over a restart, an update and a start that are still waiting for the old run to end.
+            Phase::Stopping { then, .. } if *then != Then::Over => {
+                *then = Then::Stop;
+                self.want = Want::Stopped;
+                self.moves(Cause::Stopped, Some("stopping".to_owned()), out);
+                self.refuse(out);
+            }
+            // Stopped already, or ending for good.
+            Phase::Stopping { .. } | Phase::Stopped | Phase::Over => {}
+        }
+    }
+
+    fn stop_now(&mut self, out: &mut Vec<Effect>) {
+        self.want = Want::Stopped;
+        self.stopped(out);
+        self.refuse(out);
+    }
+
+    pub(super) fn on_restart(&mut self, out: &mut Vec<Effect>) {
+        match self.phase {
+            Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
+                self.history.clear();
+                let again = Why::Again { reason: RestartReason::Manual, old_pid: self.pid, attempt: 0 };
+                self.end_run(StopKind::Manual, Then::Again(again), out);
+                self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
+            }
+            Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
+                self.history.clear();
+                self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
+                self.begin_again(RestartReason::Manual, None, out);
+            }
+            // A start is on its way already; the clean slate is what is new.
+            Phase::Queued { .. } | Phase::Stopping { then: Then::Again(_), .. } => self.history.clear(),
+            Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => {
+                out.push(self.denied("it is stopped; only `satellite start` undoes that"));
+            }
+            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
+                out.push(self.denied("values of its user are missing"));
+            }
+            Phase::Unserved => out.push(self.denied("its transport is not served by this version")),
+            Phase::Stopping { then: Then::Over, .. } | Phase::Over => out.push(self.denied("it is being removed")),
+        }
+    }
+
+    pub(super) fn on_update(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
+        if matches!(self.phase, Phase::Over | Phase::Stopping { then: Then::Over, .. }) {
+            return;
+        }
+        self.spec = spec;
+        self.history.clear();
+        self.catalogue = None;
+        let (complete, served) = (self.spec.missing.is_empty(), self.is_served());
+        match &mut self.phase {
+            Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
+                let again = Why::Again { reason: RestartReason::Config, old_pid: self.pid, attempt: 0 };
+                self.end_run(StopKind::Config, if complete { Then::Again(again) } else { Then::AwaitConfig }, out);
+                self.config_changed(out);
+            }
+            Phase::Stopping { then: then @ (Then::Again(_) | Then::AwaitConfig), .. } => {
+                let again = Why::Again { reason: RestartReason::Config, old_pid: self.pid, attempt: 0 };
+                *then = if complete { Then::Again(again) } else { Then::AwaitConfig };
+                self.config_changed(out);
+            }
+            Phase::Unconfigured if complete => {
+                self.moves(Cause::Configured, None, out);
+                self.take(out);
+            }
+            Phase::Unconfigured => self.moves(Cause::ConfigMissing, Some(self.missing_message()), out),
+            Phase::Queued { .. } if !complete => {
+                out.push(Effect::WithdrawPermit);
+                self.await_config(out);
+            }
+            Phase::Queued { .. } if !served => {
+                out.push(Effect::WithdrawPermit);
+                self.unserved(out);
+            }
+            // It has not started yet, and will with the new configuration.
+            Phase::Queued { why: Why::First | Why::Again { .. }, .. } => {}
+            Phase::Queued { why: Why::Wake { .. }, .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Failed
+            | Phase::Unserved => {
+                if complete {
+                    self.config_changed(out);
+                    self.begin_again(RestartReason::Config, None, out);
+                } else {
+                    self.await_config(out);
+                }
+            }
+            // What is configured will be started when a person, or the rest of the configuration, allows it.
+            Phase::Stopped | Phase::Stopping { .. } | Phase::Over => {}
+        }
+    }
+
+    fn config_changed(&mut self, out: &mut Vec<Effect>) {
+        if !self.spec.missing.is_empty() {
+            self.moves(Cause::ConfigMissing, Some(self.missing_message()), out);
+            self.refuse(out);
+            return;
+        }
+        match self.status {
+            // A value went missing under a run that is still ending, and is back: it is taken when that has ended.
+            Status::AwaitingUserConfig => {
+                self.moves(Cause::Configured, Some("starting again when the old run has ended".to_owned()), out);
+            }
+            Status::Provisioning => {}
+            _ => self.moves(Cause::ConfigChanged, Some("its configuration changed".to_owned()), out),
+        }
+    }
+
+    pub(super) fn on_end(&mut self, kind: StopKind, out: &mut Vec<Effect>) {
+        match &mut self.phase {
+            Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
+                self.end_run(kind, Then::Over, out);
+                self.moves(Cause::Stopped, Some(ending(kind).to_owned()), out);
+            }
+            Phase::Stopping { then, kind: announced, .. } => {
+                *then = Then::Over;
+                *announced = kind;
+                self.moves(Cause::Stopped, Some(ending(kind).to_owned()), out);
+            }
+            Phase::Queued { .. } => {
+                out.push(Effect::WithdrawPermit);
+                self.over(out);
+            }
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopped
+            | Phase::Failed => self.over(out),
+            Phase::Over => {}
+        }
+        out.push(refuse_ending(kind));
+    }
+
+    pub(super) fn on_call(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        match &mut self.phase {
+            Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => out.push(Effect::Admit(*run)),
+            Phase::Dormant { since, not_before } => {
+                let (since, not_before) = (*since, *not_before);
+                let why = Why::Wake { since, asked: now };
+                if now < not_before {
+                    self.phase = Phase::Backoff { until: not_before, why };
+                } else {
+                    self.queue(why, true, out);
+                }
+            }
+            Phase::Queued { urgent, .. } => {
+                if !*urgent {
+                    *urgent = true;
+                    out.push(Effect::RequestPermit { urgent: true });
+                }
+            }
+            // The caller waits, up to its own deadline. It never shortens a restart's delay.
+            Phase::Starting { .. } | Phase::Backoff { .. } | Phase::Stopping { then: Then::Again(_), .. } => {}
+            // Too late for this run. Who still waits when it is gone calls again, and wakes the next.
+            Phase::FallingAsleep { .. } => {}
+            Phase::Stopping { then: Then::Over, kind, .. } => out.push(refuse_ending(*kind)),
+            Phase::Unconfigured
+            | Phase::Unserved
+            | Phase::Stopping { then: Then::Stop | Then::AwaitConfig, .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => self.refuse(out),
+        }
+    }
+}

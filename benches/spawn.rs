@@ -1,0 +1,120 @@
+//! What a launcher adds to the start of a server: from the order to the first line of a small shell script, against a
+//! bare fork and exec of the same.
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mcp_satellite::connect::isolation::Isolation;
+use mcp_satellite::connect::process::CgroupMode;
+use mcp_satellite::connect::stdio::{StdioConnector, StdioOptions};
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::seam::Connector;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::Command;
+
+use common::{GIVE_UP, Report, median, number, spec, time};
+
+const ROUNDS: usize = 101;
+const SCRIPT: &str = "echo up; read -r _";
+
+/// A launcher, and what it holds its trees by.
+struct Subject {
+    launcher: &'static str,
+    held_by: &'static str,
+    connector: StdioConnector,
+}
+
+fn main() {
+    common::tokio_runtime().block_on(measure());
+}
+
+async fn measure() {
+    let data_dir = tempfile::tempdir().unwrap();
+    let mut subjects = Vec::new();
+    for (launcher, isolation) in
+        [("none", Isolation::None), ("bubblewrap", Isolation::Bubblewrap), ("nsjail", Isolation::Nsjail)]
+    {
+        for (held_by, cgroups) in [("cgroup", CgroupMode::Required), ("group or namespace", CgroupMode::Off)] {
+            let data_dir = data_dir.path().join(format!("{launcher}-{}", cgroups == CgroupMode::Off));
+            std::fs::create_dir(&data_dir).unwrap();
+            let data_dir = Some(data_dir);
+            let options = StdioOptions { data_dir, isolation, cgroups, ..StdioOptions::default() };
+            // What this machine does not have is not measured.
+            let Ok(connector) = StdioConnector::with(options) else { continue };
+            let found = connector.sandboxes().await;
+            let works = found.iter().any(|finding| finding.sandbox == launcher && finding.usable.is_ok());
+            if isolation == Isolation::None || works {
+                subjects.push(Subject { launcher, held_by, connector });
+            }
+        }
+    }
+    let program = ["/bin/sh", "-c", SCRIPT].map(str::to_owned);
+    let spec = Arc::new(spec(0, 1, 1, &program, &Arc::<Policy>::default()));
+    let mut ours: Vec<Vec<Duration>> = vec![Vec::new(); subjects.len()];
+    let mut gone: Vec<Vec<Duration>> = vec![Vec::new(); subjects.len()];
+    let mut bare = Vec::new();
+    for _ in 0..ROUNDS {
+        bare.push(started_barely().await);
+        for ((subject, ours), gone) in subjects.iter().zip(&mut ours).zip(&mut gone) {
+            let (up, down) = started(&subject.connector, &spec).await;
+            ours.push(up);
+            gone.push(down);
+        }
+    }
+    let mut report = Report::new(
+        "spawn",
+        ["launcher", "held by", "until its first line", "ratio", "difference", "until all is gone"],
+    );
+    let base = median(bare);
+    report.row(["bare fork and exec".into(), "-".into(), time(base), number(1.0), "-".into(), "-".into()]);
+    for ((subject, ours), gone) in subjects.iter().zip(ours).zip(gone) {
+        let median_up = median(ours);
+        report.row([
+            subject.launcher.to_owned(),
+            subject.held_by.to_owned(),
+            time(median_up),
+            number(median_up.div_duration_f64(base)),
+            time(median_up.saturating_sub(base)),
+            time(median(gone)),
+        ]);
+    }
+    report.publish();
+}
+
+/// From the order to the first line; and from the end of its input until nothing of it is left.
+async fn started(connector: &StdioConnector, spec: &Arc<InstanceSpec>) -> (Duration, Duration) {
+    let began = Instant::now();
+    let mut link = connector.open(Arc::clone(spec), Run(1)).await.unwrap();
+    first_line(&mut link.reader).await;
+    let up = began.elapsed();
+    let ending = Instant::now();
+    drop(link.writer);
+    tokio::time::timeout(GIVE_UP, link.process.gone()).await.unwrap();
+    (up, ending.elapsed())
+}
+
+async fn started_barely() -> Duration {
+    let began = Instant::now();
+    let mut command = Command::new(Path::new("/bin/sh"));
+    command.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    first_line(child.stdout.as_mut().unwrap()).await;
+    let up = began.elapsed();
+    drop(child.stdin.take());
+    tokio::time::timeout(GIVE_UP, child.wait()).await.unwrap().unwrap();
+    up
+}
+
+async fn first_line(reader: &mut (impl AsyncRead + Unpin)) {
+    let mut line = String::new();
+    tokio::time::timeout(GIVE_UP, BufReader::new(reader).read_line(&mut line)).await.unwrap().unwrap();
+    assert_eq!(line, "up\n");
+}

@@ -1,0 +1,152 @@
+//! Files that are not the instance's, to be read or written; and what processes tell by files.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::unistd::Pid;
+
+use crate::arguments::Arguments;
+use crate::outcome::{Outcome, Steps};
+use crate::procfs;
+
+const READ_MAX: u64 = 64 * 1024;
+
+/// A name in `folder` that nobody has.
+pub(crate) fn unique(folder: impl AsRef<Path>) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    folder.as_ref().join(format!(".escape-{}-{number}", std::process::id()))
+}
+
+pub(crate) fn read_file(arguments: &Arguments) -> Result<Outcome, String> {
+    let path = Path::new(arguments.text("path")?);
+    let mut steps = Steps::default();
+    steps.saw(format!("read {}", path.display()), read(path));
+    Ok(steps.into())
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let kind = fs::metadata(path)?.file_type();
+    if kind.is_dir() {
+        let entries = fs::read_dir(path)?.collect::<io::Result<Vec<_>>>()?;
+        return Ok(format!("{} entries", entries.len()));
+    }
+    if !kind.is_file() {
+        // What reading a device does is the device's affair; `device` opens some.
+        return Err(Errno::EINVAL.into());
+    }
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    let mut text = Vec::new();
+    file.take(READ_MAX).read_to_end(&mut text)?;
+    Ok(format!("{} bytes", text.len()))
+}
+
+/// Values are never told, and names only of a process that was named.
+pub(crate) fn read_environ(arguments: &Arguments) -> Result<Outcome, String> {
+    let needle = arguments.optional_text("needle")?;
+    let any = arguments.0.get("pid").is_none_or(|pid| *pid == "any");
+    let Some(pid) = (if any { None } else { arguments.pid()? }) else { return Ok(read_any_environ(needle)) };
+    let mut steps = Steps::default();
+    match environ(pid.as_raw(), needle) {
+        Ok((escaped, environment)) => {
+            let seen = format!("{} bytes, {}", environment.len(), names(&environment));
+            steps.told(pid.to_string(), escaped, seen);
+        }
+        Err(error) => steps.done(pid.to_string(), Err::<(), _>(error)),
+    }
+    Ok(steps.into())
+}
+
+fn read_any_environ(needle: Option<&str>) -> Outcome {
+    let (mut escaped, mut readable, mut refused) = (false, 0, 0);
+    let mut found = Vec::new();
+    for pid in procfs::pids() {
+        match environ(pid, needle) {
+            Ok((found_here, _)) => {
+                readable += 1;
+                escaped |= found_here;
+                if found_here && found.len() < 20 {
+                    found.push(pid.to_string());
+                }
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    let found = if escaped { format!("; found in that of {}", found.join(" ")) } else { String::new() };
+    Outcome::new(escaped, format!("{readable} readable, {refused} refused{found}"))
+}
+
+/// The environment of a process, and whether it is one that should not be seen.
+fn environ(pid: i32, needle: Option<&str>) -> io::Result<(bool, Vec<u8>)> {
+    let environment = fs::read(format!("/proc/{pid}/environ"))?;
+    let escaped = match needle {
+        Some(needle) => contains(&environment, needle.as_bytes()),
+        // Its own is no secret to it, and an empty one tells nothing.
+        None => pid != Pid::this().as_raw() && !environment.is_empty(),
+    };
+    Ok((escaped, environment))
+}
+
+fn names(environment: &[u8]) -> String {
+    let variables = environment.split(|byte| *byte == 0).filter(|variable| !variable.is_empty());
+    let name = |variable: &[u8]| {
+        String::from_utf8_lossy(variable.split(|byte| *byte == b'=').next().unwrap_or_default()).into_owned()
+    };
+    variables.map(name).collect::<Vec<_>>().join(" ")
+}
+
+fn contains(text: &[u8], needle: &[u8]) -> bool {
+    !needle.is_empty() && text.windows(needle.len()).any(|window| window == needle)
+}
+
+/// What is open beside stdin, stdout and stderr: somebody above had it open, and no mount hides what is open.
+pub(crate) fn descriptors(_: &Arguments) -> Result<Outcome, String> {
+    let mut steps = Steps::default();
+    for (number, target) in procfs::descriptors() {
+        steps.told(number.to_string(), number > 2, target);
+    }
+    Ok(steps.into())
+}
+
+/// A file that is there is opened for writing and left as it is; else one is made, and removed.
+pub(crate) fn write_file(arguments: &Arguments) -> Result<Outcome, String> {
+    let path = Path::new(arguments.text("path")?);
+    let mut steps = Steps::default();
+    steps.saw(format!("write {}", path.display()), write(path));
+    Ok(steps.into())
+}
+
+fn write(path: &Path) -> io::Result<String> {
+    match fs::symlink_metadata(path).map(|metadata| metadata.file_type()) {
+        Ok(kind) if kind.is_symlink() => write(&fs::canonicalize(path)?),
+        Ok(kind) if kind.is_dir() => make(&unique(path)),
+        Ok(kind) if kind.is_file() => {
+            open_for_writing(path)?;
+            Ok("opened".to_owned())
+        }
+        Ok(kind) => {
+            let kind = if kind.is_socket() { "a socket" } else { "a device or a pipe" };
+            Err(io::Error::other(format!("{kind} is not opened: who knows what that does")))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => make(path),
+        Err(error) => Err(error),
+    }
+}
+
+fn make(path: &Path) -> io::Result<String> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    let written = file.write_all(b"x");
+    fs::remove_file(path)?;
+    written?;
+    Ok("made and removed a file".to_owned())
+}
+
+/// Opens what is there, and changes nothing of it.
+pub(crate) fn open_for_writing(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
+}

@@ -1,0 +1,280 @@
+//! What only an administrator may ask of the kernel.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount as mount_file_system, umount2};
+use nix::sched::{CloneFlags, setns as join, unshare as leave};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::{getegid, geteuid, gethostname};
+
+use crate::arguments::Arguments;
+use crate::files::{open_for_writing, unique};
+use crate::flags::home;
+use crate::outcome::{Outcome, Steps, in_child, name};
+use crate::procfs;
+
+const CGROUPS_MAX: usize = 500;
+
+/// To the name that the machine has.
+pub(crate) fn set_hostname(_: &Arguments) -> Result<Outcome, String> {
+    let mut steps = Steps::default();
+    steps.done("sethostname", gethostname().and_then(nix::unistd::sethostname));
+    Ok(steps.into())
+}
+
+/// A folder to mount on, which goes when this goes.
+struct Place(PathBuf);
+
+impl Place {
+    /// Where this process can make one, if anywhere.
+    fn new() -> io::Result<Self> {
+        let make = |folder: &Path| {
+            let path = unique(folder);
+            fs::create_dir(&path).map(|()| Self(path))
+        };
+        make(Path::new("/tmp")).or_else(|_| make(&home()))
+    }
+
+    /// Mounts here, and unmounts again.
+    fn mount(&self, source: Option<&str>, kind: Option<&str>, flags: MsFlags) -> nix::Result<()> {
+        mount_file_system(source, &self.0, kind, flags, None::<&str>)?;
+        umount2(&self.0, MntFlags::MNT_DETACH)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+pub(crate) fn mount(_: &Arguments) -> Result<Outcome, String> {
+    let place = match Place::new() {
+        Ok(place) => place,
+        Err(error) => return Ok(Outcome::new(false, format!("no folder to mount on: {}", name(&error)))),
+    };
+    let all = |steps: &mut Steps, how: &str| {
+        steps.done(format!("{how}tmpfs"), place.mount(None, Some("tmpfs"), MsFlags::empty()));
+        steps.done(format!("{how}bind /"), place.mount(Some("/"), None, MsFlags::MS_BIND | MsFlags::MS_REC));
+        steps.done(format!("{how}proc"), place.mount(None, Some("proc"), MsFlags::empty()));
+    };
+    let mut steps = in_child(|steps| all(steps, ""));
+    steps.append(in_child(|steps| {
+        let new = become_root_of_a_namespace();
+        let refused = new.is_err();
+        steps.done("a user and mount namespace of its own", new);
+        if !refused {
+            all(steps, "in it: ");
+        }
+    }));
+    Ok(steps.into())
+}
+
+fn become_root_of_a_namespace() -> io::Result<()> {
+    let (uid, gid) = (geteuid(), getegid());
+    leave(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
+    fs::write("/proc/self/gid_map", format!("0 {gid} 1"))
+}
+
+/// What is read-only, made writable. Where this process may, it does so in a mount namespace of its own; and in any
+/// case it puts it back.
+pub(crate) fn remount(arguments: &Arguments) -> Result<Outcome, String> {
+    let chosen = arguments.optional_text("path")?;
+    let points: Vec<PathBuf> = if let Some(path) = chosen {
+        vec![path.into()]
+    } else {
+        let read_only = procfs::mounts().into_iter().filter(|mount| mount.options.split(',').any(|it| it == "ro"));
+        read_only.map(|mount| mount.point).chain([PathBuf::from("/")]).collect()
+    };
+    Ok(in_child(|steps| {
+        let private = leave(CloneFlags::CLONE_NEWNS).and_then(|()| {
+            mount_file_system(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        });
+        steps.told("a mount namespace of its own", private.is_ok(), format!("{private:?}"));
+        for point in points {
+            steps.done(format!("{} writable", point.display()), make_writable(&point));
+        }
+    })
+    .into())
+}
+
+fn make_writable(point: &Path) -> nix::Result<()> {
+    let before = statvfs(point)?.flags();
+    let mut flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT;
+    let same = [
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
+        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+    ];
+    for (there, wanted) in same {
+        if before.contains(there) {
+            flags |= wanted;
+        }
+    }
+    let again = |flags| mount_file_system(None::<&str>, point, None::<&str>, flags, None::<&str>);
+    again(flags)?;
+    if before.contains(FsFlags::ST_RDONLY) {
+        again(flags | MsFlags::MS_RDONLY)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn unshare(_: &Arguments) -> Result<Outcome, String> {
+    const KINDS: [(&str, CloneFlags); 8] = [
+        ("user", CloneFlags::CLONE_NEWUSER),
+        ("user and network", CloneFlags::CLONE_NEWUSER.union(CloneFlags::CLONE_NEWNET)),
+        ("mount", CloneFlags::CLONE_NEWNS),
+        ("network", CloneFlags::CLONE_NEWNET),
+        ("process", CloneFlags::CLONE_NEWPID),
+        ("host name", CloneFlags::CLONE_NEWUTS),
+        ("ipc", CloneFlags::CLONE_NEWIPC),
+        ("cgroup", CloneFlags::CLONE_NEWCGROUP),
+    ];
+    let mut steps = Steps::default();
+    for (kind, flags) in KINDS {
+        steps.append(in_child(|steps| steps.done(format!("a {kind} namespace"), leave(flags))));
+    }
+    Ok(steps.into())
+}
+
+/// Into the namespaces of another process, where they are not those of this one.
+pub(crate) fn setns(arguments: &Arguments) -> Result<Outcome, String> {
+    let pid = arguments.pid()?.ok_or("`pid` is missing")?;
+    let mut steps = Steps::default();
+    for kind in ["user", "mnt", "pid", "net", "uts", "ipc", "cgroup"] {
+        let path = format!("/proc/{pid}/ns/{kind}");
+        let (theirs, own) = (fs::read_link(&path), fs::read_link(format!("/proc/self/ns/{kind}")));
+        match (theirs, own) {
+            (Ok(theirs), Ok(own)) if theirs == own => {}
+            (Ok(_), _) => steps.append(in_child(|steps| {
+                let file = File::open(&path);
+                steps.done(path, file.and_then(|file| join(file, CloneFlags::empty()).map_err(io::Error::from)));
+            })),
+            (Err(error), _) => steps.done(path, Err::<(), _>(error)),
+        }
+    }
+    Ok(steps.into())
+}
+
+/// Opened for reading, and not read. None of these does anything by being opened.
+pub(crate) fn device(_: &Arguments) -> Result<Outcome, String> {
+    const DEVICES: [&str; 14] = [
+        "/dev/mem",
+        "/dev/kmsg",
+        "/dev/port",
+        "/dev/kvm",
+        "/dev/fuse",
+        "/dev/net/tun",
+        "/dev/loop-control",
+        "/dev/ptmx",
+        "/dev/sda",
+        "/dev/vda",
+        "/dev/xvda",
+        "/dev/nvme0n1",
+        "/dev/mapper/control",
+        "/dev/userfaultfd",
+    ];
+    let mut steps = Steps::default();
+    for path in DEVICES {
+        steps.done(path, File::open(path));
+    }
+    for (kind, file_type, major, minor) in [("block", SFlag::S_IFBLK, 1, 0), ("character", SFlag::S_IFCHR, 1, 1)] {
+        for folder in [PathBuf::from("/tmp"), home()] {
+            let path = unique(&folder);
+            let made = mknod(&path, file_type, Mode::S_IRUSR, makedev(major, minor));
+            steps.done(format!("mknod of a {kind} device in {}", folder.display()), made);
+            if made.is_ok() {
+                steps.done("opened it", File::open(&path));
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+    Ok(steps.into())
+}
+
+/// Whoever opens it may, and only who writes it is asked what he may.
+const ASKS_LATER: &str = "/proc/sys/kernel/ns_last_pid";
+
+/// Opened for writing, and never written.
+pub(crate) fn sysctl_write(_: &Arguments) -> Result<Outcome, String> {
+    const FILES: [&str; 11] = [
+        "/proc/sysrq-trigger",
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/kernel/domainname",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/modprobe",
+        "/proc/sys/vm/drop_caches",
+        "/proc/sys/fs/binfmt_misc/register",
+        "/proc/sys/net/ipv4/ip_forward",
+        "/proc/sys/net/ipv4/ping_group_range",
+        "/proc/sys/user/max_user_namespaces",
+        "/sys/kernel/uevent_helper",
+    ];
+    let mut steps = Steps::default();
+    for path in FILES {
+        steps.done(path, open_for_writing(Path::new(path)));
+    }
+    let mut writable = writable_below(Path::new("/proc/sys"));
+    writable.retain(|path| *path != Path::new(ASKS_LATER));
+    let some: Vec<&str> = writable.iter().take(20).filter_map(|path| path.to_str()).collect();
+    steps.told("all of /proc/sys", !writable.is_empty(), format!("{} writable: {}", writable.len(), some.join(" ")));
+    Ok(steps.into())
+}
+
+/// Files that this process may write, by asking and not by opening.
+fn writable_below(folder: &Path) -> Vec<PathBuf> {
+    use nix::unistd::{AccessFlags, access};
+    let mut writable = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                Ok(kind) if kind.is_file() && access(&entry.path(), AccessFlags::W_OK).is_ok() => {
+                    writable.push(entry.path());
+                }
+                _ => {}
+            }
+        }
+    }
+    writable.sort();
+    writable
+}
+
+/// Into any other cgroup: a child goes, and ends there.
+pub(crate) fn cgroup_escape(_: &Arguments) -> Result<Outcome, String> {
+    let mounted =
+        procfs::mounts().into_iter().filter(|mount| mount.kind.starts_with("cgroup")).map(|mount| mount.point);
+    let mut folders: Vec<PathBuf> = mounted.chain([PathBuf::from("/sys/fs/cgroup")]).collect();
+    folders.sort();
+    folders.dedup();
+    let mut seen = 0;
+    let mut steps = Steps::default();
+    while let Some(folder) = folders.pop()
+        && seen < CGROUPS_MAX
+    {
+        let path = folder.join("cgroup.procs");
+        seen += 1;
+        let Ok(file) = open_for_writing(&path) else {
+            let inner = fs::read_dir(&folder).into_iter().flatten().flatten();
+            let inner = inner.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            folders.extend(inner.map(|entry| entry.path()));
+            continue;
+        };
+        steps.append(in_child(|steps| {
+            let went = (&file).write_all(std::process::id().to_string().as_bytes());
+            steps.done(path.as_os_str().as_bytes().escape_ascii().to_string(), went);
+        }));
+        return Ok(steps.into());
+    }
+    Ok(Outcome::new(false, format!("none that may be written among {seen} folders")))
+}

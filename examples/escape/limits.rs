@@ -1,0 +1,141 @@
+//! More of something than an instance may have. Each has its bound here, too: where nothing else holds it this must
+//! not harm the machine.
+
+use std::fs::{self, File, OpenOptions};
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigHandler, Signal};
+
+use crate::arguments::Arguments;
+use crate::files::unique;
+use crate::flags::{handle, home};
+use crate::outcome::{Outcome, Steps, in_child, name};
+
+const DISK_MAX: usize = 1 << 30;
+const MEMORY_MAX: usize = 4 << 30;
+const DESCRIPTORS_MAX: usize = 100_000;
+
+const CHUNK: usize = 1 << 20;
+/// Small enough for any limit of a file's size.
+const FILE: usize = 8 << 20;
+
+/// What was made, and goes when this goes.
+struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let _ = if self.0.is_dir() { fs::remove_dir_all(&self.0) } else { fs::remove_file(&self.0) };
+    }
+}
+
+/// Writes up to `bytes` of real data, and says how many it were and what stopped it.
+fn fill(path: &Path, bytes: usize) -> (usize, Option<io::Error>) {
+    let chunk = vec![b'x'; CHUNK];
+    let mut written = 0;
+    let open = OpenOptions::new().write(true).create_new(true).open(path);
+    let mut file = match open {
+        Ok(file) => file,
+        Err(error) => return (0, Some(error)),
+    };
+    while written < bytes {
+        match file.write(&chunk[..CHUNK.min(bytes - written)]) {
+            Ok(count) => written += count,
+            Err(error) => return (written, Some(error)),
+        }
+    }
+    (written, None)
+}
+
+fn told(written: usize, bytes: usize, error: Option<&io::Error>) -> Outcome {
+    let why = error.map_or_else(String::new, |error| format!(", then {}", name(error)));
+    Outcome::new(written == bytes, format!("{written} bytes{why}"))
+}
+
+/// Many files, since the size of one has a limit of its own.
+pub(crate) fn fill_tmp(arguments: &Arguments) -> Result<Outcome, String> {
+    let bytes = arguments.at_most("bytes", DISK_MAX)?;
+    let folder = unique(arguments.optional_text("path")?.unwrap_or("/tmp"));
+    handle(Signal::SIGXFSZ, SigHandler::SigIgn).map_err(|error| error.to_string())?;
+    if let Err(error) = fs::create_dir(&folder) {
+        return Ok(told(0, bytes, Some(&error)));
+    }
+    let folder = Made(folder);
+    let (mut written, mut stopped) = (0, None);
+    while written < bytes && stopped.is_none() {
+        let (more, error) = fill(&unique(&folder.0), FILE.min(bytes - written));
+        written += more;
+        stopped = error;
+    }
+    Ok(told(written, bytes, stopped.as_ref()))
+}
+
+pub(crate) fn big_file(arguments: &Arguments) -> Result<Outcome, String> {
+    let bytes = arguments.at_most("bytes", DISK_MAX)?;
+    let folder = arguments.optional_text("path")?.map_or_else(home, PathBuf::from);
+    handle(Signal::SIGXFSZ, SigHandler::SigIgn).map_err(|error| error.to_string())?;
+    let file = Made(unique(folder));
+    let (written, error) = fill(&file.0, bytes);
+    Ok(told(written, bytes, error.as_ref()))
+}
+
+/// In this process and not in a child: that is how an instance meets its limit, and if it is killed for it that is what
+/// is seen.
+pub(crate) fn memory(arguments: &Arguments) -> Result<Outcome, String> {
+    let bytes = arguments.at_most("bytes", MEMORY_MAX)?;
+    let mut hoard: Vec<Vec<u8>> = Vec::new();
+    let mut had = 0;
+    while had < bytes {
+        let size = CHUNK.min(bytes - had);
+        let mut chunk = Vec::new();
+        if chunk.try_reserve_exact(size).is_err() {
+            break;
+        }
+        // Only what is touched is had.
+        chunk.resize(size, 1);
+        hoard.push(black_box(chunk));
+        had += size;
+    }
+    let why = if had < bytes { ", then ENOMEM" } else { "" };
+    Ok(Outcome::new(had == bytes, format!("{had} bytes{why}")))
+}
+
+pub(crate) fn open_files(arguments: &Arguments) -> Result<Outcome, String> {
+    let count = arguments.at_most("count", DESCRIPTORS_MAX)?;
+    let mut files = Vec::new();
+    while files.len() < count {
+        match File::open("/dev/null") {
+            Ok(file) => files.push(file),
+            Err(error) => {
+                return Ok(Outcome::new(false, format!("{} files, then {}", files.len(), name(&error))));
+            }
+        }
+    }
+    Ok(Outcome::new(true, format!("{count} files")))
+}
+
+/// Each hard limit, one up.
+pub(crate) fn raise_limits(_: &Arguments) -> Result<Outcome, String> {
+    const LIMITS: [(&str, Resource); 6] = [
+        ("address space", Resource::RLIMIT_AS),
+        ("processor time", Resource::RLIMIT_CPU),
+        ("file size", Resource::RLIMIT_FSIZE),
+        ("open files", Resource::RLIMIT_NOFILE),
+        ("processes", Resource::RLIMIT_NPROC),
+        ("core", Resource::RLIMIT_CORE),
+    ];
+    let raise = |steps: &mut Steps| {
+        for (what, resource) in LIMITS {
+            match getrlimit(resource) {
+                Ok((_, u64::MAX)) => steps.told(what, false, "unlimited"),
+                Ok((soft, hard)) => {
+                    steps.done(format!("{what} above {hard}"), setrlimit(resource, soft, hard + 1));
+                }
+                Err(error) => steps.done(what, Err::<(), _>(error)),
+            }
+        }
+    };
+    Ok(in_child(raise).into())
+}

@@ -1,0 +1,55 @@
+//! What is reached without a file: the network, and sockets with names of their own.
+
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::Duration;
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+
+use crate::arguments::Arguments;
+use crate::outcome::{Outcome, Steps};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(crate) fn connect(arguments: &Arguments) -> Result<Outcome, String> {
+    let address = arguments.text("address")?;
+    let mut steps = Steps::default();
+    match address.to_socket_addrs() {
+        Ok(addresses) => {
+            for address in addresses {
+                steps.done(format!("connect {address}"), TcpStream::connect_timeout(&address, CONNECT_TIMEOUT));
+            }
+        }
+        Err(error) => steps.done(format!("resolve {address}"), Err::<(), _>(error)),
+    }
+    Ok(steps.into())
+}
+
+pub(crate) fn listen(arguments: &Arguments) -> Result<Outcome, String> {
+    let address = arguments.text("address")?;
+    let mut steps = Steps::default();
+    steps.done(format!("listen {address}"), TcpListener::bind(address));
+    Ok(steps.into())
+}
+
+/// A socket with a file is hidden with the file, one without (`@name`) only with the network.
+pub(crate) fn unix_socket(arguments: &Arguments) -> Result<Outcome, String> {
+    let path = arguments.text("path")?;
+    let address = match path.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(path),
+    };
+    let mut steps = Steps::default();
+    steps.done(format!("connect {path}"), address.and_then(|address| UnixStream::connect_addr(&address)));
+    Ok(steps.into())
+}
+
+pub(crate) fn raw_socket(_: &Arguments) -> Result<Outcome, String> {
+    let open = |family, protocol| socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol);
+    let mut steps = Steps::default();
+    steps.done("raw IP", open(AddressFamily::Inet, SockProtocol::Icmp));
+    steps.done("raw IPv6", open(AddressFamily::Inet6, SockProtocol::IcmpV6));
+    steps.done("packets", open(AddressFamily::Packet, SockProtocol::EthAll));
+    Ok(steps.into())
+}

@@ -1,0 +1,141 @@
+//! What came of an attempt. Most try the same thing in several ways: each is a step, and one that succeeds is an escape.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::libc;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, pipe2};
+use serde::{Deserialize, Serialize};
+
+pub(crate) struct Outcome {
+    pub(crate) escaped: bool,
+    /// What was seen, or the error number of each way that was tried.
+    pub(crate) detail: String,
+}
+
+impl Outcome {
+    pub(crate) fn new(escaped: bool, detail: impl Into<String>) -> Self {
+        Self { escaped, detail: detail.into() }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Step {
+    what: String,
+    result: Result<String, String>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+pub(crate) struct Steps(Vec<Step>);
+
+impl Steps {
+    /// A step that succeeded if it is `Ok`.
+    pub(crate) fn done<T>(&mut self, what: impl Into<String>, result: Result<T, impl Into<io::Error>>) {
+        self.saw(what, result.map(|_| "done".to_owned()));
+    }
+
+    /// The same, with what was seen.
+    pub(crate) fn saw(&mut self, what: impl Into<String>, result: Result<String, impl Into<io::Error>>) {
+        self.0.push(Step { what: what.into(), result: result.map_err(|error| name(&error.into())) });
+    }
+
+    /// A step that succeeded, or what was seen instead.
+    pub(crate) fn told(&mut self, what: impl Into<String>, escaped: bool, seen: impl Into<String>) {
+        let result = if escaped { Ok(seen.into()) } else { Err(seen.into()) };
+        self.0.push(Step { what: what.into(), result });
+    }
+
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
+}
+
+impl From<Steps> for Outcome {
+    /// What succeeded comes first: it is what a failed test has to show.
+    fn from(steps: Steps) -> Self {
+        let (succeeded, failed): (Vec<Step>, Vec<Step>) = steps.0.into_iter().partition(|step| step.result.is_ok());
+        let escaped = !succeeded.is_empty();
+        let all: Vec<String> = succeeded.into_iter().chain(failed).map(|step| step.to_string()).collect();
+        Self { escaped, detail: if all.is_empty() { "nothing to try".to_owned() } else { all.join("; ") } }
+    }
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.result {
+            Ok(seen) => write!(formatter, "{}: SUCCEEDED, {seen}", self.what),
+            Err(seen) => write!(formatter, "{}: {seen}", self.what),
+        }
+    }
+}
+
+/// The name of a system's error, such as `EPERM`.
+pub(crate) fn name(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), |number| format!("{:?}", Errno::from_raw(number)))
+}
+
+/// Has a child try, so that what succeeds ends with it. Where no child can be made this process tries: then it is held
+/// by a limit, and an escape may as well show.
+pub(crate) fn in_child(attempt: impl FnOnce(&mut Steps)) -> Steps {
+    let mut steps = Steps::default();
+    match try_in_child(attempt) {
+        Ok(told) => steps.append(told),
+        Err((Errno::EAGAIN, attempt)) => attempt(&mut steps),
+        Err((error, _)) => steps.saw("a child that tries", Err(error)),
+    }
+    steps
+}
+
+fn try_in_child<F: FnOnce(&mut Steps)>(attempt: F) -> Result<Steps, (Errno, F)> {
+    let (from, into) = match pipe2(OFlag::O_CLOEXEC) {
+        Ok(pipe) => pipe,
+        Err(error) => return Err((error, attempt)),
+    };
+    match fork() {
+        Ok(ForkResult::Child) => {
+            drop(from);
+            let mut steps = Steps::default();
+            attempt(&mut steps);
+            let _ = File::from(into).write_all(&serde_json::to_vec(&steps).unwrap_or_default());
+            end_child()
+        }
+        Ok(ForkResult::Parent { child }) => {
+            drop(into);
+            let mut told = Vec::new();
+            let read = File::from(from).read_to_end(&mut told);
+            let status = waitpid(child, None);
+            let steps = read.ok().and_then(|_| serde_json::from_slice(&told).ok());
+            Ok(steps.unwrap_or_else(|| {
+                let mut steps = Steps::default();
+                steps.told("a child that tries", false, format!("{status:?}"));
+                steps
+            }))
+        }
+        Err(error) => Err((error, attempt)),
+    }
+}
+
+/// Forks; the child ends with this process.
+pub(crate) fn fork() -> nix::Result<ForkResult> {
+    #[expect(unsafe_code, reason = "fork is how a child comes to be")]
+    // SAFETY: this program has one thread, so the child has everything in a state that can be used.
+    let forked = unsafe { nix::unistd::fork() }?;
+    if matches!(forked, ForkResult::Child) {
+        let _ = set_pdeathsig(Signal::SIGKILL);
+    }
+    Ok(forked)
+}
+
+/// Ends a forked child without touching what it shares with its parent: buffers, above all.
+pub(crate) fn end_child() -> ! {
+    #[expect(unsafe_code, reason = "there is no safe way to leave out the handlers of exit")]
+    // SAFETY: it does not return, and runs nothing.
+    unsafe {
+        libc::_exit(0)
+    }
+}

@@ -1,0 +1,388 @@
+//! Sleep of servers that nobody needs, and how they are woken.
+
+use std::task::Poll;
+
+use futures::future::join_all;
+use mcp_satellite::connect::sim::{Script, SimPlan};
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::{Installed, Uninstalled};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Fleet, LONG, Server, call, seconds, tenths};
+
+/// Handles SIGTERM, and takes its time.
+fn unhurried(delay: f64) -> Script {
+    Script { sigterm_delay: Some(seconds(delay)), ..Script::default() }
+}
+
+/// Waits until it sleeps, and tells how long that took.
+async fn falls_asleep(fleet: &Fleet, id: &InstanceId) -> f64 {
+    let began = Instant::now();
+    fleet.until_view(id, |view| view.dormant).await;
+    tenths(began.elapsed())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_nobody_calls_sleeps_at_the_sixth_sweep_with_its_tools_listed() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    let pid = fleet.pid(&id);
+    assert_eq!(falls_asleep(&fleet, &id).await, 180.0);
+    let view = fleet.view(&id);
+    assert_eq!((view.status, view.want, view.pid), (Status::Online, Want::Running, None));
+    assert_eq!(view.offered().unwrap().tools.len(), 3);
+    assert_eq!(fleet.world.sim.alive(), 0, "its process is gone");
+    let exits = view.exits_in_window(Instant::now().into_std());
+    assert_eq!((view.restarts, exits), (0, 0), "nothing is held against it");
+
+    let told = fleet.told(&id, "mcp.server.dormant").await;
+    assert_eq!(told.len(), 1);
+    assert_eq!((&told[0]["pid"], &told[0]["idle_duration_seconds"]), (&json!(pid), &json!(180)));
+    assert_eq!(told[0]["last_activity_at"], "2026-11-21T06:33:00.000Z");
+    for other in ["mcp.server.stopped", "mcp.server.exited", "mcp.server.crashed"] {
+        assert!(fleet.told(&id, other).await.is_empty(), "{other}");
+    }
+    let statuses = fleet.statuses(&id).await;
+    assert_eq!(statuses.last().unwrap().0, "online");
+    sleep(seconds(3600.0)).await;
+    assert_eq!(fleet.world.openings(&id).len(), 1, "nothing but a request wakes it");
+    assert_eq!(fleet.statuses(&id).await, statuses, "lists do not flap");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_wakes_it_after_the_handshake_without_reading_its_lists() {
+    let fleet = Fleet::start().await;
+    let slow = Script { handshake_delay: seconds(2.0), ..Script::default() };
+    // Its lists cannot be read any more: a wake that read them would never answer.
+    let awake = Script { list_error: true, ..slow };
+    let id = fleet.online(Server::new("a").plans([Script::default().into(), awake.into()])).await;
+    falls_asleep(&fleet, &id).await;
+    sleep(seconds(100.0)).await;
+    let began = Instant::now();
+    let answer = fleet.call(&id, "echo", json!({"text": "hello"})).await.unwrap();
+    assert_eq!(answer["structuredContent"]["text"], "hello");
+    assert_eq!(tenths(began.elapsed()), 2.0, "the handshake, and nothing else");
+    let view = fleet.view(&id);
+    assert_eq!((view.dormant, view.status), (false, Status::Online));
+    let respawned = fleet.told(&id, "mcp.server.respawned").await;
+    assert_eq!(respawned.len(), 1);
+    assert_eq!(respawned[0]["pid"], json!(view.pid));
+    assert_eq!(respawned[0]["dormant_duration_seconds"], 100);
+    assert_eq!(respawned[0]["respawn_duration_ms"], 2000);
+    assert_eq!(fleet.told(&id, "mcp.tools.discovered").await.len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_a_message_and_the_end_of_a_call_each_postpone_it() {
+    let fleet = Fleet::start().await;
+    let chatty = Script { list_changed_after: Some(seconds(100.0)), ..Script::default() };
+    let (called, chatty) = (Server::new("called"), Server::new("chatty").script(chatty));
+    let id = fleet.online(called.clone()).await;
+    sleep(seconds(31.0)).await;
+    fleet.call(&id, "echo", json!({"text": 1})).await.unwrap();
+    assert_eq!(falls_asleep(&fleet, &id).await, 209.0, "the sweep at 210 s came a second too early");
+
+    let id = fleet.online(chatty).await;
+    assert_eq!(falls_asleep(&fleet, &id).await, 300.0, "it said something after 100 s, and was read again");
+
+    // 400 s in flight; then its end counts.
+    let long = Server::new("long").policy(|policy| policy.session.request_timeout_max = seconds(1000.0));
+    let id = fleet.online(long).await;
+    let call = fleet.call_within(&id, "sleep", json!({"ms": 400_000}), Some(seconds(1000.0)));
+    let asleep = falls_asleep(&fleet, &id);
+    let (answer, after) = futures::join!(call, asleep);
+    assert!(answer.is_ok(), "a call in flight keeps it awake: {answer:?}");
+    assert_eq!(after, 600.0, "180 s after 400 s, at the next sweep");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_times_out_has_ended_when_it_does() {
+    let fleet = Fleet::start().await;
+    let mute = Script { hang_calls: true, ..Script::default() };
+    // Without a ping of the watchdog, whose answer would count.
+    let server = Server::new("a").script(mute).policy(|policy| policy.watchdog.silence = LONG);
+    let id = fleet.online(server).await;
+    let call = fleet.call_within(&id, "echo", json!({}), Some(seconds(215.0)));
+    let (answer, after) = futures::join!(call, falls_asleep(&fleet, &id));
+    assert!(matches!(answer, Err(CallError::TimedOut { .. })), "{answer:?}");
+    assert_eq!(after, 420.0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_numbers_of_the_policy_decide() {
+    let fleet = Fleet::start().await;
+    for (name, [idle, grace, sweep], after) in [
+        ("idle", [20.0, 0.0, 1.0], 20.0),
+        ("grace", [20.0, 45.0, 1.0], 45.0),
+        ("sweep", [20.0, 45.0, 50.0], 50.0),
+        ("all", [1.0, 1.0, 0.5], 1.0),
+    ] {
+        let server = Server::new(name).policy(|policy| {
+            policy.idle.idle = seconds(idle);
+            policy.idle.grace = seconds(grace);
+            policy.idle.sweep = seconds(sweep);
+        });
+        let id = fleet.online(server).await;
+        assert_eq!(falls_asleep(&fleet, &id).await, after, "{name}");
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_always_on_server_never_sleeps() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a").always_on()).await;
+    let pid = fleet.pid(&id);
+    sleep(seconds(24.0 * 3600.0)).await;
+    assert_eq!((fleet.pid(&id), fleet.view(&id).dormant), (pid, false));
+    assert!(fleet.told(&id, "mcp.server.dormant").await.is_empty());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_while_it_falls_asleep_waits_until_it_is_gone_and_wakes_it() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a").script(unhurried(5.0))).await;
+    let old = fleet.view(&id).port.clone().unwrap();
+    sleep(seconds(181.0)).await;
+    assert!(!old.is_open(), "it takes no calls any more");
+    assert_eq!(fleet.world.sim.alive(), 1, "and is still there");
+    let began = Instant::now();
+    let answers = join_all((0..20).map(|nth| fleet.call(&id, "echo", json!({"text": nth})))).await;
+    for (nth, answer) in answers.into_iter().enumerate() {
+        assert_eq!(answer.unwrap()["structuredContent"]["text"], nth);
+    }
+    assert_eq!(tenths(began.elapsed()), 4.0);
+    assert_eq!(fleet.world.openings(&id).len(), 2);
+    let kinds = |kind| fleet.told(&id, kind);
+    assert_eq!((kinds("mcp.server.dormant").await.len(), kinds("mcp.server.respawned").await.len()), (1, 1));
+    assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 0);
+    fleet.finish().await;
+}
+
+/// Lets each task that is ready take one step. (tokio's `yield_now` lets them take all that they can.)
+async fn one_step() {
+    let mut stepped = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut stepped, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_in_the_instant_of_falling_asleep_is_answered() {
+    let fleet = Fleet::start().await;
+    // Everything that happens then happens in one millisecond: the caller comes before all of it, behind all of it, and
+    // at each step between, looking at the picture of a moment ago.
+    for steps in 0..60 {
+        let id = fleet.online(Server::new(&format!("s{steps}"))).await;
+        let (runtime, its) = (fleet.runtime.clone(), id.clone());
+        let caller = tokio::spawn(async move {
+            sleep(seconds(180.0)).await;
+            for _ in 0..steps {
+                one_step().await;
+            }
+            call(&runtime, &its, "echo", json!({"text": 1}), None).await
+        });
+        let answer = caller.await.unwrap();
+        assert!(answer.is_ok(), "after {steps} steps: {answer:?}");
+        assert!(fleet.world.openings(&id).len() <= 2);
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_hundred_calls_at_once_wake_one_process_once() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    falls_asleep(&fleet, &id).await;
+    let answers = join_all((0..200).map(|nth| fleet.call(&id, "echo", json!({"text": nth})))).await;
+    for (nth, answer) in answers.into_iter().enumerate() {
+        assert_eq!(answer.unwrap()["structuredContent"]["text"], nth);
+    }
+    assert_eq!(fleet.world.openings(&id).len(), 2);
+    assert_eq!(fleet.told(&id, "mcp.server.respawned").await.len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_sleeps_and_wakes_as_often_as_it_must_and_is_charged_for_none() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    for _ in 0..10 {
+        assert_eq!(falls_asleep(&fleet, &id).await, 180.0);
+        assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
+    }
+    let view = fleet.view(&id);
+    assert_eq!((view.restarts, view.exits_in_window(Instant::now().into_std())), (0, 0));
+    assert_eq!(fleet.told(&id, "mcp.server.respawned").await.len(), 10);
+    assert!(fleet.told(&id, "mcp.server.restarted").await.is_empty());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wake_that_fails_is_charged_and_waits_out_its_delay() {
+    let fleet = Fleet::start().await;
+    let broken = Script { exit_before_handshake: true, exit_code: 1, ..Script::default() };
+    let plans = [Script::default(), broken.clone(), Script::default(), Script::default()].map(SimPlan::from);
+    let id = fleet.online(Server::new("a").plans(plans)).await;
+    falls_asleep(&fleet, &id).await;
+    let began = Instant::now();
+    assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
+    assert_eq!(tenths(began.elapsed()), 1.0);
+    let view = fleet.view(&id);
+    assert_eq!((view.dormant, view.exits_in_window(Instant::now().into_std())), (false, 1));
+    let statuses = fleet.statuses(&id).await;
+    assert!(statuses.iter().any(|(status, _)| status == "connecting"), "a failed wake ends the dormancy");
+    assert_eq!(fleet.told(&id, "mcp.server.restarted").await.len(), 1);
+
+    let id = fleet.online(Server::new("b").plans([Script::default(), broken].map(SimPlan::from))).await;
+    falls_asleep(&fleet, &id).await;
+    let refused = fleet.call(&id, "echo", json!({"text": 1})).await;
+    assert!(matches!(refused, Err(CallError::Refused { status: Status::PermanentlyFailed, .. })), "{refused:?}");
+    assert_eq!(fleet.world.openings(&id).len(), 4, "the first, and three that failed");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn how_it_ends_when_it_is_put_to_sleep_is_no_crash() {
+    let fleet = Fleet::start().await;
+    let rude = Script { exit_code: 3, ..unhurried(1.0) };
+    let stubborn = Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    for (name, script, after) in [("rude", rude, 181.0), ("stubborn", stubborn, 190.0)] {
+        let id = fleet.online(Server::new(name).script(script)).await;
+        assert_eq!(falls_asleep(&fleet, &id).await, after);
+        assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
+        assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 0);
+    }
+    assert_eq!(fleet.world.sim.alive(), 0);
+    fleet.finish().await;
+}
+
+/// What people may ask of one that falls asleep, or sleeps.
+async fn while_it_sleeps(script: Script, seconds_after: f64, active: bool) {
+    let fleet = Fleet::start().await;
+    let server = |name: &str| Server::new(name).script(script.clone());
+    let mut ids = Vec::new();
+    for name in ["stopped", "restarted", "updated", "uninstalled", "started"] {
+        ids.push(fleet.add(server(name)).await);
+    }
+    for id in &ids {
+        fleet.until(id, Status::Online).await;
+    }
+    let [stopped, restarted, updated, uninstalled, started] = &ids[..] else { unreachable!() };
+    sleep(seconds(seconds_after)).await;
+    assert_eq!(fleet.world.sim.alive(), if active { 5 } else { 0 });
+    for id in &ids {
+        assert_eq!(fleet.view(id).port.as_ref().map(|_| ()), None, "it takes no calls");
+    }
+
+    assert_eq!(fleet.runtime.start(started).await, Ok(()), "it is there when called: nothing to do");
+    assert_eq!(fleet.runtime.restart(restarted).await, Ok(()));
+    let update = server("updated").env("NEW", "1").spec;
+    assert_eq!(fleet.runtime.install(update).await, Ok(Installed::Updated));
+    let found = fleet.runtime.uninstall(uninstalled).await;
+    assert_eq!(found, Ok(Uninstalled { active, dormant: !active }));
+    assert!(fleet.runtime.status(uninstalled).is_none());
+    fleet.runtime.stop(stopped).await.unwrap();
+    let view = fleet.view(stopped);
+    assert_eq!((view.status, view.want, view.dormant), (Status::Offline, Want::Stopped, false));
+    let refused = fleet.call(stopped, "echo", json!({})).await;
+    assert!(matches!(refused, Err(CallError::Refused { .. })), "nothing but a start wakes it: {refused:?}");
+
+    fleet.until_view(restarted, |view| view.status == Status::Online && view.port.is_some()).await;
+    fleet.until_view(updated, |view| view.status == Status::Online && view.port.is_some()).await;
+    let answer = fleet.call(updated, "env", json!({"name": "NEW"})).await.unwrap();
+    assert_eq!(answer["content"][0]["text"], "1");
+    let openings = ids.iter().map(|id| fleet.world.openings(id).len()).collect::<Vec<_>>();
+    assert_eq!(openings, [1, 2, 2, 1, 1]);
+    fleet.until_view(started, |view| view.dormant).await;
+    assert!(fleet.call(started, "echo", json!({"text": 1})).await.is_ok());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn people_are_served_while_it_sleeps() {
+    while_it_sleeps(Script::default(), 200.0, false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn people_are_served_while_it_falls_asleep() {
+    while_it_sleeps(unhurried(5.0), 181.0, true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_what_falls_asleep_and_what_sleeps() {
+    let fleet = Fleet::start().await;
+    let asleep = fleet.online(Server::new("asleep")).await;
+    sleep(seconds(60.0)).await;
+    fleet.online(Server::new("falling").script(unhurried(5.0))).await;
+    sleep(seconds(181.0)).await;
+    assert!(fleet.view(&asleep).dormant);
+    assert_eq!(fleet.world.sim.alive(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_sleeps_or_is_on_its_way_sleeps_on_when_its_supervisor_dies() {
+    let fleet = Fleet::start().await;
+    let asleep = fleet.online(Server::new("asleep")).await;
+    sleep(seconds(60.0)).await;
+    let falling = fleet.online(Server::new("falling").script(unhurried(5.0))).await;
+    sleep(seconds(181.0)).await;
+    fleet.runtime.panic(mcp_satellite_actors::Part::Team("acme".into()));
+    for id in [&asleep, &falling] {
+        let view = fleet.until_view(id, |view| view.dormant).await;
+        assert_eq!((view.status, view.offered().unwrap().tools.len()), (Status::Online, 3));
+    }
+    sleep(seconds(600.0)).await;
+    assert_eq!(fleet.world.all_openings().len(), 2);
+    for id in [&asleep, &falling] {
+        assert!(fleet.call(id, "echo", json!({"text": 1})).await.is_ok());
+    }
+    fleet.finish().await;
+}
+
+/// On several threads and in real time: sleep is tried all the time, and calls come all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_call_is_lost_to_sleep() {
+    let fleet = Fleet::start().await;
+    let server = Server::new("a").policy(|policy| {
+        let millisecond = seconds(0.001);
+        (policy.idle.idle, policy.idle.grace, policy.idle.sweep) = (millisecond, seconds(0.0), millisecond);
+    });
+    let id = fleet.online(server).await;
+    let callers = (0..8_u64).map(|caller| {
+        let (runtime, id) = (fleet.runtime.clone(), id.clone());
+        tokio::spawn(async move {
+            for nth in 0..150_u64 {
+                let text = caller * 1000 + nth;
+                let answer = call(&runtime, &id, "echo", json!({"text": text}), None).await.unwrap();
+                assert_eq!(answer["structuredContent"]["text"], text);
+                // Each in its own rhythm, so that calls meet every moment of falling asleep and of waking.
+                sleep(seconds(((nth * 7 + caller * 3) % 13) as f64 / 2000.0)).await;
+            }
+        })
+    });
+    for caller in join_all(callers).await {
+        caller.unwrap();
+    }
+    fleet.until_view(&id, |view| view.dormant).await;
+    let slept = fleet.told(&id, "mcp.server.dormant").await.len();
+    assert!(slept > 10, "it slept {slept} times only");
+    assert_eq!(fleet.told(&id, "mcp.server.respawned").await.len(), slept - 1);
+    assert_eq!(fleet.world.openings(&id).len(), slept);
+    fleet.finish().await;
+}
