@@ -7,11 +7,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod ends;
-
+mod flood;
 mod mechanism;
 mod process;
 mod scene;
-
+mod shutdown;
+mod strangers;
 #[allow(dead_code, reason = "shared with the tests of the command line, which need all of it")]
 #[path = "../cli/support.rs"]
 mod support;
