@@ -308,13 +308,26 @@ impl Satellite {
             let _ = tokio::time::timeout(LAST_ANSWERS, console).await;
         }
         // Nothing is left; what a bug of ours had left would be ended here.
-        let connector = self.connector.clone();
-        let _ = tokio::task::spawn_blocking(move || connector.end_all()).await;
+        self.end_all().await;
         if let Ok((socket, _directory)) = crate::console::socket_path(&self.data_dir) {
             // What is left there is removed by the next start.
             let _ = std::fs::remove_file(socket);
         }
         farewell
+    }
+
+    /// Ends everything without grace.
+    pub(crate) async fn kill(&self) {
+        self.runtime.kill();
+        self.ended().await;
+        self.end_all().await;
+    }
+
+    /// Off the runtime's threads, because it waits for processes to die.
+    async fn end_all(&self) {
+        let connector = self.connector.clone();
+        // An error says that it panicked: the reaper sees to the rest.
+        let _ = tokio::task::spawn_blocking(move || connector.end_all()).await;
     }
 }
 

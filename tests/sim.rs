@@ -456,6 +456,14 @@ async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
     }
     assert_eq!(start.elapsed(), 4 * SECOND);
 
+    // What nobody has read for a while is not made up for.
+    let mut client = Client::of(Script { stderr_bytes_per_second: 1 << 20, ..Script::default() }).await;
+    tokio::time::sleep(SECOND).await;
+    let mut stderr = client.stderr.take().unwrap();
+    let start = Instant::now();
+    tokio::io::copy(&mut (&mut stderr).take(4 << 20), &mut tokio::io::sink()).await.unwrap();
+    assert!((4 * SECOND).abs_diff(start.elapsed()) < SECOND / 2, "{:?}", start.elapsed());
+
     let mut client = Client::of(Script { stderr_burst_bytes: 100_000, ..Script::default() }).await;
     client.request(1, "ping", json!({})).await;
     assert!(client.silent().await);

@@ -17,6 +17,8 @@ use super::spawn::try_cgroup;
 
 /// Of a satellite's cgroup; behind it are its process id and start time, and its mark.
 const PREFIX: &str = "mcp-satellite-";
+/// In a satellite's cgroup: where the satellite itself is, if it had to make room for controllers.
+const LEAF: &str = "satellite";
 
 /// The satellite's own cgroup, in which each run has one.
 pub(super) struct Cgroups {
@@ -77,13 +79,19 @@ impl Cgroups {
         Ok(cgroup)
     }
 
-    /// SIGKILL to everything in all of them.
+    /// SIGKILL to everything in all of them. Not to what is beside them: that is us.
     pub(super) fn kill(&self) {
-        let _ = fs::write(self.base.join("cgroup.kill"), "1");
+        for run in self.runs() {
+            let _ = fs::write(run.join("cgroup.kill"), "1");
+        }
     }
 
     pub(super) fn is_populated(&self) -> bool {
-        is_populated(&self.base)
+        self.runs().any(|run| is_populated(&run))
+    }
+
+    fn runs(&self) -> impl Iterator<Item = PathBuf> {
+        directories(&self.base).into_iter().filter(|directory| !directory.ends_with(LEAF))
     }
 
     /// Removes all of them, where they are empty.
@@ -113,7 +121,7 @@ impl Cgroups {
             let file = directory.join("cgroup.subtree_control");
             fs::read_to_string(&file).is_ok_and(|controllers| has(&controllers)) || fs::write(&file, wanted).is_ok()
         };
-        let leaf = self.base.join("satellite");
+        let leaf = self.base.join(LEAF);
         if !pass(parent) {
             // The parent of this process is the reaper, where there is one: it was started with us, and by us.
             let ours = [Some(std::process::id()), crate::connect::process::reaper_pid()];
@@ -215,14 +223,24 @@ fn remove(directory: &Path) {
 /// Removes what satellites left that were killed, where nothing is in it.
 fn sweep(parent: &Path) {
     for directory in directories(parent) {
-        let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let mut parts = name.strip_prefix(PREFIX).unwrap_or_default().split('-').map(str::parse::<u64>);
-        let (Some(Ok(pid)), Some(Ok(start_time))) = (parts.next(), parts.next()) else { continue };
-        let stat = u32::try_from(pid).ok().and_then(Stat::read);
-        if stat.is_none_or(|stat| stat.start_time != start_time) && !is_populated(&directory) {
+        if id_of_dead(&directory).is_some() && !is_populated(&directory) {
             remove(&directory);
         }
     }
+}
+
+/// The mark of the satellite whose cgroup this is, if that satellite has ended.
+fn id_of_dead(directory: &Path) -> Option<&str> {
+    let name = directory.file_name()?.to_str()?.strip_prefix(PREFIX)?;
+    let mut parts = name.splitn(3, '-');
+    let (pid, start_time) = (parts.next()?.parse().ok()?, parts.next()?.parse::<u64>().ok()?);
+    let is_it = |stat: &Stat| stat.alive && stat.start_time == start_time;
+    if Stat::read(pid).as_ref().is_some_and(is_it) { None } else { parts.next() }
+}
+
+/// Whether this is a cgroup of the satellite `id`, and that one has ended: anything else is a stranger's.
+pub(super) fn was_of(directory: &Path, id: &str) -> bool {
+    id_of_dead(directory) == Some(id)
 }
 
 /// Kills all that is in a cgroup that a satellite left, and removes it once it is empty. Answers whether it is gone.
@@ -303,6 +321,43 @@ mod tests {
         let mounts = "31 30 0:27 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup rw";
         assert_eq!(own_directory(mounts, "0::/docker/abc/app\n").as_deref(), Some(Path::new("/sys/fs/cgroup/app")));
         assert_eq!(own_directory(mounts, "0::/elsewhere\n"), None);
+    }
+
+    #[test]
+    fn a_cgroup_is_known_by_its_name_and_only_once_its_satellite_has_ended() {
+        let own = std::process::id();
+        let start_time = Stat::read(own).unwrap().start_time;
+        let was_of = |name: String, id| was_of(&Path::new("/sys/fs/cgroup").join(name), id);
+        assert!(!was_of(format!("mcp-satellite-{own}-{start_time}-feed"), "feed"), "it runs");
+        assert!(was_of(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "feed"));
+        assert!(!was_of(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "beef"));
+        for name in ["", "system.slice", "mcp-satellite-feed", "mcp-satellite-1-feed", "mcp-satellite--1-1-feed"] {
+            assert!(!was_of(name.to_owned(), "feed"), "{name}");
+        }
+    }
+
+    /// Where no cgroup can be made there is nothing to be tested.
+    #[test]
+    fn who_ends_all_runs_does_not_end_itself() {
+        let Ok(cgroups) = Cgroups::detect("of-a-test").map(Arc::new) else { return };
+        let sleeper = |directory: &Path| {
+            let mut sleeper = Command::new("sleep").arg("3600").spawn().unwrap();
+            let joined = fs::write(directory.join("cgroup.procs"), sleeper.id().to_string());
+            assert!(joined.is_ok() || sleeper.kill().is_err(), "{joined:?}");
+            sleeper
+        };
+        let leaf = cgroups.base.join(LEAF);
+        fs::create_dir_all(&leaf).unwrap();
+        let run = cgroups.create(1, CgroupLimits::default()).unwrap();
+        let (mut ours, mut of_run) = (sleeper(&leaf), sleeper(&run.path));
+        assert!(cgroups.is_populated());
+        cgroups.kill();
+        of_run.wait().unwrap();
+        assert!(!cgroups.is_populated());
+        let lives = ours.try_wait().unwrap().is_none();
+        ours.kill().unwrap();
+        ours.wait().unwrap();
+        assert!(lives);
     }
 
     #[test]
