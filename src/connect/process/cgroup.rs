@@ -300,6 +300,8 @@ fn own_directory(mounts: &str, own: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     const HYBRID: &str = "30 24 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro\n\
