@@ -4,6 +4,7 @@
 //! Ours are `mcp-satellite-PID-START-ID/RUN` under the cgroup that we were started in. Controllers are passed on where that
 //! cgroup is delegated to us (or is the root); without them a cgroup still holds and kills.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -23,8 +24,14 @@ const LEAF: &str = "satellite";
 /// The satellite's own cgroup, in which each run has one.
 pub(super) struct Cgroups {
     base: PathBuf,
-    /// Whether memory and the number of processes can be limited.
-    pub(super) controllers: bool,
+    pub(super) controllers: Controllers,
+}
+
+/// What the kernel counts, and limits, for a whole cgroup.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::connect) struct Controllers {
+    pub(in crate::connect) memory: bool,
+    pub(in crate::connect) processes: bool,
 }
 
 /// What a run may use, where the kernel counts it for the whole cgroup.
@@ -47,7 +54,7 @@ impl Cgroups {
         let base = parent.join(format!("{PREFIX}{own}-{start_time}-{id}"));
         let failed = |what: &str, error: io::Error| format!("{what} `{}`: {error}", base.display());
         fs::create_dir(&base).map_err(|error| failed("cannot create", error))?;
-        let mut cgroups = Self { base, controllers: false };
+        let mut cgroups = Self { base, controllers: Controllers::default() };
         if !cgroups.base.join("cgroup.kill").exists() {
             return Err("the kernel has no cgroup.kill (5.14)".to_owned());
         }
@@ -66,15 +73,13 @@ impl Cgroups {
         let path = self.base.join(run.to_string());
         fs::create_dir_all(&path)?;
         let cgroup = Cgroup { path, _all: Arc::clone(self) };
-        if self.controllers {
-            let limit = |file: &str, limit: Option<u64>| match limit {
-                Some(limit) => cgroup.write(file, &limit.to_string()),
-                None => Ok(()),
-            };
-            limit("memory.max", limits.memory_bytes)?;
-            limit("pids.max", limits.processes)?;
+        if let Some(bytes) = limits.memory_bytes {
+            cgroup.write("memory.max", &bytes.to_string())?;
             // What is over goes, and is not swapped out first.
-            let _ = limit("memory.swap.max", limits.memory_bytes.map(|_| 0));
+            let _ = cgroup.write("memory.swap.max", "0");
+        }
+        if let Some(processes) = limits.processes {
+            cgroup.write("pids.max", &processes.to_string())?;
         }
         Ok(cgroup)
     }
@@ -109,32 +114,50 @@ impl Cgroups {
     }
 
     /// A cgroup that passes controllers on may hold no process itself (the root may), so ours is left for a leaf first.
-    /// Where another process is in it that cannot be done, and is undone.
-    fn pass_controllers_on(&self, parent: &Path) -> bool {
-        let wanted = "+memory +pids";
-        let has =
-            |controllers: &str| ["memory", "pids"].iter().all(|one| controllers.split_whitespace().any(|c| c == *one));
-        if !fs::read_to_string(parent.join("cgroup.controllers")).is_ok_and(|controllers| has(&controllers)) {
-            return false;
-        }
+    /// Where another process is in it that cannot be done, and is undone. A host that embeds us is not moved.
+    fn pass_controllers_on(&self, parent: &Path) -> Controllers {
+        let there = Controllers::listed(&parent.join("cgroup.controllers"));
+        let passed = |directory: &Path| Controllers::listed(&directory.join("cgroup.subtree_control"));
         let pass = |directory: &Path| {
-            let file = directory.join("cgroup.subtree_control");
-            fs::read_to_string(&file).is_ok_and(|controllers| has(&controllers)) || fs::write(&file, wanted).is_ok()
+            let _ = fs::write(directory.join("cgroup.subtree_control"), there.to_string());
+            passed(directory) == there
         };
-        let leaf = self.base.join(LEAF);
-        if !pass(parent) {
-            // The parent of this process is the reaper, where there is one: it was started with us, and by us.
-            let ours = [Some(std::process::id()), crate::connect::process::reaper_pid()];
+        if there == Controllers::default() {
+            return there;
+        }
+        if passed(parent) != there && !pass(parent) {
+            let Some(reaper) = super::reaper_pid() else { return Controllers::default() };
+            let leaf = self.base.join(LEAF);
             let moved = |into: &Path| {
-                ours.iter().flatten().all(|pid| fs::write(into.join("cgroup.procs"), pid.to_string()).is_ok())
+                [reaper, std::process::id()]
+                    .iter()
+                    .all(|pid| fs::write(into.join("cgroup.procs"), pid.to_string()).is_ok())
             };
             if fs::create_dir(&leaf).is_err() || !moved(&leaf) || !pass(parent) {
                 moved(parent);
                 let _ = fs::remove_dir(&leaf);
-                return false;
+                return Controllers::default();
             }
         }
-        pass(&self.base)
+        if pass(&self.base) { there } else { Controllers::default() }
+    }
+}
+
+impl Controllers {
+    /// Those that a file of the kernel names.
+    fn listed(file: &Path) -> Self {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let has = |name: &str| text.split_whitespace().any(|word| word == name);
+        Self { memory: has("memory"), processes: has("pids") }
+    }
+}
+
+/// As the kernel is told to pass them on.
+impl fmt::Display for Controllers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = [(self.memory, "+memory"), (self.processes, "+pids")];
+        let words: Vec<&str> = words.into_iter().filter_map(|(has, word)| has.then_some(word)).collect();
+        f.write_str(&words.join(" "))
     }
 }
 

@@ -44,7 +44,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::pipe;
 
-pub(super) use self::cgroup::CgroupLimits;
+pub(super) use self::cgroup::{CgroupLimits, Controllers};
 pub use self::descriptors::raise_descriptor_limit;
 use self::fork::{ForkThread, Started};
 use self::holds::Holds;
@@ -95,9 +95,9 @@ impl Processes {
         ledger::reclaim(data_dir)
     }
 
-    /// Whether memory and processes are limited for whole trees, by the kernel.
-    pub(super) fn limits_trees(&self) -> bool {
-        self.holds.limits_trees()
+    /// What the kernel limits for whole trees.
+    pub(super) fn controllers(&self) -> Controllers {
+        self.holds.controllers()
     }
 
     pub(super) fn held_by(&self) -> String {
