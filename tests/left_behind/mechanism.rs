@@ -103,7 +103,17 @@ static WORKING: LazyLock<Vec<Mechanism>> = LazyLock::new(|| {
 /// Runs `case` with every mechanism that works here, as often as it is asked for.
 #[track_caller]
 pub(crate) fn everywhere(case: impl Fn(Mechanism) + Sync) {
-    let runs = std::env::var("LEFT_BEHIND_RUNS").map_or(1, |runs| runs.parse::<usize>().unwrap());
+    run(case, std::env::var("LEFT_BEHIND_RUNS").map_or(1, |runs| runs.parse().unwrap()));
+}
+
+/// Runs what is too heavy to be repeated with every mechanism that works here.
+#[track_caller]
+pub(crate) fn everywhere_once(case: impl Fn(Mechanism) + Sync) {
+    run(case, 1);
+}
+
+#[track_caller]
+fn run(case: impl Fn(Mechanism) + Sync, runs: usize) {
     let all = WORKING.len() * runs;
     let next = AtomicUsize::new(0);
     let work = || {
