@@ -9,7 +9,7 @@ use mcp_satellite::connect::sim::{Grandchild, Script, SimConnector, SimPlan};
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Mask;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
 use mcp_satellite_actors::seam::{Connector, Process, ProcessEnd};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -32,6 +32,7 @@ fn spec() -> Arc<InstanceSpec> {
         query: BTreeMap::new(),
         missing: Vec::new(),
         keep: Keep::Listed,
+        on_update: OnUpdate::default(),
         request_logging: true,
         mask: Mask::default(),
         policy: Arc::new(Policy::default()),

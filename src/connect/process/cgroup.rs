@@ -6,16 +6,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use nix::libc;
 
 use super::census::Stat;
-use super::launch::join_cgroup_only;
+use super::spawn::try_cgroup;
 
 /// Of a satellite's cgroup; behind it are its process id and start time, and its mark.
 const PREFIX: &str = "mcp-satellite-";
@@ -53,7 +51,7 @@ impl Cgroups {
         if !cgroups.base.join("cgroup.kill").exists() {
             return Err("the kernel has no cgroup.kill (5.14)".to_owned());
         }
-        cgroups.try_joining().map_err(|error| format!("no process can be put into a cgroup: {error}"))?;
+        cgroups.try_one().map_err(|error| format!("no process can be put into a cgroup: {error}"))?;
         cgroups.controllers = cgroups.pass_controllers_on(&parent);
         Ok(cgroups)
     }
@@ -101,20 +99,13 @@ impl Cgroups {
         remove(&self.base);
     }
 
-    /// A child that joins, and then does nothing else. Whether it may is known only then.
-    fn try_joining(&self) -> io::Result<()> {
+    /// A child that is in one, and then ends. Whether it may is known only then.
+    fn try_one(&self) -> io::Result<()> {
         let trial = self.base.join("trial");
         fs::create_dir(&trial)?;
-        let procs = procs_of(&trial)?;
-        let mut command = Command::new("/");
-        join_cgroup_only(&mut command, &procs);
-        let joined = match command.process_group(0).spawn() {
-            Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => Ok(()),
-            Err(error) => Err(error),
-            Ok(mut child) => child.wait().map(drop),
-        };
+        let tried = File::open(&trial).and_then(|directory| try_cgroup(directory.as_fd()));
         let removed = fs::remove_dir(&trial);
-        joined.and(removed)
+        tried.and(removed)
     }
 
     /// A cgroup that passes controllers on may hold no process itself (the root may), so ours is left for a leaf first.
@@ -160,9 +151,9 @@ pub(super) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Whoever writes `0` to it joins.
-    pub(super) fn procs(&self) -> io::Result<File> {
-        procs_of(&self.path)
+    /// Its directory, for a process to be started in.
+    pub(super) fn directory(&self) -> io::Result<File> {
+        File::open(&self.path)
     }
 
     /// SIGKILL to everything in it, in one act that no fork can outrun.
@@ -206,10 +197,6 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         self.remove();
     }
-}
-
-fn procs_of(directory: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).custom_flags(libc::O_CLOEXEC).open(directory.join("cgroup.procs"))
 }
 
 fn is_populated(directory: &Path) -> bool {
@@ -313,6 +300,8 @@ fn own_directory(mounts: &str, own: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     const HYBRID: &str = "30 24 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro\n\
