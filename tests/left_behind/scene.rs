@@ -174,16 +174,17 @@ impl Playing<'_> {
     /// Kills satellite and reaper so that neither can do anything about the other's end. What they left, as of then.
     #[track_caller]
     pub(crate) fn kill_both(self) -> Killed {
-        send(self.satellite.pid, Signal::SIGSTOP);
-        let stat = format!("/proc/{}/stat", self.satellite.pid);
-        let stopped = || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(());
-        wait_for("the satellite to stop", stopped, || fs::read_to_string(&stat).unwrap());
         let members = self.members();
         let Self { scene, mut process, satellite, cgroup } = self;
-        process.signal(Signal::SIGKILL);
+        // Not the satellite: the kernel lets a stopped one go on when the reaper above it ends.
+        process.signal(Signal::SIGSTOP);
+        let stat = format!("/proc/{}/stat", process.pid());
+        let stopped = || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(());
+        wait_for("the reaper to stop", stopped, || fs::read_to_string(&stat).unwrap());
         send(satellite.pid, Signal::SIGKILL);
-        assert_eq!(process.finish().signal, Some(9));
         wait_for("the satellite to end", || (!satellite.is_alive()).then_some(()), || format!("{satellite:?}"));
+        process.signal(Signal::SIGKILL);
+        assert_eq!(process.finish().signal, Some(9));
         // Whoever dies of that dies now: a zombie that nobody reaps yet is none of those.
         let left = || scene.home.traces().into_iter().filter_map(Seen::now).collect::<Vec<_>>();
         Killed { members, left: left(), cgroup }
