@@ -133,6 +133,8 @@ fn run(case: impl Fn(Mechanism) + Sync, runs: usize, at_once: usize) {
     thread::scope(|scope| {
         let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
         let ends: Vec<_> = workers.into_iter().map(thread::ScopedJoinHandle::join).collect();
-        ends.into_iter().find_map(Result::err).into_iter().for_each(|panic| resume_unwind(panic));
+        if let Some(panic) = ends.into_iter().find_map(Result::err) {
+            resume_unwind(panic);
+        }
     });
 }

@@ -1,8 +1,9 @@
 //! A satellite with four servers, each of which leaves something behind in its own way.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -86,7 +87,8 @@ impl Scene {
             sandbox.name()
         );
         if sandbox != Sandbox::None {
-            text += &format!("\n[policy.isolation]\nbinds = [\"{SATELLITE}\"]\n");
+            text.push_str("\n[policy.isolation]\n");
+            writeln!(text, "binds = [\"{SATELLITE}\"]").unwrap();
         }
         text +=
             "\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = [{ id = \"user_alice\", slug = \"alice\" }]\n";
@@ -97,7 +99,7 @@ impl Scene {
 
     /// Starts a satellite in a process group of its own, and waits until its servers are installed.
     #[track_caller]
-    pub(crate) fn run(&self, config: &PathBuf) -> Playing<'_> {
+    pub(crate) fn run(&self, config: &Path) -> Playing<'_> {
         let data_dir = self.home.data_dir().to_str().unwrap();
         let mut command = self.home.command(&["run", "--config", config.to_str().unwrap(), "--data-dir", data_dir]);
         command.process_group(0);
