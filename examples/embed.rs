@@ -10,7 +10,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use mcp_satellite::actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, Target};
+use mcp_satellite::actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target};
 use mcp_satellite::actors::model::status::Status;
 use mcp_satellite::actors::{Options, RuntimeHandle, start_linked};
 use mcp_satellite::connect::stdio::StdioConnector;
@@ -110,6 +110,7 @@ fn server(command: String, args: Vec<String>) -> InstanceSpec {
         user_layer: Layer::default(),
         user_required: Vec::new(),
         keep: Keep::default(),
+        on_update: OnUpdate::default(),
         request_logging: true,
         policy: Arc::default(),
     }

@@ -25,6 +25,7 @@ use nix::fcntl::{Flock, FlockArg};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::catalogue_cache::CatalogueCache;
 use crate::config::{KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
 use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
@@ -66,6 +67,7 @@ pub(crate) struct Satellite {
     ending: CancellationToken,
     data_dir: PathBuf,
     settings: Settings,
+    catalogues: Arc<CatalogueCache>,
     /// What was installed last: the snapshot may still be behind.
     known: Mutex<HashSet<InstanceId>>,
     /// Held as long as the satellite lives.
@@ -163,6 +165,9 @@ impl Satellite {
             .await
             .map_err(|why| StartError::Machine { what: "start the runtime", why: why.to_string().into() })?;
 
+        let catalogues = Arc::new(CatalogueCache::open(&data_dir).map_err(in_data_dir)?);
+        // Ends with the runtime.
+        drop(tokio::spawn(catalogues.clone().watch(runtime.clone())));
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let ending = CancellationToken::new();
         let console = tokio::spawn(server::serve(
@@ -187,6 +192,7 @@ impl Satellite {
             ending,
             data_dir,
             settings,
+            catalogues,
             known,
             _lock: lock,
         };
@@ -239,11 +245,18 @@ impl Satellite {
             }
             removed.is_ok()
         });
+        let (catalogues, lazy) = (self.catalogues.clone(), specs.clone());
+        // An error says that it panicked: then nothing is known, and all are started to be discovered.
+        let mut known_tools = tokio::task::spawn_blocking(move || catalogues.keep(&lazy)).await.unwrap_or_default();
         let installs = async {
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
-                match self.runtime.install(spec).await {
+                let installed = match known_tools.remove(&spec.id) {
+                    Some(catalogue) => self.runtime.install_known(spec, catalogue).await,
+                    None => self.runtime.install(spec).await,
+                };
+                match installed {
                     Ok(installed) => changed |= installed != Installed::Unchanged,
                     Err(error) => tracing::error!(installation_name = %name, %error, "cannot install"),
                 }
@@ -284,6 +297,9 @@ impl Satellite {
 
     /// Ends everything with grace.
     pub(crate) async fn shut_down(&self) -> Farewell {
+        // What was discovered a moment ago.
+        let (catalogues, snapshot) = (self.catalogues.clone(), self.runtime.snapshot());
+        let _ = tokio::task::spawn_blocking(move || catalogues.store(&snapshot)).await;
         let farewell = self.runtime.shutdown().await;
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -292,13 +308,26 @@ impl Satellite {
             let _ = tokio::time::timeout(LAST_ANSWERS, console).await;
         }
         // Nothing is left; what a bug of ours had left would be ended here.
-        let connector = self.connector.clone();
-        let _ = tokio::task::spawn_blocking(move || connector.end_all()).await;
+        self.end_all().await;
         if let Ok((socket, _directory)) = crate::console::socket_path(&self.data_dir) {
             // What is left there is removed by the next start.
             let _ = std::fs::remove_file(socket);
         }
         farewell
+    }
+
+    /// Ends everything without grace.
+    pub(crate) async fn kill(&self) {
+        self.runtime.kill();
+        self.ended().await;
+        self.end_all().await;
+    }
+
+    /// Off the runtime's threads, because it waits for processes to die.
+    async fn end_all(&self) {
+        let connector = self.connector.clone();
+        // An error says that it panicked: the reaper sees to the rest.
+        let _ = tokio::task::spawn_blocking(move || connector.end_all()).await;
     }
 }
 
@@ -351,7 +380,8 @@ fn hash(specs: &[InstanceSpec]) -> String {
     for spec in specs {
         let keys = |values: &BTreeMap<String, Secret>| values.keys().cloned().collect::<Vec<_>>();
         (&spec.name, keys(&spec.env), keys(&spec.headers), keys(&spec.query), spec.args.len()).hash(&mut hasher);
-        let rest = (&spec.id, &spec.target, &spec.policy, &spec.missing, spec.keep, spec.request_logging);
+        let rest =
+            (&spec.id, &spec.target, &spec.policy, &spec.missing, spec.keep, spec.on_update, spec.request_logging);
         format!("{rest:?}").hash(&mut hasher);
     }
     format!("{:016x}", hasher.finish())

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mcp_satellite::config::{self, ConfigErrors, Plan, Profile, SinkPlan};
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, RemoteTransport, Target};
+use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, OnUpdate, RemoteTransport, Target};
 use miette::{GraphicalReportHandler, GraphicalTheme};
 
 const FULL: &str = include_str!("fixtures/config/full.toml");
@@ -136,6 +136,26 @@ fn the_tiers_of_template_team_and_user_merge_in_that_order() {
 }
 
 #[test]
+fn how_a_server_is_kept_updated_and_put_to_sleep_is_read_from_each_tier() {
+    let plan = |global: &str, own: &str| parse(&small(global, &format!("command = \"npx\"\n{own}"))).unwrap();
+    let one = |plan: Plan| plan.instances.into_iter().next().unwrap();
+    let default = one(plan("", ""));
+    assert_eq!((default.keep, default.on_update), (Keep::Listed, OnUpdate::Restart));
+    let (idle, second) = (&default.policy.idle, Duration::from_secs(1));
+    assert_eq!((idle.idle, idle.grace, idle.sweep), (180 * second, 60 * second, 30 * second));
+    for (word, keep) in [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn), ("lazy", Keep::Lazy)] {
+        assert_eq!(one(plan("", &format!("keep = \"{word}\""))).keep, keep);
+    }
+    for (word, on_update) in [("restart", OnUpdate::Restart), ("rolling", OnUpdate::Rolling)] {
+        assert_eq!(one(plan("", &format!("update = \"{word}\""))).on_update, on_update);
+    }
+    let own = "[teams.installations.policy.idle]\nidle = \"1m\"\ngrace = \"0s\"";
+    let tiers = one(plan("[policy.idle]\nidle = \"10m\"\nsweep = \"1s\"", own));
+    let idle = &tiers.policy.idle;
+    assert_eq!((idle.idle, idle.grace, idle.sweep), (60 * second, Duration::ZERO, second));
+}
+
+#[test]
 fn an_empty_file_is_the_defaults() {
     let plan = parse("").unwrap();
     assert_eq!((plan.name.as_str(), plan.profile), ("mcp-satellite", Profile::Development));
@@ -239,6 +259,9 @@ fn what_makes_no_sense_is_an_error() {
             "`request_timeout` is longer than `request_timeout_max`",
         ),
         ("[policy.reconnect]\nbackoff_max = \"1ms\"", "command = \"x\"", "`backoff_min` is longer than `backoff_max`"),
+        ("[policy.idle]\nsweep = \"0s\"", "command = \"x\"", "`sweep` is zero, which makes no sense here"),
+        ("", "command = \"x\"\nkeep = \"lasy\"", "`lasy` is no way to keep a server"),
+        ("", "command = \"x\"\nupdate = \"roling\"", "`roling` is no way to update a server"),
         ("[policy.watchdog]\nsilence = \"0s\"", "command = \"x\"", "`silence` is zero, which makes no sense here"),
         ("[policy.session]\nexit_drain = \"2000 years\"", "command = \"x\"", "`exit_drain` is longer than a year"),
         ("[policy.start]\npermits = 0", "command = \"x\"", "`permits` is 0, which makes no sense here"),

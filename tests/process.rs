@@ -16,7 +16,9 @@ use mcp_satellite::connect::process::raise_descriptor_limit;
 use mcp_satellite::connect::stdio::StdioConnector;
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, RemoteTransport, Target, Value};
+use mcp_satellite_actors::model::spec::{
+    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target, Value,
+};
 use mcp_satellite_actors::seam::{Connector, Link, OpenError, ProcessEnd};
 use nix::libc::{SIGKILL, SIGTERM};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -78,6 +80,7 @@ fn spec(target: Target, layer: Layer) -> Arc<InstanceSpec> {
         user_layer: Layer::default(),
         user_required: Vec::new(),
         keep: Keep::default(),
+        on_update: OnUpdate::default(),
         request_logging: true,
         policy: Arc::new(Policy::default()),
     };

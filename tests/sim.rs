@@ -9,7 +9,7 @@ use mcp_satellite::connect::sim::{Grandchild, Script, SimConnector, SimPlan};
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Mask;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
 use mcp_satellite_actors::seam::{Connector, Process, ProcessEnd};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -32,6 +32,7 @@ fn spec() -> Arc<InstanceSpec> {
         query: BTreeMap::new(),
         missing: Vec::new(),
         keep: Keep::Listed,
+        on_update: OnUpdate::default(),
         request_logging: true,
         mask: Mask::default(),
         policy: Arc::new(Policy::default()),
@@ -454,6 +455,14 @@ async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
         stderr.next_line().await.unwrap().unwrap();
     }
     assert_eq!(start.elapsed(), 4 * SECOND);
+
+    // What nobody has read for a while is not made up for.
+    let mut client = Client::of(Script { stderr_bytes_per_second: 1 << 20, ..Script::default() }).await;
+    tokio::time::sleep(SECOND).await;
+    let mut stderr = client.stderr.take().unwrap();
+    let start = Instant::now();
+    tokio::io::copy(&mut (&mut stderr).take(4 << 20), &mut tokio::io::sink()).await.unwrap();
+    assert!((4 * SECOND).abs_diff(start.elapsed()) < SECOND / 2, "{:?}", start.elapsed());
 
     let mut client = Client::of(Script { stderr_burst_bytes: 100_000, ..Script::default() }).await;
     client.request(1, "ping", json!({})).await;

@@ -179,12 +179,16 @@ impl Gate {
         }
     }
 
-    fn inside(&self) -> usize {
+    pub(crate) fn inside(&self) -> usize {
         self.inside.load(Ordering::Acquire) & !CLOSED
     }
 
     fn is_closed(&self) -> bool {
         self.inside.load(Ordering::Acquire) >= CLOSED
+    }
+
+    fn close(&self) {
+        self.inside.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
     fn close_if_empty(&self) -> bool {
@@ -212,7 +216,7 @@ impl Drop for Place {
 pub(crate) enum NoEntry {
     /// As many are inside as may be.
     Full,
-    /// The run takes no more calls: it falls asleep.
+    /// The run takes no more calls: it falls asleep, or another has taken its place.
     Closed,
 }
 
@@ -289,6 +293,11 @@ impl CallPort {
     /// Whether there is no session any more that could answer.
     pub(crate) fn is_over(&self) -> bool {
         self.0.commands.is_closed()
+    }
+
+    /// Takes no more calls from now on; those inside go on.
+    pub(crate) fn close(&self) {
+        self.0.gate.close();
     }
 
     /// Takes no more calls from now on, unless one is inside: then nothing changes.

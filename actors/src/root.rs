@@ -11,6 +11,7 @@ use tokio::time::{Duration, Instant};
 
 use crate::batcher::{self, Emitter, EventBatcher};
 use crate::calls::CallPort;
+use crate::model::catalogue::Catalogue;
 use crate::model::exit::CallError;
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
@@ -35,8 +36,9 @@ const SPAWN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// What Root is told.
 pub(crate) enum Msg {
-    /// Install an instance, or change the configuration of one that is there; nothing if it is the same.
-    Install(Arc<InstanceSpec>, Reply<Installed>),
+    /// Install an instance, or change the configuration of one that is there; nothing if it is the same. The tools are
+    /// those of a new one, if they are known.
+    Install(Arc<InstanceSpec>, Option<Arc<Catalogue>>, Reply<Installed>),
     /// Change the configuration of an instance that is there, and only that.
     Update(Arc<InstanceSpec>, Reply<Installed>),
     /// Remove an instance.
@@ -206,10 +208,10 @@ impl Actor for Root {
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match msg {
-            Msg::Install(spec, reply) => state.install(spec, reply, &myself).await,
+            Msg::Install(spec, known, reply) => state.install(spec, known, reply, &myself).await,
             Msg::Update(spec, reply) => {
                 if state.instances.get(&spec.id).is_some_and(|desired| desired.leaving.is_none()) {
-                    state.install(spec, reply, &myself).await;
+                    state.install(spec, None, reply, &myself).await;
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
                 }
@@ -298,7 +300,13 @@ impl Actor for Root {
 }
 
 impl State {
-    async fn install(&mut self, spec: Arc<InstanceSpec>, reply: Reply<Installed>, myself: &ActorRef<Msg>) {
+    async fn install(
+        &mut self,
+        spec: Arc<InstanceSpec>,
+        known: Option<Arc<Catalogue>>,
+        reply: Reply<Installed>,
+        myself: &ActorRef<Msg>,
+    ) {
         if self.closing.is_some() {
             let _ = reply.send(Err(ControlError::Closing));
             return;
@@ -317,7 +325,7 @@ impl State {
                 Installed::Updated
             }
             None => {
-                self.install_new(spec, myself).await;
+                self.install_new(spec, known, myself).await;
                 Installed::New
             }
         };
@@ -341,11 +349,13 @@ impl State {
         }
     }
 
-    async fn install_new(&mut self, spec: Arc<InstanceSpec>, myself: &ActorRef<Msg>) {
+    async fn install_new(&mut self, spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>, myself: &ActorRef<Msg>) {
         let team = spec.id.team.clone();
-        self.instances.insert(spec.id.clone(), Desired::new(spec.clone()));
+        let memo = known.map(|catalogue| Memo::recalled(catalogue, Instant::now().into_std()));
+        let of = memo.clone().map(|memo| (spec.clone(), memo));
+        self.instances.insert(spec.id.clone(), Desired { memo: of, ..Desired::new(spec.clone()) });
         if self.teams.contains_key(&team) {
-            self.tell_team(&team, team::Msg::Install(spec, None));
+            self.tell_team(&team, team::Msg::Install(spec, memo));
         } else {
             self.spawn_team(&team, myself).await;
         }
@@ -356,7 +366,7 @@ impl State {
         // A registry that died meanwhile may have gone on from a picture that still shows it.
         drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
         if let Some(spec) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
-            self.install_new(spec, myself).await;
+            self.install_new(spec, None, myself).await;
         }
         if self.of_team(&id.team).next().is_none()
             && let Some(supervisor) = self.teams.remove(&id.team).and_then(|team| team.supervisor)
@@ -497,6 +507,7 @@ impl State {
                 status,
                 message,
                 port: None,
+                draining: None,
                 pid: None,
                 custody: None,
                 initialized_at: None,

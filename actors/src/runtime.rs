@@ -122,7 +122,18 @@ impl RuntimeHandle {
     /// Installs an instance, or changes the configuration of one that is there.
     pub async fn install(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
         let spec = Arc::new(spec);
-        self.ask(|reply| root::Msg::Install(spec.clone(), reply)).await
+        self.ask(|reply| root::Msg::Install(spec.clone(), None, reply)).await
+    }
+
+    /// Installs an instance whose tools are known from before, under the same configuration. One that is `lazy` then
+    /// sleeps until it is called, and its tools are read again when it is awake; another is installed as always.
+    pub async fn install_known(
+        &self,
+        spec: InstanceSpec,
+        catalogue: Arc<Catalogue>,
+    ) -> Result<Installed, ControlError> {
+        let spec = Arc::new(spec);
+        self.ask(|reply| root::Msg::Install(spec.clone(), Some(catalogue.clone()), reply)).await
     }
 
     /// Changes the configuration of an instance that is there; one that is not is not installed.
@@ -287,7 +298,7 @@ impl RuntimeHandle {
             let place = match open.enter() {
                 Ok(place) => place,
                 Err(NoEntry::Full) => return Err(open.full()),
-                // It fell asleep under our hand. That is no attempt: nothing was asked.
+                // It fell asleep under our hand, or another run has its place. That is no attempt: nothing was asked.
                 Err(NoEntry::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());

@@ -70,6 +70,8 @@ pub(crate) enum News {
 pub(crate) enum Control {
     /// End with grace.
     Stop,
+    /// End with grace when the calls inside are answered. The door is closed: none comes in any more.
+    Drain,
     /// Read the lists again.
     Discover,
 }
@@ -203,6 +205,7 @@ struct Session {
     listing: Option<Listing>,
     list_again_at: Option<Instant>,
     broken: Option<(String, Instant)>,
+    draining: bool,
 }
 
 /// Runs a session to its end, and the process with it: when this returns nothing of the run is left.
@@ -232,6 +235,7 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
         listing: None,
         list_again_at: None,
         broken: None,
+        draining: false,
         spec: args.spec,
     });
     async move {
@@ -245,6 +249,9 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
 impl Session {
     async fn serve(&mut self) -> Over {
         loop {
+            if self.draining && self.port.gate.inside() == 0 {
+                return Over::Asked;
+            }
             let wake_at = self.wake_at();
             let reading = !self.stdout_over;
             let writing = !self.out.is_empty();
@@ -254,6 +261,7 @@ impl Session {
                 biased;
                 control = self.control.recv() => match control {
                     Some(Control::Discover) => self.list(),
+                    Some(Control::Drain) => self.draining = true,
                     // A worker that is gone wants what a stop wants.
                     Some(Control::Stop) | None => return Over::Asked,
                 },

@@ -32,6 +32,8 @@ pub(crate) enum Msg {
     Opened(Result<Link, OpenError>),
     /// End with grace.
     Stop,
+    /// Take no calls any more, and end when those inside are answered.
+    Drain,
     /// Read the lists again.
     Discover,
     /// The session is over and nothing of the run is left.
@@ -105,6 +107,7 @@ impl Actor for StdioWorker {
             Msg::Stop if state.waiting.is_some() => state.end(WorkerExit::because(ExitCause::Asked), &myself),
             // A session that is no longer there has ended anyway.
             Msg::Stop => drop(state.control.send(Control::Stop)),
+            Msg::Drain => drop(state.control.send(Control::Drain)),
             Msg::Discover => drop(state.control.send(Control::Discover)),
             Msg::Over(exit) => state.end(exit, &myself),
             Msg::Panic => std::panic::panic_any("asked to panic"),

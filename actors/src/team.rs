@@ -67,7 +67,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
 
 /// What a team's supervisor is told.
 pub(crate) enum Msg {
-    /// A new instance, or one whose supervisor died, with what it had come to.
+    /// A new instance, or one whose supervisor died or whose tools are known, with what it had come to.
     Install(Arc<InstanceSpec>, Option<Memo>),
     /// Its configuration changed.
     Update(Arc<InstanceSpec>),
@@ -132,13 +132,20 @@ struct Instance {
     slot: Slot,
     subject: Arc<Subject>,
     counters: Arc<Counters>,
-    worker: Option<(Run, ActorRef<stdio_worker::Msg>)>,
-    port: Option<CallPort>,
-    custody: Option<Arc<Custody>>,
+    /// Two at most: during a rolling update there is one beside the one that takes calls.
+    workers: Vec<Worker>,
     deadline: Option<std::time::Instant>,
     callers: Vec<oneshot::Sender<Result<CallPort, CallError>>>,
     stopping: Vec<Reply<()>>,
     removing: Vec<(Uninstalled, Reply<Uninstalled>)>,
+}
+
+/// One run, and what is known of it.
+struct Worker {
+    run: Run,
+    actor: ActorRef<stdio_worker::Msg>,
+    port: Option<CallPort>,
+    custody: Option<Arc<Custody>>,
 }
 
 #[cfg_attr(feature = "async-trait", ractor::async_trait)]
@@ -163,13 +170,7 @@ impl Actor for TeamSupervisor {
         let now = Instant::now().into_std();
         match msg {
             Msg::Install(spec, memo) => state.install(spec, memo, now, &myself).await,
-            Msg::Update(spec) => {
-                let id = spec.id.clone();
-                if let Some(instance) = state.instances.get_mut(&id) {
-                    instance.subject = Arc::new(Subject::from(&*spec));
-                }
-                state.input(&id, Input::Update(spec), now, &myself).await;
-            }
+            Msg::Update(spec) => state.input(&spec.id.clone(), Input::Update(spec), now, &myself).await,
             Msg::Uninstall(id, reply) => state.uninstall(&id, reply, now, &myself).await,
             Msg::Control(id, verb, reply) => state.control(&id, verb, reply, now, &myself).await,
             Msg::Ensure(id, reply) => state.ensure(&id, reply, now, &myself).await,
@@ -182,8 +183,10 @@ impl Actor for TeamSupervisor {
             Msg::Shutdown => state.shut_down(now, &myself).await,
             Msg::Panic(None) => std::panic::panic_any("asked to panic"),
             Msg::Panic(Some(id)) => {
-                if let Some((_, worker)) = state.instances.get(&id).and_then(|instance| instance.worker.as_ref()) {
-                    let _ = cast!(worker, stdio_worker::Msg::Panic);
+                if let Some(instance) = state.instances.get(&id)
+                    && let Some(run) = instance.slot.run()
+                {
+                    instance.tell_worker(run, stdio_worker::Msg::Panic);
                 }
             }
         }
@@ -239,9 +242,7 @@ impl State {
             slot,
             subject,
             counters: Arc::default(),
-            worker: None,
-            port: None,
-            custody: None,
+            workers: Vec::new(),
             deadline: None,
             callers: Vec::new(),
             stopping: Vec::new(),
@@ -257,7 +258,7 @@ impl State {
             && let Some(instance) = self.instances.get_mut(id)
         {
             let shows = matches!(input, Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..));
-            let effects = instance.slot.handle(now, input);
+            let effects = instance.handle(now, input);
             next = self.perform(id, effects, shows, now, myself).await;
         }
     }
@@ -274,7 +275,7 @@ impl State {
             let _ = reply.send(Err(ControlError::NotFound));
             return;
         };
-        let effects = instance.slot.handle(
+        let effects = instance.handle(
             now,
             match verb {
                 Verb::Start => Input::Start,
@@ -313,7 +314,7 @@ impl State {
             let _ = reply.send(Err(ControlError::NotFound));
             return;
         };
-        let found = Uninstalled { active: instance.worker.is_some(), dormant: instance.slot.is_dormant() };
+        let found = Uninstalled { active: !instance.workers.is_empty(), dormant: instance.slot.is_dormant() };
         instance.removing.push((found, reply));
         self.input(id, Input::Uninstall, now, myself).await;
     }
@@ -359,11 +360,10 @@ impl State {
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
-        if let Some(instance) = self.instances.get_mut(id)
-            && instance.slot.run() == Some(run)
-        {
-            instance.port = Some(spawned.port);
-            instance.custody = spawned.custody;
+        let instance = self.instances.get_mut(id);
+        if let Some(worker) = instance.and_then(|instance| instance.workers.iter_mut().find(|one| one.run == run)) {
+            worker.port = Some(spawned.port);
+            worker.custody = spawned.custody;
         }
         self.input(id, Input::Spawned(run, spawned.pid), now, myself).await;
     }
@@ -377,10 +377,10 @@ impl State {
         myself: &ActorRef<Msg>,
     ) {
         let Some(instance) = self.instances.get_mut(id) else { return };
-        if instance.worker.as_ref().is_some_and(|(current, _)| *current == run) {
-            instance.worker = None;
-            instance.port = None;
-            instance.custody = None;
+        instance.workers.retain(|worker| worker.run != run);
+        if instance.workers.is_empty() {
+            // One that sleeps keeps no room for a process.
+            instance.workers = Vec::new();
         }
         self.input(id, Input::Ended(run, exit), now, myself).await;
         // Who came while the run was ending waits for the next one; one that sleeps now is woken for them.
@@ -405,7 +405,7 @@ impl State {
             self.deadlines.remove(&(at, id.clone()));
             let Some(instance) = self.instances.get_mut(&id) else { continue };
             instance.deadline = None;
-            let activity = instance.port.as_ref().map(CallPort::activity);
+            let activity = instance.port().map(CallPort::activity);
             self.input(&id, Input::Tick(activity), now, myself).await;
         }
     }
@@ -449,12 +449,19 @@ impl State {
                 }
                 Effect::WithdrawPermit => self.tell_root(root::Msg::WithdrawPermit(id.clone())),
                 Effect::ReleasePermit(run) => self.tell_root(root::Msg::ReleasePermit(run)),
-                Effect::Spawn { run, discover } => self.spawn(id, run, discover, myself).await,
+                Effect::Spawn { run, spec, discover } => self.spawn(run, spec, discover, myself).await,
                 Effect::Stop(run) => instance.tell_worker(run, stdio_worker::Msg::Stop),
                 Effect::TrySleep { run, idle } => {
                     // From here on a caller finds the door closed and comes to this slot: none is lost.
-                    let port = instance.port.as_ref().filter(|port| port.run() == run);
+                    let port = instance.worker(run).and_then(|worker| worker.port.as_ref());
                     next = port.is_some_and(CallPort::close_if_unused).then_some(Input::Sleep { run, idle });
+                }
+                Effect::Drain(run) => {
+                    // The same here: who comes too late for this run comes to the slot, and is sent to the other.
+                    if let Some(port) = instance.worker(run).and_then(|worker| worker.port.as_ref()) {
+                        port.close();
+                    }
+                    instance.tell_worker(run, stdio_worker::Msg::Drain);
                 }
                 Effect::Discover(run) => instance.tell_worker(run, stdio_worker::Msg::Discover),
                 Effect::Status { status, message } => {
@@ -538,12 +545,13 @@ impl State {
         }
     }
 
-    async fn spawn(&mut self, id: &InstanceId, run: Run, discover: bool, myself: &ActorRef<Msg>) {
-        let Some(instance) = self.instances.get_mut(id) else { return };
+    async fn spawn(&mut self, run: Run, spec: Arc<InstanceSpec>, discover: bool, myself: &ActorRef<Msg>) {
+        let id = spec.id.clone();
+        let Some(instance) = self.instances.get_mut(&id) else { return };
         let args = stdio_worker::Args {
             run,
-            spec: instance.slot.spec.clone(),
-            subject: instance.subject.clone(),
+            subject: Arc::new(Subject::from(&*spec)),
+            spec,
             discover,
             connector: self.args.connector.clone(),
             counters: instance.counters.clone(),
@@ -552,13 +560,13 @@ impl State {
         };
         // Its `pre_start` is instant: the connector works in a task.
         match StdioWorker::spawn_linked(None, StdioWorker, args, myself.get_cell()).await {
-            Ok((worker, _)) => {
-                self.workers.insert(worker.get_id(), (id.clone(), run));
-                instance.worker = Some((run, worker));
+            Ok((actor, _)) => {
+                self.workers.insert(actor.get_id(), (id, run));
+                instance.workers.push(Worker { run, actor, port: None, custody: None });
             }
             Err(error) => {
                 let exit = WorkerExit::because(ExitCause::Panicked(error.to_string()));
-                let _ = cast!(myself, Msg::Ended(id.clone(), run, exit));
+                let _ = cast!(myself, Msg::Ended(id, run, exit));
             }
         }
     }
@@ -611,19 +619,36 @@ impl State {
 }
 
 impl Instance {
-    /// A worker that is no longer this run's is not meant; one that has died needs no telling.
+    /// The slot's decision. What is told of an instance is told in the name of its configuration.
+    fn handle(&mut self, now: std::time::Instant, input: Input) -> Vec<Effect> {
+        let before = self.slot.spec.clone();
+        let effects = self.slot.handle(now, input);
+        if !Arc::ptr_eq(&before, &self.slot.spec) {
+            self.subject = Arc::new(Subject::from(&*self.slot.spec));
+        }
+        effects
+    }
+
+    fn worker(&self, run: Run) -> Option<&Worker> {
+        self.workers.iter().find(|worker| worker.run == run)
+    }
+
+    /// The door of the run that takes calls.
+    fn port(&self) -> Option<&CallPort> {
+        self.worker(self.slot.open_run()?)?.port.as_ref()
+    }
+
+    /// A worker that has died needs no telling.
     fn tell_worker(&self, run: Run, msg: stdio_worker::Msg) {
-        if let Some((current, worker)) = &self.worker
-            && *current == run
-        {
-            let _ = cast!(worker, msg);
+        if let Some(worker) = self.worker(run) {
+            let _ = cast!(worker.actor, msg);
         }
     }
 
     fn admit(&mut self, run: Run) {
         // A run whose session is over takes no calls, though the news of its end is still on its way: they wait for it.
-        let takes_calls = |port: &&CallPort| port.run() == run && port.is_open();
-        let Some(port) = self.port.as_ref().filter(takes_calls) else { return };
+        let port = self.worker(run).and_then(|worker| worker.port.clone());
+        let Some(port) = port.filter(CallPort::is_open) else { return };
         for caller in self.callers.drain(..) {
             let _ = caller.send(Ok(port.clone()));
         }
@@ -631,7 +656,7 @@ impl Instance {
 
     fn view(&self) -> InstanceView {
         let slot = &self.slot;
-        let open = slot.open_run();
+        let current = slot.run().and_then(|run| self.worker(run));
         let next_retry = slot.next_retry();
         InstanceView {
             spec: slot.spec.clone(),
@@ -641,14 +666,19 @@ impl Instance {
             want: slot.want,
             dormant: slot.is_dormant(),
             pid: slot.pid,
-            custody: self.custody.clone(),
+            custody: current.and_then(|worker| worker.custody.clone()),
             restarts: slot.restarts,
             history: slot.history.clone(),
             next_retry_at: next_retry.map(|(at, _)| at),
             attempt: next_retry.map(|(_, attempt)| attempt),
             initialized_at: slot.initialized_at,
             catalogue: slot.catalogue.clone(),
-            port: self.port.clone().filter(|port| Some(port.run()) == open),
+            port: self.port().cloned(),
+            draining: self
+                .workers
+                .iter()
+                .filter(|worker| Some(worker.run) != slot.run())
+                .find_map(|one| one.port.clone()),
             counters: self.counters.clone(),
             last_error: slot.last_error.clone(),
             last_exit: slot.last_exit.clone(),
@@ -667,6 +697,13 @@ fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
 }
 
 fn log_unwanted(spec: &InstanceSpec, told: &Told) {
+    if let Told::NotTaken { reason } = told {
+        let (installation_name, id) = (&spec.name, &spec.id);
+        tracing::warn!(
+            %installation_name, installation_id = %id.installation, team_id = %id.team, reason,
+            "the new configuration did not come up; the old one still runs"
+        );
+    }
     let (exit, will_restart) = match told {
         Told::Crashed { exit, will_restart, .. } | Told::Exited { exit, will_restart } => (exit, *will_restart),
         _ => return,
@@ -722,6 +759,8 @@ fn events_of(
             });
             return std::iter::once(discovered).chain(updated).collect();
         }
+        // The status that goes with it says so.
+        Told::NotTaken { .. } => return Vec::new(),
         Told::Stopped { kind, exit } => {
             Event::Stopped { of, kind, exit_code: exit.code, signal: exit.signal, forced: exit.forced }
         }

@@ -16,8 +16,8 @@ use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
-use mcp_satellite_actors::rules::slot::{Effect, Input, Phase, Slot, Then, Told, Want, Why};
-use samples::{catalogue, exited, incomplete, remote, spec, stopped};
+use mcp_satellite_actors::rules::slot::{Beside, Effect, Input, Memo, Phase, Slot, Then, Told, Want, Why};
+use samples::{catalogue, exited, incomplete, remote, rolling, spec, stopped};
 
 const QUICK: Option<Duration> = Some(Duration::from_secs(1));
 const LONG: Option<Duration> = Some(Duration::from_secs(61));
@@ -44,6 +44,17 @@ impl Life {
 
     fn of_always_on() -> Self {
         Self::of(spec(|config| config.keep = Keep::AlwaysOn))
+    }
+
+    fn of_lazy() -> Self {
+        Self::of(spec(|config| config.keep = Keep::Lazy))
+    }
+
+    /// One whose tools are known from before.
+    fn of_recalled(spec: Arc<InstanceSpec>) -> Self {
+        let life = Self::of(spec.clone());
+        let (slot, _) = Slot::revive(spec, &Memo::recalled(catalogue("read"), life.start));
+        Self { slot, ..life }
     }
 
     /// The current run, or the last one.
@@ -89,13 +100,16 @@ impl Life {
     }
 
     /// As a line of the table: what the input made of it.
-    fn told(&self, before: &Phase, want: Want, status: Status, effects: &[Effect]) -> String {
+    fn told(&self, before: &Phase, beside: &Option<Beside>, want: Want, status: Status, effects: &[Effect]) -> String {
         let mut words = Vec::new();
         if self.slot.phase != *before {
             words.push(format!("→ {}", phase(&self.slot.phase, self.start)));
         }
         if self.slot.want != want {
             words.push(format!("want {:?}", self.slot.want).to_lowercase());
+        }
+        if self.slot.beside != *beside {
+            words.push(self.slot.beside.as_ref().map_or("alone".to_owned(), |beside| with(beside, self.start)));
         }
         words.extend(effects.iter().map(effect));
         let told = effects.iter().any(|effect| matches!(effect, Effect::Status { .. }));
@@ -127,6 +141,29 @@ fn phase(phase: &Phase, start: Instant) -> String {
         Phase::Failed => "failed".to_owned(),
         Phase::Over => "over".to_owned(),
     }
+}
+
+fn with(beside: &Beside, start: Instant) -> String {
+    match beside {
+        Beside::Queued { spec } => format!("beside it {} waits for a permit", version(spec)),
+        Beside::Starting { run, spec, initialized_at, .. } => {
+            let state = if initialized_at.is_some() { "is initialized" } else { "starts" };
+            format!("beside it {run:?} with {} {state}", version(spec))
+        }
+        Beside::Leaving { run, kind, drain_until, next } => {
+            let state = match drain_until {
+                Some(until) => format!("drains until {:?}", until.duration_since(start)),
+                None => "ends".to_owned(),
+            };
+            let next = next.as_ref().map_or(String::new(), |next| format!(", then {}", version(next)));
+            format!("beside it {run:?} {state} ({}{next})", stop(*kind))
+        }
+    }
+}
+
+/// Which of the configurations that are rolled out this is.
+fn version(spec: &InstanceSpec) -> String {
+    spec.env.get("VERSION").map_or("no version".to_owned(), |version| format!("version {}", version.expose()))
 }
 
 fn after(then: &Then) -> String {
@@ -167,7 +204,8 @@ fn effect(effect: &Effect) -> String {
         Effect::RequestPermit { urgent: true } => "ask for a permit urgently".to_owned(),
         Effect::WithdrawPermit => "withdraw".to_owned(),
         Effect::ReleasePermit(run) => format!("release {run:?}"),
-        Effect::Spawn { run, discover } => format!("SPAWN {run:?}{}", if *discover { " to discover" } else { "" }),
+        Effect::Spawn { run, discover, .. } => format!("SPAWN {run:?}{}", if *discover { " to discover" } else { "" }),
+        Effect::Drain(run) => format!("DRAIN {run:?}"),
         Effect::Stop(run) => format!("STOP {run:?}"),
         Effect::TrySleep { run, idle } => format!("try to put {run:?} to sleep, idle for {idle:?}"),
         Effect::Discover(run) => format!("discover {run:?}"),
@@ -199,6 +237,7 @@ fn tell(told: &Told) -> String {
                 "discovered".to_owned()
             }
         }
+        Told::NotTaken { .. } => "not taken".to_owned(),
         Told::Stopped { kind, .. } => format!("stopped ({})", stop(*kind)),
         Told::Exited { will_restart, .. } => format!("exited ({})", restart(will_restart)),
         Told::Crashed { count, will_restart, .. } => format!("crashed ({count}, {})", restart(will_restart)),
@@ -223,6 +262,15 @@ fn places() -> Vec<Place> {
     fn falling_asleep() -> Life {
         let idle = Duration::from_secs(180);
         Life::of_listed().ready().after(180).and(|run, _| Input::Sleep { run, idle })
+    }
+    fn rolled_out() -> Life {
+        Life::of(spec(rolling(1))).ready().then(Input::Update(spec(rolling(2))))
+    }
+    fn drains() -> Life {
+        rolled_out().initialized().and(|run, _| Input::Discovered(run, catalogue("write")))
+    }
+    fn not_taken() -> Life {
+        rolled_out().granted().ended(exited(1, None))
     }
     fn undiscovered() -> Life {
         Life::of_listed().initialized().and(|run, _| Input::DiscoveryFailed(run, "tools/list timed out".to_owned()))
@@ -253,8 +301,34 @@ fn places() -> Vec<Place> {
         ("a restart's delay", crashed_once),
         ("the delay of an exit, woken too early", || asleep().then(Input::Call)),
         ("asleep", asleep),
+        ("lazy and discovered", || Life::of_lazy().ready()),
+        ("lazy, and a caller waited", || Life::of_lazy().then(Input::Call).initialized()),
+        ("lazy, its tools known", || Life::of_recalled(spec(|config| config.keep = Keep::Lazy))),
+        ("lazy, its tools known, woken", || {
+            Life::of_recalled(spec(|config| config.keep = Keep::Lazy)).after(5).then(Input::Call).granted()
+        }),
+        ("lazy, its tools known, a value of its user missing", || {
+            Life::of_recalled(spec(|config| {
+                config.keep = Keep::Lazy;
+                incomplete(config);
+            }))
+        }),
+        ("not lazy, its tools known all the same", || Life::of_recalled(spec(|_| {}))),
         ("falling asleep", falling_asleep),
         ("asleep because nobody needed it", || falling_asleep().after(1).ended(stopped())),
+        ("rolled out, the new one waits for a permit", rolled_out),
+        ("rolled out, the new one starts", || rolled_out().granted()),
+        ("rolled out, the new one is initialized", || rolled_out().initialized()),
+        ("rolled out, the old one drains", drains),
+        ("rolled out, the old one drained for too long", || drains().after(300).then(Input::Tick(None))),
+        ("rolled out again, the new one of before goes", || {
+            rolled_out().granted().then(Input::Update(spec(rolling(3))))
+        }),
+        ("rolled out again, the old one of before drains", || drains().then(Input::Update(spec(rolling(3))))),
+        ("the new configuration did not come up", not_taken),
+        ("a restart's delay, and the old one drains", || drains().ended(exited(1, QUICK))),
+        ("asleep, and the old one drains", || drains().ended(exited(0, QUICK))),
+        ("stopping, and the new one of an update with it", || rolled_out().granted().then(Input::Stop)),
         ("stopping", || Life::of_listed().ready().then(Input::Stop)),
         ("stopping, configured anew without a value of its user", || {
             Life::of_listed().ready().then(Input::Stop).then(Input::Update(spec(incomplete)))
@@ -282,7 +356,7 @@ fn quiet(life: &Life) -> Activity {
 
 /// Every input, by name, as it would come to this life.
 fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
-    let (run, next) = (life.run(), Run(life.runs + 1));
+    let (run, next) = (life.slot.run().unwrap_or(life.run()), Run(life.runs + 1));
     let because = |cause| WorkerExit::because(cause);
     let mut inputs = vec![
         ("start", Input::Start),
@@ -291,6 +365,9 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
         ("update", Input::Update(spec(|_| {}))),
         ("update (incomplete)", Input::Update(spec(incomplete))),
         ("update (remote)", Input::Update(spec(remote))),
+        ("roll out 1", Input::Update(spec(rolling(1)))),
+        ("roll out 2", Input::Update(spec(rolling(2)))),
+        ("roll out 4", Input::Update(spec(rolling(4)))),
         ("uninstall", Input::Uninstall),
         ("shutdown", Input::Shutdown),
         ("call", Input::Call),
@@ -319,6 +396,16 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
             ("unresponsive", Input::Ended(run, WorkerExit { ran: LONG, ..because(ExitCause::Unresponsive) })),
         ]);
     }
+    if let Some(run) = life.slot.beside.as_ref().and_then(Beside::run) {
+        inputs.extend([
+            ("beside: initialized", Input::Initialized(run)),
+            ("beside: discovered", Input::Discovered(run, catalogue("other"))),
+            ("beside: discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned())),
+            ("beside: ended as asked", Input::Ended(run, stopped())),
+            ("beside: exit 0", Input::Ended(run, exited(0, QUICK))),
+            ("beside: exit 1", Input::Ended(run, exited(1, QUICK))),
+        ]);
+    }
     inputs
 }
 
@@ -330,7 +417,8 @@ fn the_whole_table_is_as_printed() {
         let Slot { phase: before, want, status, message, .. } = &here.slot;
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
         let asked = format!("{want:?}").to_lowercase();
-        let _ = writeln!(text, "{place}\n  = {}, want {asked} [{status}{message}]", phase(before, here.start));
+        let beside = here.slot.beside.as_ref().map_or(String::new(), |beside| with(beside, here.start) + ", ");
+        let _ = writeln!(text, "{place}\n  = {}, {beside}want {asked} [{status}{message}]", phase(before, here.start));
         // What comes late comes late: four minutes on, everything that waits for time is due.
         let (idle, now) = (Some(quiet(&here)), here.now);
         let called = idle.map(|quiet| Activity { last: now + Duration::from_secs(230), ..quiet });
@@ -342,9 +430,10 @@ fn the_whole_table_is_as_printed() {
         let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
         for ((name, input), wait) in on_time.chain(late.into_iter().map(|pair| (pair, 240))) {
             let mut there = reach().after(wait);
-            let (before, want, status) = (there.slot.phase.clone(), there.slot.want, there.slot.status);
+            let (before, beside) = (there.slot.phase.clone(), there.slot.beside.clone());
+            let (want, status) = (there.slot.want, there.slot.status);
             let effects = there.tell(input);
-            let line = there.told(&before, want, status, &effects);
+            let line = there.told(&before, &beside, want, status, &effects);
             match lines.iter_mut().find(|(known, _)| *known == line) {
                 Some((_, names)) => names.push(name),
                 None => lines.push((line, vec![name])),

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::Run;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
-use mcp_satellite_actors::rules::slot::{Effect, Input, Memo, Phase, Slot, Then, Want, Why};
+use mcp_satellite_actors::rules::slot::{Beside, Effect, Input, Memo, Phase, Slot, Then, Told, Want, Why};
 use proptest::prelude::*;
-use samples::{catalogue, exited, incomplete, remote, spec, stopped};
+use samples::{catalogue, exited, incomplete, remote, rolling, spec, stopped};
 
 /// One thing that happens in the world. What makes no sense at the moment does not happen.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +34,8 @@ enum Step {
     CallEnds,
     /// The next time it is to be put to sleep a call slips in.
     SlipsIn,
-    Server(Server),
+    /// The first server that is there, or the last.
+    Server(bool, Server),
     /// The server says something of a run that is over.
     OldNews(usize, Server),
     Wait(Duration),
@@ -60,8 +61,11 @@ enum Person {
 enum Shape {
     Listed,
     AlwaysOn,
+    Lazy,
     Incomplete,
     Remote,
+    /// In one of several versions, each rolled out.
+    Rolling(u8),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -87,8 +91,10 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
     match shape {
         Shape::Listed => spec(|_| {}),
         Shape::AlwaysOn => spec(|config| config.keep = Keep::AlwaysOn),
+        Shape::Lazy => spec(|config| config.keep = Keep::Lazy),
         Shape::Incomplete => spec(incomplete),
         Shape::Remote => spec(remote),
+        Shape::Rolling(version) => spec(rolling(version)),
     }
 }
 
@@ -101,6 +107,10 @@ struct Worker {
     initialized: Option<Instant>,
     listed: bool,
     told_to_stop: bool,
+    /// Takes no calls any more.
+    drains: bool,
+    /// Calls in flight.
+    inside: usize,
 }
 
 struct World {
@@ -113,15 +123,17 @@ struct World {
     held: BTreeSet<Run>,
     grants: VecDeque<Run>,
     runs: u64,
-    // The one worker there may be, and those that were.
-    worker: Option<Worker>,
+    // The workers that are there, two at most, and those that were.
+    workers: Vec<Worker>,
     over: Vec<Run>,
     // What people were promised.
     want: Want,
     caller_waits: bool,
-    /// Calls in flight, and when one began or ended or the server said something.
-    inside: usize,
+    /// When a call began or ended or a server said something.
     last_activity: Instant,
+    /// The configuration, and whether it is known that it does not come up.
+    desired: Arc<InstanceSpec>,
+    not_taken: bool,
     ready_since: Option<Instant>,
     slips_in: bool,
     ending: bool,
@@ -137,17 +149,17 @@ impl World {
         let mut world = Self {
             now: Instant::now(),
             memo: slot.memo(),
-            slot,
             to_root: VecDeque::new(),
             waits: false,
             held: BTreeSet::new(),
             grants: VecDeque::new(),
             runs: 0,
-            worker: None,
+            workers: Vec::new(),
             over: Vec::new(),
             want: Want::Running,
             caller_waits: false,
-            inside: 0,
+            desired: slot.spec.clone(),
+            not_taken: false,
             last_activity: Instant::now(),
             ready_since: None,
             slips_in: false,
@@ -156,6 +168,7 @@ impl World {
             exits: Vec::new(),
             quick: 0,
             not_before: None,
+            slot,
         };
         world.perform(effects);
         world.check();
@@ -175,13 +188,18 @@ impl World {
                 }
             }
             Step::CallEnds => {
-                if self.inside > 0 {
-                    self.inside -= 1;
+                if let Some(worker) = self.workers.iter_mut().find(|worker| worker.inside > 0) {
+                    worker.inside -= 1;
                     self.last_activity = self.now;
                 }
             }
             Step::SlipsIn => self.slips_in = true,
-            Step::Server(server) => self.server(server),
+            Step::Server(last, server) => {
+                let worker = if last { self.workers.last() } else { self.workers.first() };
+                if let Some(run) = worker.map(|worker| worker.run) {
+                    self.server(run, server);
+                }
+            }
             Step::OldNews(nth, server) => self.old_news(nth, server),
             Step::Wait(time) => self.wait(time),
             Step::SpuriousTick => drop(self.handle(Input::Tick(self.activity()))),
@@ -247,12 +265,22 @@ impl World {
                 assert!(denied || self.want == Want::Running, "a stopped instance is not restarted");
             }
             Person::Update(to) => {
-                if !self.ending {
-                    self.forget_exits();
+                let (to, before) = (shape(to), self.slot.spec.clone());
+                // Root knows that nothing has changed.
+                if to == self.desired || self.ending {
+                    return;
                 }
-                self.handle(Input::Update(shape(to)));
-                assert!(self.ending || self.slot.catalogue.is_none(), "a new configuration has no catalogue yet");
-                assert!(self.ending || self.slot.spec == shape(to));
+                self.desired = to.clone();
+                self.not_taken = false;
+                let rolls = to.on_update == OnUpdate::Rolling && matches!(self.slot.phase, Phase::Ready { .. });
+                self.handle(Input::Update(to.clone()));
+                if rolls {
+                    assert!(matches!(self.slot.phase, Phase::Ready { .. }), "nothing happens to what takes calls");
+                    assert!(Arc::ptr_eq(&before, &self.slot.spec));
+                } else {
+                    assert!(self.slot.catalogue.is_none(), "a new configuration has no catalogue yet");
+                    assert_eq!(self.slot.spec, to);
+                }
             }
             Person::Uninstall => {
                 self.ending = true;
@@ -273,15 +301,18 @@ impl World {
     }
 
     fn activity(&self) -> Option<Activity> {
-        let activity = Activity { calls_in_flight: self.inside, last: self.last_activity };
-        self.slot.open_run().map(|_| activity)
+        let worker = self.workers.iter().find(|worker| Some(worker.run) == self.slot.open_run())?;
+        Some(Activity { calls_in_flight: worker.inside, last: self.last_activity })
     }
 
-    fn server(&mut self, server: Server) {
+    fn worker(&mut self, run: Run) -> Option<&mut Worker> {
+        self.workers.iter_mut().find(|worker| worker.run == run)
+    }
+
+    fn server(&mut self, run: Run, server: Server) {
         let now = self.now;
         self.last_activity = now;
-        let Some(worker) = &mut self.worker else { return };
-        let run = worker.run;
+        let Some(worker) = self.worker(run) else { return };
         let input = match server {
             Server::Appears if !worker.appeared => {
                 worker.appeared = true;
@@ -302,8 +333,8 @@ impl World {
                 Input::DiscoveryFailed(run, "tools/list timed out".to_owned())
             }
             Server::Ends(end) => {
-                let exit = self.exit(end);
-                self.ends(exit);
+                let exit = self.exit(run, end);
+                self.ends(run, exit);
                 return;
             }
             Server::Appears | Server::FirstByte | Server::Initializes | Server::Lists | Server::CannotList => return,
@@ -311,13 +342,13 @@ impl World {
         self.handle(input);
     }
 
-    fn exit(&self, end: End) -> WorkerExit {
-        let worker = self.worker.as_ref();
+    fn exit(&self, run: Run, end: End) -> WorkerExit {
+        let worker = self.workers.iter().find(|worker| worker.run == run);
         let ran = worker.and_then(|worker| worker.initialized).map(|since| self.now.duration_since(since));
         let because = |cause| WorkerExit { ran, ..WorkerExit::because(cause) };
         match end {
             // It may as well crash while it is being stopped.
-            End::Code(0) if worker.is_some_and(|worker| worker.told_to_stop) => stopped(),
+            End::Code(0) if worker.is_some_and(|worker| worker.told_to_stop || worker.drains) => stopped(),
             _ if worker.is_some_and(|worker| !worker.appeared) => {
                 because(ExitCause::Spawn("cannot start `files`: not found".to_owned()))
             }
@@ -330,10 +361,17 @@ impl World {
         }
     }
 
-    fn ends(&mut self, exit: WorkerExit) {
-        let Some(worker) = self.worker.take() else { return };
-        self.over.push(worker.run);
-        self.inside = 0;
+    fn ends(&mut self, run: Run, exit: WorkerExit) {
+        let Some(at) = self.workers.iter().position(|worker| worker.run == run) else { return };
+        let worker = self.workers.remove(at);
+        self.over.push(run);
+        if self.slot.run() != Some(run) {
+            // It took no calls yet, or none any more: what becomes of it is its own affair.
+            let exits = self.exits.len();
+            self.handle(Input::Ended(run, exit));
+            assert_eq!(self.exits.len(), exits, "it is charged to another");
+            return;
+        }
         // One that ends by itself in the moment in which it is to sleep has ended by itself.
         let falls_asleep = matches!(self.slot.phase, Phase::FallingAsleep { .. });
         let charged = !worker.told_to_stop || (falls_asleep && exit.cause != ExitCause::Asked);
@@ -347,14 +385,18 @@ impl World {
             };
             self.not_before = Some(self.now + delay);
         }
+        let before = self.slot.spec.clone();
         let sleeps = (self.slot.open_run().is_some() || falls_asleep)
             && self.slot.status == Status::Online
-            && self.slot.spec.keep == Keep::Listed
+            && self.slot.spec.keep != Keep::AlwaysOn
             && !exit.is_crash();
         let caller_waits = std::mem::take(&mut self.caller_waits);
-        self.handle(Input::Ended(worker.run, exit));
+        self.handle(Input::Ended(run, exit));
         self.caller_waits |= caller_waits;
-        if charged {
+        if !Arc::ptr_eq(&before, &self.slot.spec) {
+            let starts = matches!(self.slot.phase, Phase::Queued { .. } | Phase::Starting { .. });
+            assert!(charged && starts, "the new configuration is what is started now: {:?}", self.slot.phase);
+        } else if charged {
             let policy = &self.slot.spec.policy.restart;
             let spent = self.exits_that_count() >= policy.max_crashes;
             assert_eq!(spent, matches!(self.slot.phase, Phase::Failed), "{:?}", self.slot.phase);
@@ -394,6 +436,7 @@ impl World {
         self.now += time;
         if self.slot.deadline().is_some_and(|at| at <= self.now) {
             self.handle(Input::Tick(self.activity()));
+            assert!(self.slot.deadline().is_none_or(|at| at > self.now), "what was due is not done");
         }
     }
 
@@ -405,18 +448,20 @@ impl World {
         while !self.grants.is_empty() {
             self.grant_arrives();
         }
-        let next = match &self.worker {
-            None => return,
-            Some(worker) if worker.told_to_stop => Server::Ends(End::Code(0)),
-            Some(worker) if !worker.appeared => Server::Appears,
-            Some(worker) if worker.initialized.is_none() => {
-                self.server(Server::FirstByte);
-                Server::Initializes
-            }
-            Some(worker) if worker.discovers && !worker.listed => Server::Lists,
-            Some(_) => return,
-        };
-        self.server(next);
+        for run in self.workers.iter().map(|worker| worker.run).collect::<Vec<_>>() {
+            let next = match self.worker(run) {
+                Some(worker) if worker.told_to_stop => Server::Ends(End::Code(0)),
+                Some(worker) if worker.drains && worker.inside == 0 => Server::Ends(End::Code(0)),
+                Some(worker) if !worker.appeared => Server::Appears,
+                Some(worker) if worker.initialized.is_none() => {
+                    self.server(run, Server::FirstByte);
+                    Server::Initializes
+                }
+                Some(worker) if worker.discovers && !worker.listed => Server::Lists,
+                Some(_) | None => continue,
+            };
+            self.server(run, next);
+        }
     }
 
     /// Its workers die with it, Root forgets its permits, and a new supervisor goes on from the memo.
@@ -424,8 +469,7 @@ impl World {
         if self.ending {
             return;
         }
-        self.inside = 0;
-        self.over.extend(self.worker.take().map(|worker| worker.run));
+        self.over.extend(self.workers.drain(..).map(|worker| worker.run));
         self.over.extend(self.grants.drain(..));
         self.to_root.clear();
         self.waits = false;
@@ -437,6 +481,10 @@ impl World {
         self.slot = slot;
         self.perform(effects);
         self.check();
+        // An update of which it had not told the memo died with it.
+        if self.desired != self.slot.spec {
+            self.handle(Input::Update(self.desired.clone()));
+        }
     }
 
     fn handle(&mut self, input: Input) -> Vec<Effect> {
@@ -445,7 +493,13 @@ impl World {
         }
         let shows = matches!(input, Input::Spawned(..) | Input::Update(_));
         let person = matches!(input, Input::Start | Input::Stop | Input::Restart);
+        let before = self.slot.spec.clone();
         let effects = self.slot.handle(self.now, input);
+        if !Arc::ptr_eq(&before, &self.slot.spec) {
+            // A new configuration is a clean slate, from when it is taken on.
+            self.forget_exits();
+            self.not_taken = false;
+        }
         if shows || person || effects.iter().any(Effect::shows) {
             self.memo = self.slot.memo();
         }
@@ -460,24 +514,31 @@ impl World {
                 Effect::RequestPermit { .. } | Effect::WithdrawPermit | Effect::ReleasePermit(_) => {
                     self.to_root.push_back(effect);
                 }
-                Effect::Spawn { run, discover } => self.spawn(run, discover),
+                Effect::Spawn { run, spec, discover } => self.spawn(run, &spec, discover),
+                Effect::Drain(run) => {
+                    assert_ne!(self.slot.open_run(), Some(run), "calls have nowhere to go");
+                    assert!(!std::mem::replace(&mut self.worker(run).unwrap().drains, true));
+                }
                 Effect::Stop(run) => {
-                    let worker = self.worker.as_mut().unwrap();
-                    assert_eq!(worker.run, run, "another run is stopped");
+                    let worker = self.worker(run).unwrap();
                     assert!(!std::mem::replace(&mut worker.told_to_stop, true), "it is stopped twice");
                 }
-                Effect::Discover(run) => assert_eq!(self.worker.as_ref().unwrap().run, run),
+                Effect::Discover(run) => assert!(self.worker(run).is_some()),
+                Effect::Tell(Told::NotTaken { .. }) => self.not_taken = true,
                 Effect::Refused { status, cause } => panic!("a transition is refused: {cause:?} in {status}"),
                 Effect::Admit(run) => {
                     assert_eq!(self.slot.open_run(), Some(run));
-                    assert_eq!(self.worker.as_ref().unwrap().run, run);
-                    self.inside += usize::from(std::mem::take(&mut self.caller_waits));
+                    let comes_in = usize::from(std::mem::take(&mut self.caller_waits));
+                    let worker = self.worker(run).unwrap();
+                    assert!(!worker.drains, "it takes no calls any more");
+                    worker.inside += comes_in;
                     self.last_activity = self.now;
                 }
                 Effect::TrySleep { run, idle } => self.try_sleep(run, idle),
                 Effect::Refuse(_) => self.caller_waits = false,
                 Effect::Remove => {
                     assert!(self.ending && !self.removed);
+                    assert!(self.workers.is_empty(), "something is left: {:?}", self.workers);
                     self.removed = true;
                 }
                 Effect::Status { .. } | Effect::ChargeTeam | Effect::Tell(_) | Effect::Denied(_) => {}
@@ -486,35 +547,53 @@ impl World {
     }
 
     fn try_sleep(&mut self, run: Run, idle: Duration) {
-        let policy = &self.slot.spec.policy.idle;
-        assert_eq!(self.slot.spec.keep, Keep::Listed, "it must never sleep");
-        assert_eq!(self.inside, 0, "it has a call in flight");
-        assert_eq!(idle, self.now.duration_since(self.last_activity));
-        assert!(idle >= policy.idle, "somebody needed it just now");
-        assert!(
-            self.ready_since.is_some_and(|since| self.now.duration_since(since) >= policy.grace),
-            "it is too young"
-        );
+        let policy = self.slot.spec.policy.idle.clone();
+        assert_ne!(self.slot.spec.keep, Keep::AlwaysOn, "it must never sleep");
+        assert_eq!(self.worker(run).unwrap().inside, 0, "it has a call in flight");
+        if idle.is_zero() {
+            assert_eq!(self.slot.spec.keep, Keep::Lazy, "only a lazy one sleeps at once");
+            assert!(self.ready_since.is_none(), "it is at once when it is ready, or by idleness");
+        } else {
+            assert_eq!(idle, self.now.duration_since(self.last_activity));
+            assert!(idle >= policy.idle, "somebody needed it just now");
+            assert!(
+                self.ready_since.is_some_and(|since| self.now.duration_since(since) >= policy.grace),
+                "it is too young"
+            );
+        }
         if std::mem::take(&mut self.slips_in) {
-            self.inside += 1;
+            self.worker(run).unwrap().inside += 1;
             self.last_activity = self.now;
         } else {
             self.handle(Input::Sleep { run, idle });
         }
     }
 
-    fn spawn(&mut self, run: Run, discover: bool) {
-        assert!(self.worker.is_none(), "{run:?} is a second incarnation");
+    fn spawn(&mut self, run: Run, spec: &InstanceSpec, discover: bool) {
+        let beside = self.slot.beside.as_ref().and_then(Beside::run);
+        let others: Vec<Run> = self.workers.iter().map(|worker| worker.run).collect();
+        match (&others[..], &self.slot.phase) {
+            ([], Phase::Starting { run: current, .. }) => assert_eq!(*current, run),
+            // It starts beside the one that takes calls, or beside one that goes.
+            ([other], Phase::Ready { run: current, .. }) => assert_eq!((*other, run), (*current, beside.unwrap())),
+            ([other], Phase::Starting { run: current, .. }) => {
+                assert_eq!((*other, run), (beside.unwrap(), *current));
+                assert!(matches!(self.slot.beside, Some(Beside::Leaving { .. })));
+            }
+            (others, phase) => panic!("{run:?} is one too many: {others:?}, {phase:?}"),
+        }
         assert!(self.held.contains(&run), "{run:?} has no permit");
         assert_eq!(self.want, Want::Running, "it was stopped and nobody has started it");
         assert!(!self.ending, "it starts on its way out");
-        assert!(self.slot.spec.missing.is_empty(), "it starts without what its user must give");
-        assert!(matches!(self.slot.spec.target, Target::Stdio { .. }), "no worker serves it");
+        assert!(spec.missing.is_empty(), "it starts without what its user must give");
+        assert!(matches!(spec.target, Target::Stdio { .. }), "no worker serves it");
         assert!(discover || self.slot.catalogue.is_some(), "nothing is known of its tools");
         assert!(self.exits_that_count() < self.slot.spec.policy.restart.max_crashes, "a restart beyond the budget");
-        assert!(self.not_before.is_none_or(|at| self.now >= at), "a restart's delay is cut short");
-        let (appeared, initialized, listed, told_to_stop) = (false, None, false, false);
-        self.worker = Some(Worker { run, discovers: discover, appeared, initialized, listed, told_to_stop });
+        let succeeds = *spec != *self.slot.spec;
+        assert!(succeeds || self.not_before.is_none_or(|at| self.now >= at), "a restart's delay is cut short");
+        let (appeared, initialized, listed, told_to_stop, drains, inside) = (false, None, false, false, false, 0);
+        let discovers = discover;
+        self.workers.push(Worker { run, discovers, appeared, initialized, listed, told_to_stop, drains, inside });
     }
 
     /// What holds after every step.
@@ -526,7 +605,15 @@ impl World {
         if self.want == Want::Stopped && !self.ending {
             assert!(matches!(phase, Phase::Stopped | Phase::Stopping { then: Then::Stop, .. }), "{phase:?}");
         }
-        assert_eq!(self.slot.run(), self.worker.as_ref().map(|worker| worker.run), "{phase:?}");
+        let beside = self.slot.beside.as_ref();
+        let known: BTreeSet<Run> = self.slot.run().into_iter().chain(beside.and_then(Beside::run)).collect();
+        let there: BTreeSet<Run> = self.workers.iter().map(|worker| worker.run).collect();
+        assert_eq!(known, there, "{phase:?} with {beside:?}");
+        let comes = matches!(beside, Some(Beside::Queued { .. } | Beside::Starting { .. }));
+        assert!(!comes || is_ready, "{beside:?} beside {phase:?}");
+        assert!(!matches!(phase, Phase::Stopped | Phase::Over) || there.is_empty(), "{there:?} in {phase:?}");
+        let open = self.slot.open_run();
+        assert!(self.workers.iter().all(|worker| !worker.drains || Some(worker.run) != open), "calls go to {open:?}");
         assert!(*phase != Phase::Over || self.removed);
         if self.caller_waits && !self.removed {
             let waits_for_something = matches!(
@@ -566,7 +653,7 @@ impl World {
             _ => None,
         };
         if let Phase::Ready { look_at, .. } = phase {
-            assert_eq!(look_at.is_some(), self.slot.spec.keep == Keep::Listed, "who looks whether it is needed?");
+            assert_eq!(look_at.is_some(), self.slot.spec.keep != Keep::AlwaysOn, "who looks whether it is needed?");
         }
         assert!(must_wake.is_none_or(|at| self.slot.deadline().is_some_and(|deadline| deadline <= at)), "{phase:?}");
     }
@@ -575,7 +662,9 @@ impl World {
     fn settle(&mut self) {
         self.slips_in = false;
         for _ in 0..50 {
-            self.step(Step::CallEnds);
+            for _ in 0..20 {
+                self.step(Step::CallEnds);
+            }
             self.all_goes_well();
             if let Some(at) = self.slot.deadline() {
                 self.wait(at.saturating_duration_since(self.now));
@@ -592,6 +681,8 @@ impl World {
                 | Phase::Over
         );
         assert!(rests, "{:?}", self.slot.phase);
+        assert_eq!(self.slot.beside, None);
+        assert!(self.ending || self.not_taken || self.slot.spec == self.desired, "an update was forgotten");
         assert!(!self.caller_waits);
         assert!(self.held.is_empty(), "permits are still held: {:?}", self.held);
         assert!(!self.waits, "a permit is still asked for");
@@ -626,7 +717,9 @@ fn any_shape() -> impl Strategy<Value = Shape> {
         4 => Just(Shape::Listed),
         2 => Just(Shape::AlwaysOn),
         2 => Just(Shape::Incomplete),
+        2 => Just(Shape::Lazy),
         1 => Just(Shape::Remote),
+        6 => (0..4_u8).prop_map(Shape::Rolling),
     ]
 }
 
@@ -644,7 +737,7 @@ fn person() -> impl Strategy<Value = Person> {
 fn any_step(people: u32) -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => Just(Step::AllGoesWell),
-        6 => server().prop_map(Step::Server),
+        8 => (any::<bool>(), server()).prop_map(|(last, server)| Step::Server(last, server)),
         people => person().prop_map(Step::Person),
         3 => Just(Step::Call),
         3 => Just(Step::CallEnds),

@@ -78,13 +78,13 @@ fn the_whole_table_is_as_printed() {
 fn each_status_is_left_by_whom_the_specification_says() {
     use Cause::{
         Asked, Attempt, AuthRefused, BudgetSpent, ConfigChanged, ConfigMissing, Configured, CredentialsChanged,
-        Discovered, Ended, Failed, Initialized, Lost, Stopped, Synced, Taken,
+        Discovered, Ended, Failed, Initialized, Lost, Recalled, Stopped, Synced, Taken,
     };
     let by = |status| -> BTreeSet<String> { ways_out(status).iter().map(|(cause, _)| format!("{cause:?}")).collect() };
     let only = |causes: &[Cause]| -> BTreeSet<String> { causes.iter().map(|cause| format!("{cause:?}")).collect() };
 
     assert_eq!(by(Status::AwaitingUserConfig), only(&[Configured, Stopped]));
-    assert_eq!(by(Status::Provisioning), only(&[Taken, Failed, Stopped, ConfigMissing]));
+    assert_eq!(by(Status::Provisioning), only(&[Taken, Recalled, Failed, Stopped, ConfigMissing]));
     assert_eq!(by(Status::CommandReceived), only(&[Attempt, ConfigChanged, Failed, Stopped, ConfigMissing]));
     assert_eq!(
         by(Status::Online),
@@ -128,10 +128,11 @@ fn a_stop_and_a_missing_value_come_in_every_status() {
 }
 
 #[test]
-fn only_a_handed_over_catalogue_makes_an_instance_online() {
+fn only_a_catalogue_that_is_handed_over_or_known_from_before_makes_an_instance_online() {
     for status in Status::ALL {
         for (cause, to) in ways_out(status) {
-            assert!(to != Status::Online || cause == Cause::Synced, "{status} by {cause:?}");
+            let has_one = matches!(cause, Cause::Synced | Cause::Recalled);
+            assert!(to != Status::Online || has_one, "{status} by {cause:?}");
         }
     }
 }

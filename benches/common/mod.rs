@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, Target};
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink};
 use mcp_satellite_actors::{Options, RuntimeHandle};
@@ -68,6 +68,7 @@ pub(crate) fn spec(nth: usize, teams: usize, users: usize, program: &[String], p
         user_layer: Layer::default(),
         user_required: Vec::new(),
         keep: Keep::AlwaysOn,
+        on_update: OnUpdate::default(),
         request_logging: true,
         policy: Arc::clone(policy),
     };

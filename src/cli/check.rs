@@ -138,6 +138,8 @@ async fn machine(plan: &Plan) -> Result<(), Failed> {
             Err(why) => say(&format!("  {sandbox}: cannot be used: {why}")),
         }
     }
+    // Trials leave nothing behind, not even an empty cgroup.
+    let _ = tokio::task::spawn_blocking(move || connector.end_all()).await;
     let works = |name: &str| findings.iter().any(|finding| finding.sandbox == name && finding.usable.is_ok());
     let refused = match (plan.isolation, plan.profile) {
         (Isolation::None, _) | (Isolation::Auto, Profile::Development) => false,

@@ -145,6 +145,7 @@ pub(super) async fn supervise(
         }
         tokio::select! {
             () = satellite.ended() => {
+                satellite.kill().await;
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
             Some(()) = OptionFuture::from(reloading.as_mut()) => reloading = None,
@@ -169,8 +170,7 @@ pub(super) async fn supervise(
             Ok(DONE)
         }
         () = signals.end() => {
-            satellite.runtime().kill();
-            satellite.ended().await;
+            satellite.kill().await;
             Err(Failed::new(FAILED, "killed by a second signal"))
         }
     }

@@ -89,6 +89,7 @@ pub(super) struct Installation {
     /// `[teams.installations.team]`
     pub(super) team: Tier,
     pub(super) keep: Typed<String>,
+    pub(super) update: Typed<String>,
     pub(super) request_logging: Typed<bool>,
     /// The users that get it; all of the team if none are named.
     pub(super) users: Option<Vec<Text>>,
@@ -194,6 +195,7 @@ impl Installation {
             own: Server::read(fields),
             team: fields.section("team", Tier::read),
             keep: fields.text("keep"),
+            update: fields.text("update"),
             request_logging: fields.flag("request_logging_enabled"),
             users: fields.texts("users"),
             policy: fields.section("policy", policy::Tier::read),

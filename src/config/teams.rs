@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, Layer, Target};
+use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, Layer, OnUpdate, Target};
 use toml_span::{Span, Spanned};
 
 use super::check::{Check, Server, Unique};
@@ -173,8 +173,10 @@ impl Teams<'_> {
         let at = typed.own.at;
         let id = self.check.id(&typed.id, "an installation", "id", at, ids);
         let who = if id.is_empty() { "an installation".to_owned() } else { format!("installation `{id}`") };
-        let keeps = [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn)];
+        let keeps = [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn), ("lazy", Keep::Lazy)];
         let keep = self.check.word(&typed.keep, "way to keep a server", &keeps).unwrap_or_default();
+        let updates = [("restart", OnUpdate::Restart), ("rolling", OnUpdate::Rolling)];
+        let on_update = self.check.word(&typed.update, "way to update a server", &updates).unwrap_or_default();
         let policy = typed.policy.over(&team.policy, self.check.findings);
         let policy = self.shared(policy);
         let slug = self.server_slug(&typed.server, &who, at);
@@ -213,6 +215,7 @@ impl Teams<'_> {
                 user_layer,
                 user_required: server.user_required.clone(),
                 keep,
+                on_update,
                 request_logging: typed.request_logging.given().is_none_or(|logging| logging.value),
                 policy: Arc::clone(&policy),
             };

@@ -206,7 +206,7 @@ impl InstanceStatus {
             tools: view.offered().map_or(0, |catalogue| catalogue.tools.len()),
             messages: view.counters.messages(),
             calls: view.counters.calls(),
-            calls_in_flight: view.port.as_ref().map_or(0, mcp_satellite_actors::CallPort::calls_in_flight),
+            calls_in_flight: view.calls_in_flight(),
             errors: view.counters.errors(),
             last_activity_at: view.counters.last_activity().map(rfc3339),
             last_error: view.last_error.clone(),

@@ -7,6 +7,7 @@ mod call;
 mod check;
 mod control;
 mod demo;
+mod dormancy;
 mod events;
 mod help;
 mod reload;

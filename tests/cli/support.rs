@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,7 @@ pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
 const POLL: Duration = Duration::from_millis(20);
 
-const MARK: &str = "SATELLITE_TEST_MARK";
+pub(crate) const MARK: &str = "SATELLITE_TEST_MARK";
 
 /// Waits until there is something. `seen` says, when it is given up, what was there instead.
 #[track_caller]
@@ -40,6 +41,7 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>, seen:
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) code: Option<i32>,
+    pub(crate) signal: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
@@ -145,7 +147,8 @@ impl Home {
         self.write(name, &text)
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    /// A verb, to be started.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         self.program(self.binary.to_str().unwrap(), args)
     }
 
@@ -207,7 +210,7 @@ impl Home {
         satellite
     }
 
-    fn start(&self, mut command: Command) -> Running {
+    pub(crate) fn start(&self, mut command: Command) -> Running {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let file = |what: &str| self.path().join(format!("{serial}.{what}"));
         let (stdout, stderr) = (file("stdout"), file("stderr"));
@@ -262,6 +265,19 @@ impl Home {
         let found =
             || self.events().into_iter().find(|event| seq(event) > since && event["type"] == kind && wanted(event));
         wait_for(kind, found, || format!("{:#?}", self.events()))
+    }
+
+    /// Every process that has to do with this home, satellites included: by the mark in its arguments or environment, or
+    /// by the home's path in its arguments, where we may not read its environment.
+    pub(crate) fn traces(&self) -> Vec<i32> {
+        let path = self.path().to_str().unwrap();
+        let marked = |pid: i32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            text(&environment).contains(&self.mark)
+        };
+        let ours =
+            |(pid, cmdline): &(i32, String)| cmdline.contains(&self.mark) || cmdline.contains(path) || marked(*pid);
+        processes().into_iter().filter(ours).map(|(pid, _)| pid).collect()
     }
 
     /// The servers of this home: by the mark in their arguments, or in their environment where the arguments are not
@@ -379,7 +395,8 @@ impl Running {
             // Most verbs take 10 ms.
             std::thread::sleep(Duration::from_millis(2));
         }
-        Outcome { code: self.ended.and_then(|ended| ended.code()), stdout: self.stdout(), stderr: self.stderr() }
+        let (code, signal) = self.ended.map_or((None, None), |ended| (ended.code(), ended.signal()));
+        Outcome { code, signal, stdout: self.stdout(), stderr: self.stderr() }
     }
 }
 

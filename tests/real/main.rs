@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod calls;
+mod dormancy;
 mod ends;
 mod orphans;
 mod output;

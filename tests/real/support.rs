@@ -16,7 +16,9 @@ use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, Target, Value as Configured};
+use mcp_satellite_actors::model::spec::{
+    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target, Value as Configured,
+};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use mcp_satellite_actors::{Options, RuntimeHandle};
@@ -262,6 +264,7 @@ pub(crate) struct Server {
     cwd: Option<String>,
     env: BTreeMap<String, Configured>,
     keep: Keep,
+    on_update: OnUpdate,
     policy: Policy,
 }
 
@@ -272,7 +275,15 @@ impl Server {
         policy.session.request_timeout = GIVE_UP;
         policy.logs.batch_delay = Duration::from_millis(20);
         let args = args.iter().map(ToString::to_string).collect();
-        Self { command: command.to_owned(), args, cwd: None, env: BTreeMap::new(), keep: Keep::default(), policy }
+        Self {
+            command: command.to_owned(),
+            args,
+            cwd: None,
+            env: BTreeMap::new(),
+            keep: Keep::default(),
+            on_update: OnUpdate::default(),
+            policy,
+        }
     }
 
     /// The binary's own simulated server, as a process.
@@ -335,6 +346,7 @@ impl Server {
             user_layer: Layer::default(),
             user_required: Vec::new(),
             keep: self.keep,
+            on_update: self.on_update,
             request_logging: true,
             policy: Arc::new(self.policy),
         };

@@ -169,7 +169,7 @@ async fn a_call_while_it_falls_asleep_waits_until_it_is_gone_and_wakes_it() {
 }
 
 /// Lets each task that is ready take one step. (tokio's `yield_now` lets them take all that they can.)
-async fn one_step() {
+pub(crate) async fn one_step() {
     let mut stepped = false;
     std::future::poll_fn(|cx| {
         if std::mem::replace(&mut stepped, true) {

@@ -65,6 +65,8 @@ pub struct InstanceView {
     pub catalogue: Option<Arc<Catalogue>>,
     /// Where calls go, while a run takes them.
     pub port: Option<CallPort>,
+    /// The door of a run that takes no calls any more, while those inside finish.
+    pub(crate) draining: Option<CallPort>,
     /// Live counters.
     pub counters: Arc<Counters>,
     /// What went wrong last.
@@ -77,6 +79,11 @@ impl InstanceView {
     /// Unwanted exits that count against the restart budget at `now`.
     pub fn exits_in_window(&self, now: Instant) -> usize {
         self.history.in_window(&self.spec.policy.restart, now)
+    }
+
+    /// Calls that are not answered yet.
+    pub fn calls_in_flight(&self) -> usize {
+        self.port.iter().chain(&self.draining).map(CallPort::calls_in_flight).sum()
     }
 
     /// The tools that its user is offered: none unless `online`.
@@ -125,7 +132,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::{InstanceConfig, Keep, Layer, Target};
+    use crate::model::spec::{InstanceConfig, Keep, Layer, OnUpdate, Target};
 
     fn view(team: &str, user: &str, installation: &str, status: Status) -> Arc<InstanceView> {
         let config = InstanceConfig {
@@ -141,6 +148,7 @@ mod tests {
             user_layer: Layer::default(),
             user_required: Vec::new(),
             keep: Keep::Listed,
+            on_update: OnUpdate::default(),
             request_logging: true,
             policy: Arc::default(),
         };
@@ -161,6 +169,7 @@ mod tests {
             initialized_at: None,
             catalogue: Some(Arc::default()),
             port: None,
+            draining: None,
             counters: Arc::default(),
             last_error: None,
             last_exit: None,

@@ -72,11 +72,23 @@ pub enum RemoteTransport {
 /// When an instance's process is there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Keep {
-    /// Started when installed; after a clean exit it sleeps and the next call wakes it.
+    /// Started when installed; it sleeps when nobody needs it, and after a clean exit. The next call wakes it.
     #[default]
     Listed,
-    /// A clean exit is restarted like a crash.
+    /// Never put to sleep; a clean exit is restarted like a crash.
     AlwaysOn,
+    /// Started only to be discovered where its tools are not known, and put to sleep at once. The first call wakes it.
+    Lazy,
+}
+
+/// What a new configuration does to the run that is there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnUpdate {
+    /// The old run ends, then the new one starts.
+    #[default]
+    Restart,
+    /// The new run is up before calls move over to it and the old one ends. If it does not come up the old one stays.
+    Rolling,
 }
 
 /// An instance as configured: the server's template and the three tiers, not yet merged.
@@ -106,6 +118,8 @@ pub struct InstanceConfig {
     pub user_required: Vec<String>,
     /// When the process is there.
     pub keep: Keep,
+    /// How a new configuration is taken on.
+    pub on_update: OnUpdate,
     /// Whether requests may be logged.
     pub request_logging: bool,
     /// What it is held to.
@@ -139,6 +153,8 @@ pub struct InstanceSpec {
     pub missing: Vec<String>,
     /// When the process is there.
     pub keep: Keep,
+    /// How a new configuration, this one, is taken on.
+    pub on_update: OnUpdate,
     /// Whether requests may be logged.
     pub request_logging: bool,
     /// Hides this instance's secrets where its server echoes them.
@@ -185,6 +201,7 @@ impl InstanceConfig {
             query: texts(merged.query),
             missing,
             keep: self.keep,
+            on_update: self.on_update,
             request_logging: self.request_logging,
             mask,
             policy: self.policy,
@@ -221,6 +238,7 @@ mod tests {
             user_layer: Layer::default(),
             user_required: Vec::new(),
             keep: Keep::Listed,
+            on_update: OnUpdate::Restart,
             request_logging: true,
             policy: Arc::default(),
         }

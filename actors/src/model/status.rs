@@ -106,6 +106,8 @@ pub enum Cause {
     Discovered,
     /// The catalogue is handed over.
     Synced,
+    /// Its catalogue is known from before, and it sleeps until it is called.
+    Recalled,
     /// The configuration changed under a running instance.
     ConfigChanged,
     /// The run ended unasked and will be restarted.
@@ -128,7 +130,7 @@ pub enum Cause {
 
 impl Cause {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::ConfigMissing,
         Self::Configured,
         Self::Taken,
@@ -136,6 +138,7 @@ impl Cause {
         Self::Initialized,
         Self::Discovered,
         Self::Synced,
+        Self::Recalled,
         Self::ConfigChanged,
         Self::Ended,
         Self::BudgetSpent,
@@ -173,6 +176,11 @@ pub fn next(status: Status, cause: Cause) -> Option<Status> {
         },
         Cause::Taken => match status {
             Provisioning => Some(CommandReceived),
+            AwaitingUserConfig | CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online
+            | Restarting | Offline | Error | RequiresReauth | PermanentlyFailed => None,
+        },
+        Cause::Recalled => match status {
+            Provisioning => Some(Online),
             AwaitingUserConfig | CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online
             | Restarting | Offline | Error | RequiresReauth | PermanentlyFailed => None,
         },

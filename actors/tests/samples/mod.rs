@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Layer, RemoteTransport, Target};
+use mcp_satellite_actors::model::spec::{
+    InstanceConfig, InstanceSpec, Layer, OnUpdate, RemoteTransport, Target, Value,
+};
 use serde_json::value::RawValue;
 
 /// The instance `files-acme-alice-abc123` with every default, but for what `change` makes of it.
@@ -23,6 +25,7 @@ pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec
         user_layer: Layer::default(),
         user_required: Vec::new(),
         keep: mcp_satellite_actors::model::spec::Keep::Listed,
+        on_update: OnUpdate::default(),
         request_logging: true,
         policy: Arc::default(),
     };
@@ -54,4 +57,12 @@ pub(crate) fn exited(code: i32, ran: Option<Duration>) -> WorkerExit {
 /// A process that ended because it was asked to.
 pub(crate) fn stopped() -> WorkerExit {
     WorkerExit { code: Some(0), pid: Some(100), ..WorkerExit::because(ExitCause::Asked) }
+}
+
+/// One version of a configuration that is rolled out.
+pub(crate) fn rolling(version: u8) -> impl FnOnce(&mut InstanceConfig) {
+    move |config| {
+        config.on_update = OnUpdate::Rolling;
+        config.team_layer.env = [("VERSION".to_owned(), Value::plain(version.to_string()))].into();
+    }
 }

@@ -27,7 +27,7 @@ use self::bubblewrap::Bubblewrap;
 use self::jail::{HOME, Identity, Jail, Mount};
 use self::nsjail::Nsjail;
 use super::environment::{SANDBOX_PATH, environment, sandboxed};
-use super::process::{CgroupLimits, Confinement, Launch, Limits, Processes, SERVER_ID};
+use super::process::{CgroupLimits, Confinement, Controllers, Launch, Limits, Processes, SERVER_ID};
 
 /// Homes of servers are here in the data directory, one for each instance.
 const HOMES: &str = "homes";
@@ -200,7 +200,7 @@ impl Launchers {
             return Err(objection);
         }
         let wrapped = launcher.wrap(&jail, &program, exposed(&spec.args));
-        let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, processes.limits_trees());
+        let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, processes.controllers());
         let launch = Launch {
             instance: spec.name.to_string(),
             command: wrapped.command.into(),
@@ -295,7 +295,7 @@ impl Launchers {
         let jail = Jail::new(&policy, "trial", &home, identity());
         let script = ["-c".into(), "echo works; read -r _; exit 7".into()];
         let wrapped = launcher.wrap(&jail, Path::new("/bin/sh"), script.to_vec());
-        let (limits, cgroup_limits) = limits(&policy, launcher.depth(), jail.identity, processes.limits_trees());
+        let (limits, cgroup_limits) = limits(&policy, launcher.depth(), jail.identity, processes.controllers());
         let launch = Launch {
             instance: format!("trial of {}", launcher.name()),
             command: wrapped.command.into(),
@@ -392,22 +392,24 @@ fn confinement(launcher: &dyn Launcher, identity: Identity, limits: Limits) -> C
 }
 
 /// A policy as the kernel takes it: for each process, and for the whole where a cgroup counts.
-fn limits(policy: &IsolationPolicy, depth: usize, identity: Identity, whole: bool) -> (Limits, CgroupLimits) {
+fn limits(policy: &IsolationPolicy, depth: usize, identity: Identity, whole: Controllers) -> (Limits, CgroupLimits) {
     let depth = depth as u64;
     let each = Limits {
-        address_space: policy.memory_max.filter(|_| !whole),
+        address_space: policy.memory_max.filter(|_| !whole.memory),
         cpu_seconds: policy.cpu_time_max.map(|time| time.as_secs().max(1)),
         // The sandbox's own processes are root's, who is not counted; where they are ours they are.
-        processes: policy.processes_max.filter(|_| !whole).map(|limit| match identity {
+        processes: policy.processes_max.filter(|_| !whole.processes).map(|limit| match identity {
             Identity::Outside => limit,
             Identity::Inside { .. } => limit + depth,
         }),
         open_files: policy.open_files_max,
         file_size: policy.file_size_max,
     };
-    let all =
-        CgroupLimits { memory_bytes: policy.memory_max, processes: policy.processes_max.map(|limit| limit + depth) };
-    (each, if whole { all } else { CgroupLimits::default() })
+    let all = CgroupLimits {
+        memory_bytes: policy.memory_max.filter(|_| whole.memory),
+        processes: policy.processes_max.filter(|_| whole.processes).map(|limit| limit + depth),
+    };
+    (each, all)
 }
 
 type Candidate = (&'static str, Result<(PathBuf, Arc<dyn Launcher>), String>);
@@ -482,9 +484,9 @@ mod tests {
     fn the_sandboxes_own_processes_come_on_top_where_they_are_counted() {
         let policy = IsolationPolicy::strict();
         let inside = Identity::Inside { user: 1000, group: 1000 };
-        assert_eq!(limits(&policy, 2, Identity::Outside, false).0.processes, Some(1));
-        assert_eq!(limits(&policy, 2, inside, false).0.processes, Some(3));
-        let (each, all) = limits(&policy, 1, inside, true);
+        assert_eq!(limits(&policy, 2, Identity::Outside, Controllers::default()).0.processes, Some(1));
+        assert_eq!(limits(&policy, 2, inside, Controllers::default()).0.processes, Some(3));
+        let (each, all) = limits(&policy, 1, inside, Controllers { memory: true, processes: true });
         assert_eq!((each.processes, each.address_space), (None, None));
         assert_eq!(all, CgroupLimits { memory_bytes: Some(50 << 20), processes: Some(2) });
     }

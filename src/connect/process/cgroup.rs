@@ -4,27 +4,34 @@
 //! Ours are `mcp-satellite-PID-START-ID/RUN` under the cgroup that we were started in. Controllers are passed on where that
 //! cgroup is delegated to us (or is the root); without them a cgroup still holds and kills.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use nix::libc;
 
 use super::census::Stat;
-use super::launch::join_cgroup_only;
+use super::spawn::try_cgroup;
 
 /// Of a satellite's cgroup; behind it are its process id and start time, and its mark.
 const PREFIX: &str = "mcp-satellite-";
+/// In a satellite's cgroup: where the satellite itself is, if it had to make room for controllers.
+const LEAF: &str = "satellite";
 
 /// The satellite's own cgroup, in which each run has one.
 pub(super) struct Cgroups {
     base: PathBuf,
-    /// Whether memory and the number of processes can be limited.
-    pub(super) controllers: bool,
+    pub(super) controllers: Controllers,
+}
+
+/// What the kernel counts, and limits, for a whole cgroup.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::connect) struct Controllers {
+    pub(in crate::connect) memory: bool,
+    pub(in crate::connect) processes: bool,
 }
 
 /// What a run may use, where the kernel counts it for the whole cgroup.
@@ -47,11 +54,11 @@ impl Cgroups {
         let base = parent.join(format!("{PREFIX}{own}-{start_time}-{id}"));
         let failed = |what: &str, error: io::Error| format!("{what} `{}`: {error}", base.display());
         fs::create_dir(&base).map_err(|error| failed("cannot create", error))?;
-        let mut cgroups = Self { base, controllers: false };
+        let mut cgroups = Self { base, controllers: Controllers::default() };
         if !cgroups.base.join("cgroup.kill").exists() {
             return Err("the kernel has no cgroup.kill (5.14)".to_owned());
         }
-        cgroups.try_joining().map_err(|error| format!("no process can be put into a cgroup: {error}"))?;
+        cgroups.try_one().map_err(|error| format!("no process can be put into a cgroup: {error}"))?;
         cgroups.controllers = cgroups.pass_controllers_on(&parent);
         Ok(cgroups)
     }
@@ -66,26 +73,30 @@ impl Cgroups {
         let path = self.base.join(run.to_string());
         fs::create_dir_all(&path)?;
         let cgroup = Cgroup { path, _all: Arc::clone(self) };
-        if self.controllers {
-            let limit = |file: &str, limit: Option<u64>| match limit {
-                Some(limit) => cgroup.write(file, &limit.to_string()),
-                None => Ok(()),
-            };
-            limit("memory.max", limits.memory_bytes)?;
-            limit("pids.max", limits.processes)?;
+        if let Some(bytes) = limits.memory_bytes {
+            cgroup.write("memory.max", &bytes.to_string())?;
             // What is over goes, and is not swapped out first.
-            let _ = limit("memory.swap.max", limits.memory_bytes.map(|_| 0));
+            let _ = cgroup.write("memory.swap.max", "0");
+        }
+        if let Some(processes) = limits.processes {
+            cgroup.write("pids.max", &processes.to_string())?;
         }
         Ok(cgroup)
     }
 
-    /// SIGKILL to everything in all of them.
+    /// SIGKILL to everything in all of them. Not to what is beside them: that is us.
     pub(super) fn kill(&self) {
-        let _ = fs::write(self.base.join("cgroup.kill"), "1");
+        for run in self.runs() {
+            let _ = fs::write(run.join("cgroup.kill"), "1");
+        }
     }
 
     pub(super) fn is_populated(&self) -> bool {
-        is_populated(&self.base)
+        self.runs().any(|run| is_populated(&run))
+    }
+
+    fn runs(&self) -> impl Iterator<Item = PathBuf> {
+        directories(&self.base).into_iter().filter(|directory| !directory.ends_with(LEAF))
     }
 
     /// Removes all of them, where they are empty.
@@ -93,49 +104,60 @@ impl Cgroups {
         remove(&self.base);
     }
 
-    /// A child that joins, and then does nothing else. Whether it may is known only then.
-    fn try_joining(&self) -> io::Result<()> {
+    /// A child that is in one, and then ends. Whether it may is known only then.
+    fn try_one(&self) -> io::Result<()> {
         let trial = self.base.join("trial");
         fs::create_dir(&trial)?;
-        let procs = procs_of(&trial)?;
-        let mut command = Command::new("/");
-        join_cgroup_only(&mut command, &procs);
-        let joined = match command.process_group(0).spawn() {
-            Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => Ok(()),
-            Err(error) => Err(error),
-            Ok(mut child) => child.wait().map(drop),
-        };
+        let tried = File::open(&trial).and_then(|directory| try_cgroup(directory.as_fd()));
         let removed = fs::remove_dir(&trial);
-        joined.and(removed)
+        tried.and(removed)
     }
 
     /// A cgroup that passes controllers on may hold no process itself (the root may), so ours is left for a leaf first.
-    /// Where another process is in it that cannot be done, and is undone.
-    fn pass_controllers_on(&self, parent: &Path) -> bool {
-        let wanted = "+memory +pids";
-        let has =
-            |controllers: &str| ["memory", "pids"].iter().all(|one| controllers.split_whitespace().any(|c| c == *one));
-        if !fs::read_to_string(parent.join("cgroup.controllers")).is_ok_and(|controllers| has(&controllers)) {
-            return false;
-        }
+    /// Where another process is in it that cannot be done, and is undone. A host that embeds us is not moved.
+    fn pass_controllers_on(&self, parent: &Path) -> Controllers {
+        let there = Controllers::listed(&parent.join("cgroup.controllers"));
+        let passed = |directory: &Path| Controllers::listed(&directory.join("cgroup.subtree_control"));
         let pass = |directory: &Path| {
-            let file = directory.join("cgroup.subtree_control");
-            fs::read_to_string(&file).is_ok_and(|controllers| has(&controllers)) || fs::write(&file, wanted).is_ok()
+            let _ = fs::write(directory.join("cgroup.subtree_control"), there.to_string());
+            passed(directory) == there
         };
-        let leaf = self.base.join("satellite");
-        if !pass(parent) {
-            // The parent of this process is the reaper, where there is one: it was started with us, and by us.
-            let ours = [Some(std::process::id()), crate::connect::process::reaper_pid()];
+        if there == Controllers::default() {
+            return there;
+        }
+        if passed(parent) != there && !pass(parent) {
+            let Some(reaper) = super::reaper_pid() else { return Controllers::default() };
+            let leaf = self.base.join(LEAF);
             let moved = |into: &Path| {
-                ours.iter().flatten().all(|pid| fs::write(into.join("cgroup.procs"), pid.to_string()).is_ok())
+                [reaper, std::process::id()]
+                    .iter()
+                    .all(|pid| fs::write(into.join("cgroup.procs"), pid.to_string()).is_ok())
             };
             if fs::create_dir(&leaf).is_err() || !moved(&leaf) || !pass(parent) {
                 moved(parent);
                 let _ = fs::remove_dir(&leaf);
-                return false;
+                return Controllers::default();
             }
         }
-        pass(&self.base)
+        if pass(&self.base) { there } else { Controllers::default() }
+    }
+}
+
+impl Controllers {
+    /// Those that a file of the kernel names.
+    fn listed(file: &Path) -> Self {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let has = |name: &str| text.split_whitespace().any(|word| word == name);
+        Self { memory: has("memory"), processes: has("pids") }
+    }
+}
+
+/// As the kernel is told to pass them on.
+impl fmt::Display for Controllers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = [(self.memory, "+memory"), (self.processes, "+pids")];
+        let words: Vec<&str> = words.into_iter().filter_map(|(has, word)| has.then_some(word)).collect();
+        f.write_str(&words.join(" "))
     }
 }
 
@@ -152,9 +174,9 @@ pub(super) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Whoever writes `0` to it joins.
-    pub(super) fn procs(&self) -> io::Result<File> {
-        procs_of(&self.path)
+    /// Its directory, for a process to be started in.
+    pub(super) fn directory(&self) -> io::Result<File> {
+        File::open(&self.path)
     }
 
     /// SIGKILL to everything in it, in one act that no fork can outrun.
@@ -200,10 +222,6 @@ impl Drop for Cgroup {
     }
 }
 
-fn procs_of(directory: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).custom_flags(libc::O_CLOEXEC).open(directory.join("cgroup.procs"))
-}
-
 fn is_populated(directory: &Path) -> bool {
     match fs::read_to_string(directory.join("cgroup.events")) {
         Ok(events) => number_after(&events, "populated") != Some(0),
@@ -228,14 +246,24 @@ fn remove(directory: &Path) {
 /// Removes what satellites left that were killed, where nothing is in it.
 fn sweep(parent: &Path) {
     for directory in directories(parent) {
-        let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let mut parts = name.strip_prefix(PREFIX).unwrap_or_default().split('-').map(str::parse::<u64>);
-        let (Some(Ok(pid)), Some(Ok(start_time))) = (parts.next(), parts.next()) else { continue };
-        let stat = u32::try_from(pid).ok().and_then(Stat::read);
-        if stat.is_none_or(|stat| stat.start_time != start_time) && !is_populated(&directory) {
+        if id_of_dead(&directory).is_some() && !is_populated(&directory) {
             remove(&directory);
         }
     }
+}
+
+/// The mark of the satellite whose cgroup this is, if that satellite has ended.
+fn id_of_dead(directory: &Path) -> Option<&str> {
+    let name = directory.file_name()?.to_str()?.strip_prefix(PREFIX)?;
+    let mut parts = name.splitn(3, '-');
+    let (pid, start_time) = (parts.next()?.parse().ok()?, parts.next()?.parse::<u64>().ok()?);
+    let is_it = |stat: &Stat| stat.alive && stat.start_time == start_time;
+    if Stat::read(pid).as_ref().is_some_and(is_it) { None } else { parts.next() }
+}
+
+/// Whether this is a cgroup of the satellite `id`, and that one has ended: anything else is a stranger's.
+pub(super) fn was_of(directory: &Path, id: &str) -> bool {
+    id_of_dead(directory) == Some(id)
 }
 
 /// Kills all that is in a cgroup that a satellite left, and removes it once it is empty. Answers whether it is gone.
@@ -295,6 +323,8 @@ fn own_directory(mounts: &str, own: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     const HYBRID: &str = "30 24 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro\n\
@@ -316,6 +346,43 @@ mod tests {
         let mounts = "31 30 0:27 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup rw";
         assert_eq!(own_directory(mounts, "0::/docker/abc/app\n").as_deref(), Some(Path::new("/sys/fs/cgroup/app")));
         assert_eq!(own_directory(mounts, "0::/elsewhere\n"), None);
+    }
+
+    #[test]
+    fn a_cgroup_is_known_by_its_name_and_only_once_its_satellite_has_ended() {
+        let own = std::process::id();
+        let start_time = Stat::read(own).unwrap().start_time;
+        let was_of = |name: String, id| was_of(&Path::new("/sys/fs/cgroup").join(name), id);
+        assert!(!was_of(format!("mcp-satellite-{own}-{start_time}-feed"), "feed"), "it runs");
+        assert!(was_of(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "feed"));
+        assert!(!was_of(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "beef"));
+        for name in ["", "system.slice", "mcp-satellite-feed", "mcp-satellite-1-feed", "mcp-satellite--1-1-feed"] {
+            assert!(!was_of(name.to_owned(), "feed"), "{name}");
+        }
+    }
+
+    /// Where no cgroup can be made there is nothing to be tested.
+    #[test]
+    fn who_ends_all_runs_does_not_end_itself() {
+        let Ok(cgroups) = Cgroups::detect("of-a-test").map(Arc::new) else { return };
+        let sleeper = |directory: &Path| {
+            let mut sleeper = Command::new("sleep").arg("3600").spawn().unwrap();
+            let joined = fs::write(directory.join("cgroup.procs"), sleeper.id().to_string());
+            assert!(joined.is_ok() || sleeper.kill().is_err(), "{joined:?}");
+            sleeper
+        };
+        let leaf = cgroups.base.join(LEAF);
+        fs::create_dir_all(&leaf).unwrap();
+        let run = cgroups.create(1, CgroupLimits::default()).unwrap();
+        let (mut ours, mut of_run) = (sleeper(&leaf), sleeper(&run.path));
+        assert!(cgroups.is_populated());
+        cgroups.kill();
+        of_run.wait().unwrap();
+        assert!(!cgroups.is_populated());
+        let lives = ours.try_wait().unwrap().is_none();
+        ours.kill().unwrap();
+        ours.wait().unwrap();
+        assert!(lives);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The one thread that forks. The kernel sends the parent-death signal when the *thread* that forked ends, and threads
 //! of a runtime's blocking pool end whenever they are idle: so there is one thread, and it lasts.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{ChildStderr, ChildStdin, ChildStdout};
 use std::sync::{Arc, mpsc};
 use std::{io, thread};
 
@@ -15,6 +15,7 @@ use super::group::Group;
 use super::holds::Holds;
 use super::launch::{Launch, LaunchError};
 use super::scan::Scanner;
+use super::spawn::Child;
 use super::tree::{Tree, mark};
 use super::userns::Mapper;
 
@@ -33,9 +34,9 @@ struct Order {
 pub(super) struct Started {
     pub(super) tree: Arc<Tree>,
     pub(super) guard: Guard,
-    pub(super) stdin: ChildStdin,
-    pub(super) stdout: ChildStdout,
-    pub(super) stderr: ChildStderr,
+    pub(super) stdin: OwnedFd,
+    pub(super) stdout: OwnedFd,
+    pub(super) stderr: OwnedFd,
 }
 
 impl ForkThread {
@@ -87,21 +88,19 @@ fn start(
     }
     let run = holds.next_run();
     let cgroup = holds.cgroup(run, launch.cgroup_limits);
-    let procs = cgroup.as_ref().map(Cgroup::procs).transpose()?;
+    let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
     // A sandbox holds by itself, and its server gets no variable that was not configured.
     let mark = launch.confinement.is_none().then(|| {
         let (name, value) = mark(holds.satellite(), run);
         launch.environment.insert(name.into(), value.clone().into());
         value
     });
-    let mut child = launch.spawn(procs.as_ref(), mapper.map(Mapper::mapping))?;
-    let group = Group::of(&mut child)?;
+    let Child { pid, stdin, stdout, stderr } =
+        launch.spawn(directory.as_ref().map(AsFd::as_fd), mapper.map(Mapper::mapping))?;
+    let group = Group::of(pid)?;
     holds.ledger.started(run, &launch.instance, group.pid());
     let tree = Arc::new(Tree::new(group, run, cgroup, mark, launch.confinement, Arc::clone(&holds.ledger)));
     holds.take(&tree);
     let guard = Guard { tree: Arc::clone(&tree), holds: Arc::clone(holds), scanner, _fork: fork };
-    match (child.stdin.take(), child.stdout.take(), child.stderr.take()) {
-        (Some(stdin), Some(stdout), Some(stderr)) => Ok(Started { tree, guard, stdin, stdout, stderr }),
-        _ => Err(io::Error::other("a pipe is missing").into()),
-    }
+    Ok(Started { tree, guard, stdin, stdout, stderr })
 }

@@ -8,7 +8,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::seam::ProcessEnd;
@@ -36,13 +35,12 @@ enum Leader {
 impl Group {
     /// Takes charge of a child just started. Where that fails (no descriptor is left for the pidfd), the child and
     /// what it has started are killed.
-    pub(super) fn of(child: &mut Child) -> io::Result<Self> {
-        let pid = Pid::from_child(child);
+    pub(super) fn of(pid: Pid) -> io::Result<Self> {
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Self { pid, pidfd, leader: Mutex::new(Leader::Running) }),
             Err(error) => {
                 let _ = kill_process_group(pid, Signal::KILL);
-                child.wait()?;
+                let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
                 Err(error.into())
             }
         }

@@ -11,7 +11,7 @@ use std::{io, thread};
 use rustix::process::Signal;
 
 use super::census::{Census, Known, mark_of};
-use super::cgroup::{Cgroup, CgroupLimits, Cgroups};
+use super::cgroup::{Cgroup, CgroupLimits, Cgroups, Controllers};
 use super::ledger::{Ledger, Satellite, boot_id, pid_namespace};
 use super::tree::Tree;
 
@@ -62,7 +62,12 @@ impl Holds {
         };
         let (cgroups, description) = match cgroups {
             Ok(cgroups) => {
-                let counts = if cgroups.controllers { "counts memory and processes" } else { "has no controllers" };
+                let counts = match (cgroups.controllers.memory, cgroups.controllers.processes) {
+                    (true, true) => "counts memory and processes",
+                    (true, false) => "counts memory",
+                    (false, true) => "counts processes",
+                    (false, false) => "has no controllers",
+                };
                 let description =
                     format!("a cgroup for each run, under `{}` (which {counts})", cgroups.path().display());
                 (Some(cgroups), description)
@@ -105,9 +110,9 @@ impl Holds {
         self.last_run.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Whether the kernel limits memory and processes of a whole tree.
-    pub(super) fn limits_trees(&self) -> bool {
-        self.cgroups.as_ref().is_some_and(|cgroups| cgroups.controllers)
+    /// What the kernel limits for a whole tree.
+    pub(super) fn controllers(&self) -> Controllers {
+        self.cgroups.as_ref().map(|cgroups| cgroups.controllers).unwrap_or_default()
     }
 
     /// A cgroup for a run; none where there are none, or no further one.

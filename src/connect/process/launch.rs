@@ -1,13 +1,11 @@
 //! What is started, how the child is prepared between fork and exec, and why it could not be started.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -16,11 +14,12 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{AccessFlags, Pid, access, getpid, getppid, setsid};
+use nix::unistd::{Pid, getpid, getppid, setsid};
 
 use super::cgroup::CgroupLimits;
 use super::descriptors;
 use super::limits::Limits;
+use super::spawn::{Child, Image, Stage};
 use super::userns::{self, Mapping};
 
 /// A process to be started. Not `Debug`: arguments and environment hold secrets.
@@ -89,41 +88,26 @@ fn reason(error: &io::Error) -> String {
 }
 
 impl Launch {
-    /// Forks and executes. Blocks, and ties the child's life to that of the calling thread.
-    pub(super) fn spawn(&self, cgroup: Option<&File>, mapping: Option<Mapping>) -> Result<Child, LaunchError> {
-        let mut command = Command::new(&self.command);
+    /// Forks into `cgroup` and executes. Blocks, and ties the child's life to that of the calling thread.
+    pub(super) fn spawn(&self, cgroup: Option<BorrowedFd<'_>>, mapping: Option<Mapping>) -> Result<Child, LaunchError> {
         let handed = self.hand_over()?;
-        if let Some(handed) = &handed {
-            command.arg("--args").arg(handed.as_raw_fd().to_string());
-        }
-        command.args(&self.args).env_clear().envs(&self.environment);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if let Some(directory) = &self.directory {
-            command.current_dir(directory);
-        }
-        let cgroup = cgroup.map(File::as_raw_fd);
-        let (parent, descriptors) = (getpid(), descriptors::of_child()?);
+        let number = handed.as_ref().map(|handed| OsString::from(handed.as_raw_fd().to_string()));
+        let words = number.iter().flat_map(|number| [OsStr::new("--args"), number]);
+        let args = std::iter::once(&*self.command).chain(words).chain(self.args.iter().map(OsString::as_os_str));
+        let image = Image::new(args, self.environment.iter(), self.directory.as_deref())?;
         let preparation = Preparation {
-            parent,
-            cgroup,
-            descriptors,
+            parent: getpid(),
+            descriptors: descriptors::of_child()?,
             handed: handed.as_ref().map(File::as_raw_fd),
             confinement: self.confinement,
             mapping,
         };
-        prepare(&mut command, preparation);
-        // The system gives one error number for all that can fail, so a bad directory is told apart afterwards.
-        command.spawn().map_err(|error| match &self.directory {
-            Some(directory) => match enter(directory) {
-                Err(cause) => LaunchError::Directory(directory.clone(), cause),
-                Ok(()) => error.into(),
-            },
-            None => error.into(),
+        image.spawn(cgroup, || preparation.carry_out()).map_err(|(stage, error)| match (stage, &self.directory) {
+            (Stage::Entering, Some(directory)) => LaunchError::Directory(directory.clone(), error),
+            _ => error.into(),
         })
     }
-}
 
-impl Launch {
     /// The words to hand over, in a file that exists nowhere.
     fn hand_over(&self) -> io::Result<Option<File>> {
         if self.handed.is_empty() {
@@ -139,20 +123,10 @@ impl Launch {
     }
 }
 
-/// Whether `directory` can be made the working directory.
-fn enter(directory: &Path) -> io::Result<()> {
-    if !directory.metadata()?.is_dir() {
-        return Err(Errno::ENOTDIR.into());
-    }
-    Ok(access(directory, AccessFlags::X_OK)?)
-}
-
 /// What a child does to itself between fork and exec.
 #[derive(Clone, Copy)]
 struct Preparation {
     parent: Pid,
-    /// The open file of a cgroup, to be joined.
-    cgroup: Option<RawFd>,
     /// The limits of open files to restore.
     descriptors: Option<(libc::rlim_t, libc::rlim_t)>,
     /// A descriptor that the program is to have.
@@ -161,22 +135,9 @@ struct Preparation {
     mapping: Option<Mapping>,
 }
 
-/// Has `command` prepare its child between fork and exec.
-fn prepare(command: &mut Command, preparation: Preparation) {
-    #[expect(unsafe_code, reason = "there is no other way to run code between fork and exec")]
-    // SAFETY: after the fork of a threaded process only async-signal-safe calls are allowed. `carry_out` makes nothing
-    // but plain system calls, does not allocate, takes no lock, and its captures are copied numbers.
-    unsafe {
-        command.pre_exec(move || preparation.carry_out());
-    }
-}
-
 impl Preparation {
     /// Runs in the child. Every call is async-signal-safe.
     fn carry_out(self) -> io::Result<()> {
-        if let Some(cgroup) = self.cgroup {
-            join(cgroup)?;
-        }
         // A session of its own has a group of its own, and no terminal that it could read from or type into.
         setsid()?;
         if let Some((soft, hard)) = self.descriptors {
@@ -204,24 +165,6 @@ impl Preparation {
         // Blocked since before the fork (see the fork thread), and let through only here: no handler of ours can run in
         // the child.
         Ok(SigSet::empty().thread_set_mask()?)
-    }
-}
-
-/// Puts the calling process into the cgroup whose `cgroup.procs` this is.
-fn join(procs: RawFd) -> io::Result<()> {
-    #[expect(unsafe_code, reason = "the descriptor is held open by the parent during the fork, as a number")]
-    // SAFETY: `procs` is open: it is a copy of a file that the forking thread holds until the child has executed.
-    let procs = unsafe { BorrowedFd::borrow_raw(procs) };
-    Ok(nix::unistd::write(procs, b"0").map(drop)?)
-}
-
-/// Has the child of `command` join a cgroup and then do nothing else: it fails with `ECANCELED` where it could join.
-pub(super) fn join_cgroup_only(command: &mut Command, procs: &File) {
-    let procs = procs.as_raw_fd();
-    #[expect(unsafe_code, reason = "there is no other way to run code between fork and exec")]
-    // SAFETY: one plain system call on a copied number; see `prepare`.
-    unsafe {
-        command.pre_exec(move || join(procs).and(Err(Errno::ECANCELED.into())));
     }
 }
 

@@ -230,10 +230,11 @@ impl Left {
     fn end(&self) -> Option<Reclaimed> {
         let mut killed = HashSet::new();
         let mut instances = HashSet::new();
-        let in_cgroup = self.satellite.cgroup.as_deref().map_or(0, cgroup::population);
+        let cgroup = self.satellite.cgroup.as_deref().filter(|cgroup| cgroup::was_of(cgroup, &self.satellite.id));
+        let in_cgroup = cgroup.map_or(0, cgroup::population);
         let until = Instant::now() + PATIENCE;
         let left = loop {
-            let cgroup_gone = self.satellite.cgroup.as_deref().is_none_or(cgroup::reclaim);
+            let cgroup_gone = cgroup.is_none_or(cgroup::reclaim);
             let found = match Census::take() {
                 Ok(census) => self.find(&census),
                 Err(error) => {

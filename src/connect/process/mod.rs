@@ -1,7 +1,8 @@
 //! Child processes: forked from one lasting thread, each the leader of a session of its own, and gone only when the whole
 //! tree that it started is.
 //!
-//! - `launch` says what is started, and prepares the child between fork and exec; `userns` and `limits` confine it;
+//! - `launch` says what is started, and prepares the child between fork and exec; `spawn` forks and executes; `userns`
+//!   and `limits` confine it;
 //! - `fork` is the thread that does it;
 //! - `tree` is a leader and all that it started: how it is held, signalled and found; `group`, `cgroup` and `census` are
 //!   the means;
@@ -24,12 +25,13 @@ mod launch;
 mod ledger;
 mod limits;
 mod scan;
+mod spawn;
 mod tree;
 mod userns;
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -42,7 +44,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::pipe;
 
-pub(super) use self::cgroup::CgroupLimits;
+pub(super) use self::cgroup::{CgroupLimits, Controllers};
 pub use self::descriptors::raise_descriptor_limit;
 use self::fork::{ForkThread, Started};
 use self::holds::Holds;
@@ -93,9 +95,9 @@ impl Processes {
         ledger::reclaim(data_dir)
     }
 
-    /// Whether memory and processes are limited for whole trees, by the kernel.
-    pub(super) fn limits_trees(&self) -> bool {
-        self.holds.limits_trees()
+    /// What the kernel limits for whole trees.
+    pub(super) fn controllers(&self) -> Controllers {
+        self.holds.controllers()
     }
 
     pub(super) fn held_by(&self) -> String {
@@ -118,7 +120,7 @@ impl Processes {
         let confinement = launch.confinement;
         let started = self.fork.launch(launch, self.scanner.clone()).await?;
         let Started { tree, guard, stdin, stdout, stderr } = started;
-        let mut stderr = pipe::Receiver::from_owned_fd(OwnedFd::from(stderr))?;
+        let mut stderr = pipe::Receiver::from_owned_fd(stderr)?;
         let ended = Leader(Arc::clone(&tree)).watched()?;
         let mut said = Vec::new();
         if let Some(Confinement { sandbox, is_own_failure, .. }) = confinement {
@@ -145,8 +147,8 @@ impl Processes {
             };
         let process = ChildProcess { tree, ended, scanner: self.scanner.clone(), identity, complained };
         Ok(Link {
-            reader: Box::new(pipe::Receiver::from_owned_fd(OwnedFd::from(stdout))?),
-            writer: Box::new(pipe::Sender::from_owned_fd(OwnedFd::from(stdin))?),
+            reader: Box::new(pipe::Receiver::from_owned_fd(stdout)?),
+            writer: Box::new(pipe::Sender::from_owned_fd(stdin)?),
             stderr: Some(stderr),
             process: Box::new(process),
             guard: Box::new(guard),

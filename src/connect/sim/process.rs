@@ -52,10 +52,9 @@ async fn serve(script: Arc<Script>) -> io::Result<i32> {
         });
     }
     let mut pipes = Pipes { stdin: Some(stdin()), stdout: stdout(), stderr: Some(tokio::io::stderr()) };
-    let mut server = Server::new(Arc::clone(&script), Env::Process, Run(0), Instant::now());
+    let server = Server::new(Arc::clone(&script), Env::Process, Run(0), Instant::now());
     if let Some(grandchild) = script.grandchild {
-        let pid = spawn(grandchild)?;
-        server.say(&format!("grandchild {pid}"));
+        spawn(grandchild)?;
     }
     let end = engine::run(&mut pipes, server, &control).await;
     Ok(match (end.signal, end.code) {
@@ -77,22 +76,21 @@ fn stdout() -> Box<dyn AsyncWrite + Send + Unpin> {
 }
 
 /// Starts a process that nobody waits for. It keeps stdout and stderr open, as what package runners leave behind does.
-fn spawn(grandchild: Grandchild) -> io::Result<u32> {
-    let mut command = match grandchild {
-        Grandchild::Plain => Command::new("sleep"),
-        Grandchild::Setsid => {
-            let mut command = Command::new("setsid");
-            command.arg("sleep");
-            command
-        }
-        Grandchild::IgnoreTerm => {
-            let mut command = Command::new("sh");
-            // What is ignored stays ignored in the program that takes the shell's place.
-            command.args(["-c", "trap '' TERM; exec sleep \"$0\""]);
-            command
-        }
+fn spawn(grandchild: Grandchild) -> io::Result<()> {
+    // What is ignored stays ignored in the program that takes the shell's place, and in what the shell forks.
+    const STUBBORN: &str = "trap '' TERM; exec sleep \"$0\"";
+    const ORPHANED: &str = "trap '' TERM; sleep \"$0\" &";
+    let (line, between): (&[&str], bool) = match grandchild {
+        Grandchild::Plain => (&["sleep"], false),
+        Grandchild::IgnoreTerm => (&["sh", "-c", STUBBORN], false),
+        Grandchild::Setsid => (&["setsid", "sleep"], false),
+        Grandchild::DoubleFork => (&["sh", "-c", ORPHANED], true),
+        // The shell is no leader of a group, so `setsid` takes its place and does not fork.
+        Grandchild::Daemon => (&["setsid", "sh", "-c", ORPHANED], true),
     };
-    Ok(command.arg(GRANDCHILD_SECONDS).stdin(Stdio::null()).spawn()?.id())
+    let mut child = Command::new(line[0]).args(&line[1..]).arg(GRANDCHILD_SECONDS).stdin(Stdio::null()).spawn()?;
+    // The one that forks and ends leaves no zombie.
+    if between { child.wait().map(drop) } else { Ok(()) }
 }
 
 /// Ends this process by a signal. Where that is not to be had (it is ignored, as SIGPIPE is, or handled), gives the code

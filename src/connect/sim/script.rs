@@ -100,6 +100,9 @@ pub struct Script {
     /// Lines on stderr each second
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stderr_lines_per_second: u32,
+    /// Bytes on stderr each second, in lines of 1 KiB; what nobody reads in time is not caught up on
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub stderr_bytes_per_second: u64,
     /// Bytes on stderr at the start, before it does anything else
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stderr_burst_bytes: usize,
@@ -143,6 +146,10 @@ pub enum Grandchild {
     IgnoreTerm,
     /// In a session of its own, where no signal to the group reaches it.
     Setsid,
+    /// An orphan from its first moment: forked by a process that has ended. Ignores SIGTERM.
+    DoubleFork,
+    /// Both, as a daemon is. Ignores SIGTERM.
+    Daemon,
 }
 
 impl Default for Script {
@@ -173,6 +180,7 @@ impl Default for Script {
             ignore_sigterm: false,
             ignore_eof: false,
             stderr_lines_per_second: 0,
+            stderr_bytes_per_second: 0,
             stderr_burst_bytes: 0,
             stderr_text: None,
             garbage_lines: 0,
@@ -198,7 +206,10 @@ impl Script {
 
     /// Whether anything is ever written to stderr. Where not, a simulated server has none, and ten thousand save a pipe.
     pub(super) fn writes_stderr(&self) -> bool {
-        self.stderr_lines_per_second > 0 || self.stderr_burst_bytes > 0 || self.stderr_text.is_some()
+        self.stderr_lines_per_second > 0
+            || self.stderr_bytes_per_second > 0
+            || self.stderr_burst_bytes > 0
+            || self.stderr_text.is_some()
     }
 }
 

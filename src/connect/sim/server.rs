@@ -39,6 +39,14 @@ const CANCELLED_MAX: usize = 1024;
 /// Lines at a higher rate than one in this time are printed several at once.
 const CHATTER_TICK: Duration = Duration::from_millis(10);
 
+/// Its output by the byte comes this often, and never more at once than for twice as long.
+const FLOOD_TICK: Duration = Duration::from_millis(10);
+const FLOOD_LINE: [u8; 1024] = {
+    let mut line = [b'#'; 1024];
+    line[1023] = b'\n';
+    line
+};
+
 /// Alternately no JSON, and JSON that is not JSON-RPC.
 const GARBAGE: [&str; 5] = ["npm warn deprecated", r#"{"level":"info"}"#, r#"{"jsonrpc":"2.0","#, "[1,2]", "42"];
 
@@ -107,6 +115,8 @@ struct Timer {
 enum Event {
     Started,
     Chatter,
+    /// Since then nothing was said.
+    Flood(Instant),
     MoreTools,
     End(ProcessEnd),
     Answer(Box<Answer>),
@@ -171,6 +181,9 @@ impl Server {
         } else if script.stderr_text.is_some() {
             self.say_text();
         }
+        if script.stderr_bytes_per_second > 0 {
+            self.set(now + FLOOD_TICK, Event::Flood(now));
+        }
         self.garbage(script.stdout_garbage_at_start);
         match self.vary(script.start_delay) {
             Duration::ZERO => self.started(),
@@ -203,6 +216,14 @@ impl Server {
                     }
                     self.set(now + self.chatter_tick(), Event::Chatter);
                 }
+                Event::Flood(since) => {
+                    let bytes = self.script.stderr_bytes_per_second as f64
+                        * now.duration_since(since).min(2 * FLOOD_TICK).as_secs_f64();
+                    while (self.err.len() as f64) < bytes {
+                        self.err.put_slice(&FLOOD_LINE);
+                    }
+                    self.set(now + FLOOD_TICK, Event::Flood(now));
+                }
                 Event::MoreTools => {
                     self.more_tools += 1;
                     self.out.put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n");
@@ -234,12 +255,6 @@ impl Server {
             (false, Some(_)) => self.terminate(now),
             (false, None) => self.phase = Phase::Ended(ProcessEnd { code: Some(0), signal: None }),
         }
-    }
-
-    /// Prints a line to stderr.
-    pub(super) fn say(&mut self, line: &str) {
-        self.err.put_slice(line.as_bytes());
-        self.err.put_u8(b'\n');
     }
 
     fn say_text(&mut self) {
@@ -356,7 +371,7 @@ impl Server {
         self.timers.retain(|timer| match &timer.event {
             Event::Answer(answer) => answer.ignore_cancel || *answer.id != *id,
             Event::Progress(progress) => progress.ignore_cancel || *progress.id != *id,
-            Event::Started | Event::Chatter | Event::MoreTools | Event::End(_) => true,
+            Event::Started | Event::Chatter | Event::Flood(_) | Event::MoreTools | Event::End(_) => true,
         });
         if self.cancelled.len() < CANCELLED_MAX {
             self.cancelled.push(id.into());

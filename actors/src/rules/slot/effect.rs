@@ -69,11 +69,15 @@ pub enum Effect {
     Spawn {
         /// The incarnation.
         run: Run,
+        /// What it is to be.
+        spec: Arc<InstanceSpec>,
         /// Whether the catalogue must be read before it is ready.
         discover: bool,
     },
     /// End the worker with grace.
     Stop(Run),
+    /// Let the run take no calls any more, and end when those inside are answered.
+    Drain(Run),
     /// Let the run take no calls any more, unless one is inside; then say [`Input::Sleep`].
     TrySleep {
         /// The incarnation.
@@ -117,6 +121,7 @@ impl Effect {
         match self {
             Self::Spawn { .. }
             | Self::Stop(_)
+            | Self::Drain(_)
             | Self::Discover(_)
             | Self::Status { .. }
             | Self::ChargeTeam
@@ -182,6 +187,11 @@ pub enum Told {
         kind: StopKind,
         /// How.
         exit: WorkerExit,
+    },
+    /// A new configuration did not come up beside the old one, which still runs.
+    NotTaken {
+        /// Why.
+        reason: String,
     },
     /// Ended unasked with code 0.
     Exited {

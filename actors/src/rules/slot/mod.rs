@@ -14,18 +14,23 @@
 //!                 Stopping, then: Stopped │ started again │ Over
 //! ```
 //!
-//! There is one incarnation at most: a restart waits until the old run is gone. A later rolling update gets a
-//! `successor` beside the run in `Ready`; the reconnect schedule of a remote instance is a phase between `Ready` and
-//! `Starting`, as `Undiscovered` is for a link that is alive.
+//! One incarnation takes calls, and a restart waits until the old run is gone. A rolling update has a second one beside it
+//! (`beside.rs`). The reconnect schedule of a remote instance will be a phase between `Ready` and `Starting`, as
+//! `Undiscovered` is for a link that is alive.
+//!
+//! Here is what a slot is; `wishes.rs` has what people, the configuration and callers want of it, `runs.rs` what becomes
+//! of its runs.
 
+mod beside;
 mod effect;
 mod phase;
 mod runs;
 mod wishes;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+pub use beside::Beside;
 pub use effect::{Effect, Input, Told};
 pub use phase::{Phase, Then, Want, Why};
 
@@ -51,6 +56,23 @@ pub struct Memo {
     was_ready: bool,
     last_exit: Option<String>,
     last_error: Option<String>,
+    refused_spec: Option<Arc<InstanceSpec>>,
+    /// It is new, and its tools are known from before.
+    recalled: bool,
+}
+
+impl Memo {
+    /// Of a new instance whose tools are known from before, under the same configuration. It says something to one that
+    /// is `lazy` only.
+    pub fn recalled(catalogue: Arc<Catalogue>, now: Instant) -> Self {
+        Self {
+            dormant: Some((now, now)),
+            catalogue: Some(catalogue),
+            was_ready: true,
+            recalled: true,
+            ..Self::default()
+        }
+    }
 }
 
 /// One instance under its team's supervisor.
@@ -80,8 +102,16 @@ pub struct Slot {
     pub initialized_at: Option<Instant>,
     /// Its unwanted exits.
     pub history: History,
+    /// The second incarnation, during a rolling update.
+    pub beside: Option<Beside>,
+    /// A new configuration that did not come up beside the old one.
+    refused_spec: Option<Arc<InstanceSpec>>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
+    /// A caller has come since it last took calls.
+    called: bool,
+    /// Its tools are as they were before the satellite was started: they are read again when it is awake.
+    recalled: bool,
 }
 
 impl Slot {
@@ -100,6 +130,9 @@ impl Slot {
 
     /// An instance whose supervisor died: what it had come to stays, what ran is started again.
     pub fn revive(spec: Arc<InstanceSpec>, memo: &Memo) -> (Self, Vec<Effect>) {
+        if memo.recalled && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || !is_served(&spec)) {
+            return Self::new(spec);
+        }
         let mut slot = Self::blank(spec);
         slot.history = memo.history.clone();
         slot.catalogue.clone_from(&memo.catalogue);
@@ -107,6 +140,8 @@ impl Slot {
         slot.was_ready = memo.was_ready;
         slot.last_exit.clone_from(&memo.last_exit);
         slot.last_error.clone_from(&memo.last_error);
+        slot.refused_spec.clone_from(&memo.refused_spec);
+        slot.recalled = memo.recalled;
         let mut out = Vec::new();
         if memo.stopped {
             slot.want = Want::Stopped;
@@ -118,12 +153,17 @@ impl Slot {
             slot.becomes(Status::PermanentlyFailed, Some(message.clone()), &mut out);
         } else if let Some((since, not_before)) = memo.dormant {
             slot.phase = Phase::Dormant { since, not_before };
-            slot.becomes(Status::Online, None, &mut out);
+            if memo.recalled {
+                out.push(Effect::Status { status: Status::Provisioning, message: None });
+                slot.moves(Cause::Recalled, None, &mut out);
+            } else {
+                slot.becomes(Status::Online, None, &mut out);
+            }
         } else {
             slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
                 // A delay that was running still holds.
-                Some(until) if slot.is_served() => {
+                Some(until) if is_served(&slot.spec) => {
                     let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
                     slot.phase = Phase::Backoff { until, why };
                 }
@@ -153,6 +193,8 @@ impl Slot {
             was_ready: self.was_ready,
             last_exit: self.last_exit.clone(),
             last_error: self.last_error.clone(),
+            refused_spec: self.refused_spec.clone(),
+            recalled: false,
         }
     }
 
@@ -219,8 +261,12 @@ impl Slot {
             | Phase::Failed
             | Phase::Over => None,
         };
+        let drain = match self.beside {
+            Some(Beside::Leaving { drain_until, .. }) => drain_until,
+            Some(Beside::Queued { .. } | Beside::Starting { .. }) | None => None,
+        };
         let permit = self.permit.map(|(_, until)| until);
-        own.into_iter().chain(permit).min()
+        own.into_iter().chain(drain).chain(permit).min()
     }
 
     /// The one way a slot changes.
@@ -240,6 +286,7 @@ impl Slot {
                 if self.run() == Some(run) {
                     self.pid = pid;
                 }
+                self.on_spawned_beside(run, pid);
             }
             Input::Initialized(run) => self.on_initialized(now, run, &mut out),
             Input::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
@@ -284,23 +331,23 @@ impl Slot {
             last_error: None,
             initialized_at: None,
             history: History::default(),
+            beside: None,
+            refused_spec: None,
             permit: None,
+            called: false,
+            recalled: false,
             was_ready: false,
         }
     }
 
     /// The satellite takes a configured instance: `command_received`, and a permit is asked for.
     fn take(&mut self, out: &mut Vec<Effect>) {
-        if self.is_served() {
+        if is_served(&self.spec) {
             self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
             self.queue(Why::First, false, out);
         } else {
             self.unserved(out);
         }
-    }
-
-    fn is_served(&self) -> bool {
-        matches!(self.spec.target, Target::Stdio { .. })
     }
 
     fn unserved(&mut self, out: &mut Vec<Effect>) {
@@ -316,7 +363,7 @@ impl Slot {
     }
 
     fn again(&mut self, why: Why, out: &mut Vec<Effect>) {
-        if !self.is_served() {
+        if !is_served(&self.spec) {
             self.unserved(out);
             return;
         }
@@ -332,12 +379,7 @@ impl Slot {
     }
 
     fn ready(&mut self, now: Instant, run: Run, why: &Why, since: Instant, out: &mut Vec<Effect>) {
-        let policy = &self.spec.policy.idle;
-        let look_at = match self.spec.keep {
-            Keep::Listed => idle::first_look(policy, now),
-            Keep::AlwaysOn => None,
-        };
-        self.phase = Phase::Ready { run, since: now, look_at };
+        self.opens(now, run);
         let first = !std::mem::replace(&mut self.was_ready, true);
         let told = match why {
             Why::Wake { since, asked } => Told::Respawned {
@@ -359,10 +401,27 @@ impl Slot {
         }
         out.push(Effect::Tell(told));
         out.push(Effect::Admit(run));
+        if std::mem::take(&mut self.recalled) {
+            out.push(Effect::Discover(run));
+        }
+        let called = std::mem::take(&mut self.called);
+        if self.spec.keep == Keep::Lazy && !called {
+            out.push(Effect::TrySleep { run, idle: Duration::ZERO });
+        }
     }
 
-    /// Ends the run that is there. One that was to sleep is being ended already.
+    fn opens(&mut self, now: Instant, run: Run) {
+        let policy = &self.spec.policy.idle;
+        let look_at = match self.spec.keep {
+            Keep::Listed | Keep::Lazy => idle::first_look(policy, now),
+            Keep::AlwaysOn => None,
+        };
+        self.phase = Phase::Ready { run, since: now, look_at };
+    }
+
+    /// Ends the run that is there, and what is beside it. One that was to sleep is being ended already.
     fn end_run(&mut self, kind: StopKind, then: Then, out: &mut Vec<Effect>) {
+        self.dismiss(kind, out);
         let Some(run) = self.run() else { return };
         if !matches!(self.phase, Phase::FallingAsleep { .. }) {
             out.push(Effect::Stop(run));
@@ -392,6 +451,13 @@ impl Slot {
 
     fn denied(&self, why: &str) -> Effect {
         Effect::Denied(format!("nothing was done with `{}`: {why}", self.spec.name))
+    }
+
+    /// One start at a time holds a permit: an earlier one is on its way out.
+    fn hold_permit(&mut self, now: Instant, run: Run, at_most: Duration, out: &mut Vec<Effect>) {
+        if let Some((held, _)) = self.permit.replace((run, now + at_most)) {
+            out.push(Effect::ReleasePermit(held));
+        }
     }
 
     fn release(&mut self, run: Run, out: &mut Vec<Effect>) {
@@ -431,6 +497,10 @@ impl Slot {
         self.message.clone_from(&message);
         out.push(Effect::Status { status, message });
     }
+}
+
+fn is_served(spec: &InstanceSpec) -> bool {
+    matches!(spec.target, Target::Stdio { .. })
 }
 
 fn refuse_ending(kind: StopKind) -> Effect {

@@ -15,9 +15,8 @@ use crate::rules::restart::{self, Verdict};
 
 impl Slot {
     pub(super) fn on_granted(&mut self, now: Instant, run: Run, out: &mut Vec<Effect>) {
-        // A grant that crossed a withdrawal on its way is given back.
         let Phase::Queued { why, .. } = &self.phase else {
-            out.push(Effect::ReleasePermit(run));
+            self.on_granted_beside(now, run, out);
             return;
         };
         let why = why.clone();
@@ -25,16 +24,17 @@ impl Slot {
         self.restarts += u64::from(matches!(why, Why::Again { .. }));
         let discover = !wake || self.catalogue.is_none();
         self.phase = Phase::Starting { run, why, since: now };
-        self.permit = Some((run, now + self.spec.policy.session.permit_hold_max));
+        self.hold_permit(now, run, self.spec.policy.session.permit_hold_max, out);
         self.pid = None;
         self.initialized_at = None;
         if !wake {
             self.moves(Cause::Attempt, Some("starting".to_owned()), out);
         }
-        out.push(Effect::Spawn { run, discover });
+        out.push(Effect::Spawn { run, spec: self.spec.clone(), discover });
     }
 
     pub(super) fn on_initialized(&mut self, now: Instant, run: Run, out: &mut Vec<Effect>) {
+        self.on_initialized_beside(now, run);
         let Phase::Starting { run: current, why, since } = &self.phase else { return };
         if *current != run {
             return;
@@ -51,6 +51,7 @@ impl Slot {
 
     pub(super) fn on_discovered(&mut self, now: Instant, run: Run, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
         if self.run() != Some(run) {
+            self.on_discovered_beside(now, run, catalogue, out);
             return;
         }
         match &self.phase {
@@ -86,13 +87,15 @@ impl Slot {
         }
     }
 
-    fn learn(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
+    pub(super) fn learn(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
+        self.recalled = false;
         let before = self.catalogue.replace(catalogue.clone());
         out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }
 
     pub(super) fn on_discovery_failed(&mut self, now: Instant, run: Run, reason: String, out: &mut Vec<Effect>) {
         if self.run() != Some(run) {
+            self.on_discovery_failed_beside(run, &reason, out);
             return;
         }
         let (why, since, attempt) = match &self.phase {
@@ -126,6 +129,7 @@ impl Slot {
     pub(super) fn on_ended(&mut self, now: Instant, run: Run, exit: WorkerExit, out: &mut Vec<Effect>) {
         self.release(run, out);
         if self.run() != Some(run) {
+            self.on_ended_beside(run, exit, out);
             return;
         }
         let old_pid = exit.pid.or(self.pid);
@@ -135,6 +139,9 @@ impl Slot {
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Stopping { kind, then, .. } => {
                 out.push(Effect::Tell(Told::Stopped { kind, exit }));
+                if self.lingers(kind, &then, out) {
+                    return;
+                }
                 match then {
                     Then::Stop => {
                         self.stopped(out);
@@ -150,6 +157,7 @@ impl Slot {
                 out.push(Effect::Tell(Told::Dormant { pid: old_pid, idle, last_activity }));
                 self.phase = Phase::Dormant { since: now, not_before: now };
             }
+            Phase::Ready { .. } if self.has_successor() => self.succeeds(now, &exit, old_pid, out),
             // Or it ended by itself in the moment in which it was to sleep.
             Phase::Ready { .. } | Phase::FallingAsleep { .. } => self.unwanted(now, &exit, old_pid, true, out),
             Phase::Starting { .. } | Phase::Undiscovered { .. } => self.unwanted(now, &exit, old_pid, false, out),
@@ -171,7 +179,7 @@ impl Slot {
         let policy = &self.spec.policy.restart;
         let verdict = self.history.charge(policy, now, crash, exit.ran.unwrap_or_default());
         out.push(Effect::ChargeTeam);
-        let sleeps = ready && !crash && self.spec.keep == Keep::Listed;
+        let sleeps = ready && !crash && self.spec.keep != Keep::AlwaysOn;
         let reason = exit.reason();
         if crash {
             self.last_error = Some(reason.clone());
@@ -224,6 +232,8 @@ impl Slot {
         {
             self.release(run, out);
         }
+        self.on_tick_beside(now, out);
+        let alone = self.beside.is_none();
         match &mut self.phase {
             Phase::Backoff { until, why } if now >= *until => {
                 let why = why.clone();
@@ -243,11 +253,12 @@ impl Slot {
                 *look_at = match verdict {
                     Some(idle::Verdict::LookAgain(at)) => at,
                     // Looked at again if a call slips in.
-                    Some(idle::Verdict::Idle(idle)) => {
+                    Some(idle::Verdict::Idle(idle)) if alone => {
                         out.push(Effect::TrySleep { run: *run, idle });
                         idle::next_look(policy, *since, now)
                     }
-                    None => idle::next_look(policy, *since, now),
+                    // A rolling update comes first.
+                    Some(idle::Verdict::Idle(_)) | None => idle::next_look(policy, *since, now),
                 };
             }
             // Nothing is due.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Effect, Phase, Slot, Then, Want, Why, ending, refuse_ending};
+use super::{Effect, Phase, Slot, Then, Want, Why, ending, is_served, refuse_ending};
 use crate::model::event::{RestartReason, StopKind};
-use crate::model::spec::InstanceSpec;
+use crate::model::spec::{InstanceSpec, OnUpdate};
 use crate::model::status::{Cause, Status};
 
 impl Slot {
@@ -55,6 +55,7 @@ impl Slot {
     }
 
     pub(super) fn on_stop(&mut self, out: &mut Vec<Effect>) {
+        self.takes_what_is_configured();
         match &mut self.phase {
             Phase::Queued { .. } => {
                 out.push(Effect::WithdrawPermit);
@@ -83,11 +84,16 @@ impl Slot {
 
     fn stop_now(&mut self, out: &mut Vec<Effect>) {
         self.want = Want::Stopped;
-        self.stopped(out);
+        if self.lingers(StopKind::Manual, &Then::Stop, out) {
+            self.moves(Cause::Stopped, Some("stopping".to_owned()), out);
+        } else {
+            self.stopped(out);
+        }
         self.refuse(out);
     }
 
     pub(super) fn on_restart(&mut self, out: &mut Vec<Effect>) {
+        self.takes_what_is_configured();
         match self.phase {
             Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
                 self.history.clear();
@@ -96,6 +102,7 @@ impl Slot {
                 self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
             }
             Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
+                self.dismiss(StopKind::Manual, out);
                 self.history.clear();
                 self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
                 self.begin_again(RestartReason::Manual, None, out);
@@ -117,10 +124,18 @@ impl Slot {
         if matches!(self.phase, Phase::Over | Phase::Stopping { then: Then::Over, .. }) {
             return;
         }
-        self.spec = spec;
-        self.history.clear();
-        self.catalogue = None;
-        let (complete, served) = (self.spec.missing.is_empty(), self.is_served());
+        // It did not come up, and its supervisor, which died, is told of it again.
+        if self.refused_spec.as_ref() == Some(&spec) {
+            return;
+        }
+        let (complete, served) = (spec.missing.is_empty(), is_served(&spec));
+        let rolls = spec.on_update == OnUpdate::Rolling && complete && served;
+        if rolls && matches!(self.phase, Phase::Ready { .. }) {
+            self.roll(spec, out);
+            return;
+        }
+        self.takes_on(spec);
+        self.dismiss(StopKind::Config, out);
         match &mut self.phase {
             Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
                 let again = Why::Again { reason: RestartReason::Config, old_pid: self.pid, attempt: 0 };
@@ -181,6 +196,7 @@ impl Slot {
     }
 
     pub(super) fn on_end(&mut self, kind: StopKind, out: &mut Vec<Effect>) {
+        self.dismiss(kind, out);
         match &mut self.phase {
             Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
                 self.end_run(kind, Then::Over, out);
@@ -193,20 +209,30 @@ impl Slot {
             }
             Phase::Queued { .. } => {
                 out.push(Effect::WithdrawPermit);
-                self.over(out);
+                self.over_when_alone(kind, out);
             }
             Phase::Unconfigured
             | Phase::Unserved
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
             | Phase::Stopped
-            | Phase::Failed => self.over(out),
+            | Phase::Failed => self.over_when_alone(kind, out),
             Phase::Over => {}
         }
         out.push(refuse_ending(kind));
     }
 
+    fn over_when_alone(&mut self, kind: StopKind, out: &mut Vec<Effect>) {
+        if self.lingers(kind, &Then::Over, out) {
+            self.moves(Cause::Stopped, Some(ending(kind).to_owned()), out);
+        } else {
+            self.over(out);
+        }
+    }
+
     pub(super) fn on_call(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        // One that is let in at once is no reason to stay awake for.
+        self.called |= self.open_run().is_none();
         match &mut self.phase {
             Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => out.push(Effect::Admit(*run)),
             Phase::Dormant { since, not_before } => {

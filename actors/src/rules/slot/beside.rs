@@ -1,0 +1,312 @@
+//! A second incarnation beside the one that takes calls, for a configuration that is rolled out: make, then break.
+//!
+//! ```text
+//!            Granted               Discovered: calls move over
+//!  Queued ─────────────▶ Starting ─────────────────────────────▶ Leaving (the old run, while its calls finish)
+//!    ▲                      │
+//!    └── the next update ── Leaving (the new run: it did not come up, or is not wanted any more)
+//! ```
+//!
+//! Queued and Starting are there beside `Ready` only. What is Leaving may stay beside any phase: it changes no decision,
+//! but a stop, an uninstall and a shutdown are done when it is gone, too. Only a rolling update lets anything drain; every
+//! other wish ends what is beside at once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Effect, Phase, Slot, Then, Told, Why};
+use crate::model::catalogue::Catalogue;
+use crate::model::event::{RestartReason, StopKind};
+use crate::model::exit::WorkerExit;
+use crate::model::ids::Run;
+use crate::model::spec::InstanceSpec;
+use crate::model::status::Cause;
+
+/// A policy's time may be beyond what a clock shows.
+const DRAIN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The second incarnation.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Beside {
+    /// The new one waits for a start permit.
+    Queued {
+        /// What it is to be.
+        spec: Arc<InstanceSpec>,
+    },
+    /// The new one comes up.
+    Starting {
+        /// The incarnation.
+        run: Run,
+        /// What it is to be.
+        spec: Arc<InstanceSpec>,
+        /// When its permit was granted.
+        since: Instant,
+        /// Its process.
+        pid: Option<u32>,
+        /// When it was initialized.
+        initialized_at: Option<Instant>,
+    },
+    /// One that takes no calls, and goes.
+    Leaving {
+        /// The incarnation.
+        run: Run,
+        /// Why, for the event.
+        kind: StopKind,
+        /// Its calls may finish until then; none if it was told to end.
+        drain_until: Option<Instant>,
+        /// What is to be started beside the current run when it is gone.
+        next: Option<Arc<InstanceSpec>>,
+    },
+}
+
+impl Beside {
+    /// The incarnation, where there is one.
+    pub fn run(&self) -> Option<Run> {
+        match self {
+            Self::Queued { .. } => None,
+            Self::Starting { run, .. } | Self::Leaving { run, .. } => Some(*run),
+        }
+    }
+
+    /// The configuration that is on its way.
+    fn next(&self) -> Option<&Arc<InstanceSpec>> {
+        match self {
+            Self::Queued { spec } | Self::Starting { spec, .. } => Some(spec),
+            Self::Leaving { next, .. } => next.as_ref(),
+        }
+    }
+}
+
+impl Slot {
+    /// Starts the new configuration beside the run that takes calls, or beside nothing if it is the one that runs.
+    pub(super) fn roll(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
+        self.refused_spec = None;
+        let next = (*spec != *self.spec).then_some(spec);
+        let message = next.is_some().then(|| "its new configuration is started beside the old one".to_owned());
+        self.beside = match (self.beside.take(), next) {
+            (None, Some(spec)) => {
+                out.push(Effect::RequestPermit { urgent: false });
+                Some(Beside::Queued { spec })
+            }
+            (Some(Beside::Queued { .. }), Some(spec)) => Some(Beside::Queued { spec }),
+            (Some(Beside::Queued { .. }), None) => {
+                out.push(Effect::WithdrawPermit);
+                None
+            }
+            (Some(Beside::Starting { run, .. }), next) => Some(leave(run, next, out)),
+            // The calls of the one before finish first: there are two at most.
+            (Some(Beside::Leaving { run, kind, drain_until, .. }), next) => {
+                Some(Beside::Leaving { run, kind, drain_until, next })
+            }
+            (None, None) => None,
+        };
+        self.remark(message, out);
+    }
+
+    /// A permit for the run beside, if one waits for it.
+    pub(super) fn on_granted_beside(&mut self, now: Instant, run: Run, out: &mut Vec<Effect>) {
+        let Some(Beside::Queued { spec }) = &self.beside else {
+            // A grant that crossed a withdrawal on its way is given back.
+            out.push(Effect::ReleasePermit(run));
+            return;
+        };
+        let spec = spec.clone();
+        self.hold_permit(now, run, spec.policy.session.permit_hold_max, out);
+        out.push(Effect::Spawn { run, spec: spec.clone(), discover: true });
+        self.beside = Some(Beside::Starting { run, spec, since: now, pid: None, initialized_at: None });
+    }
+
+    pub(super) fn on_spawned_beside(&mut self, run: Run, its_pid: Option<u32>) {
+        if let Some(Beside::Starting { run: its, pid, .. }) = &mut self.beside
+            && *its == run
+        {
+            *pid = its_pid;
+        }
+    }
+
+    pub(super) fn on_initialized_beside(&mut self, now: Instant, run: Run) {
+        if let Some(Beside::Starting { run: its, initialized_at, .. }) = &mut self.beside
+            && *its == run
+        {
+            *initialized_at = Some(now);
+        }
+    }
+
+    /// The new run is up: calls move over to it, and the old one drains.
+    pub(super) fn on_discovered_beside(
+        &mut self,
+        now: Instant,
+        run: Run,
+        catalogue: Arc<Catalogue>,
+        out: &mut Vec<Effect>,
+    ) {
+        let (old, Some(Beside::Starting { run: its, spec, pid, initialized_at, .. })) = (self.open_run(), &self.beside)
+        else {
+            return;
+        };
+        let (Some(old), true) = (old, *its == run) else { return };
+        let (spec, old_pid) = (spec.clone(), std::mem::replace(&mut self.pid, *pid));
+        self.initialized_at = *initialized_at;
+        let session = &self.spec.policy.session;
+        let patience = session.request_timeout_max.max(session.request_timeout).min(DRAIN_MAX);
+        let drain_until = Some(now + patience);
+        self.beside = Some(Beside::Leaving { run: old, kind: StopKind::Config, drain_until, next: None });
+        self.spec = spec;
+        self.history.clear();
+        self.restarts += 1;
+        self.learn(catalogue, out);
+        self.opens(now, run);
+        out.push(Effect::Drain(old));
+        self.remark(None, out);
+        out.push(Effect::Tell(Told::Restarted { reason: RestartReason::Config, old_pid, attempt: 0 }));
+        out.push(Effect::Admit(run));
+    }
+
+    pub(super) fn on_discovery_failed_beside(&mut self, run: Run, reason: &str, out: &mut Vec<Effect>) {
+        if let Some(Beside::Starting { run: its, spec, .. }) = &self.beside
+            && *its == run
+        {
+            let spec = spec.clone();
+            self.beside = Some(leave(run, None, out));
+            self.refuses(spec, format!("cannot read its tools: {reason}"), out);
+        }
+    }
+
+    /// The run beside is gone.
+    pub(super) fn on_ended_beside(&mut self, run: Run, exit: WorkerExit, out: &mut Vec<Effect>) {
+        match self.beside.take_if(|beside| beside.run() == Some(run)) {
+            Some(Beside::Starting { spec, .. }) => self.refuses(spec, exit.reason(), out),
+            Some(Beside::Leaving { kind, next, .. }) => {
+                out.push(Effect::Tell(Told::Stopped { kind, exit }));
+                if let Some(spec) = next {
+                    out.push(Effect::RequestPermit { urgent: false });
+                    self.beside = Some(Beside::Queued { spec });
+                }
+            }
+            Some(Beside::Queued { .. }) | None => {}
+        }
+    }
+
+    /// The old run goes on with the old configuration. Nothing is charged, and nothing is tried again by itself.
+    fn refuses(&mut self, spec: Arc<InstanceSpec>, reason: String, out: &mut Vec<Effect>) {
+        let name = &self.spec.name;
+        let message = format!(
+            "the new configuration did not come up: {reason}; the old one still runs (`satellite restart {name}` starts the new one)"
+        );
+        self.refused_spec = Some(spec);
+        out.push(Effect::Tell(Told::NotTaken { reason: reason.clone() }));
+        self.last_error = Some(reason);
+        self.remark(Some(message), out);
+    }
+
+    /// The current run ended unasked with a new configuration on its way: that one is what is started now.
+    pub(super) fn succeeds(&mut self, now: Instant, exit: &WorkerExit, old_pid: Option<u32>, out: &mut Vec<Effect>) {
+        let Some(beside) = self.beside.take() else { return };
+        let Some(spec) = beside.next().cloned() else {
+            self.beside = Some(beside);
+            return;
+        };
+        let (crash, reason) = (exit.is_crash(), exit.reason());
+        // What the old configuration did is charged to the team, and forgotten with it.
+        let policy = &self.spec.policy.restart;
+        let _ = self.history.charge(policy, now, crash, exit.ran.unwrap_or_default());
+        let (count, exit) = (self.history.in_window(policy, now), exit.clone());
+        out.push(Effect::ChargeTeam);
+        out.push(Effect::Tell(if crash {
+            self.last_error = Some(reason.clone());
+            Told::Crashed { exit, count, will_restart: true }
+        } else {
+            Told::Exited { exit, will_restart: true }
+        }));
+        self.takes_on(spec);
+        let message = format!("starting with its new configuration; under the old one it ended: {reason}");
+        self.moves(Cause::Ended, Some(message), out);
+        let why = Why::Again { reason: RestartReason::Config, old_pid, attempt: 0 };
+        match beside {
+            // Its permit is asked for already.
+            Beside::Queued { .. } => self.phase = Phase::Queued { why, urgent: false },
+            Beside::Starting { run, since, pid, initialized_at, .. } => {
+                self.restarts += 1;
+                self.pid = pid;
+                self.initialized_at = initialized_at;
+                self.phase = Phase::Starting { run, why, since };
+                if initialized_at.is_some() {
+                    self.moves(Cause::Initialized, None, out);
+                }
+            }
+            Beside::Leaving { run, kind, drain_until, .. } => {
+                self.beside = Some(Beside::Leaving { run, kind, drain_until, next: None });
+                self.queue(why, false, out);
+            }
+        }
+    }
+
+    /// Whether a new configuration is on its way beside the current run.
+    pub(super) fn has_successor(&self) -> bool {
+        self.beside.as_ref().is_some_and(|beside| beside.next().is_some())
+    }
+
+    /// A decision of a person is about what is configured, also where that did not come up or has not yet.
+    pub(super) fn takes_what_is_configured(&mut self) {
+        let waiting = self.beside.as_ref().and_then(Beside::next).cloned();
+        if let Some(spec) = waiting.or_else(|| self.refused_spec.clone()) {
+            self.takes_on(spec);
+        }
+    }
+
+    pub(super) fn takes_on(&mut self, spec: Arc<InstanceSpec>) {
+        self.spec = spec;
+        self.refused_spec = None;
+        self.catalogue = None;
+        self.recalled = false;
+        self.history.clear();
+    }
+
+    /// Ends what is beside, at once.
+    pub(super) fn dismiss(&mut self, kind: StopKind, out: &mut Vec<Effect>) {
+        match self.beside.take() {
+            Some(Beside::Queued { .. }) => out.push(Effect::WithdrawPermit),
+            Some(Beside::Starting { run, .. }) => {
+                out.push(Effect::Stop(run));
+                self.beside = Some(Beside::Leaving { run, kind, drain_until: None, next: None });
+            }
+            Some(Beside::Leaving { run, drain_until, .. }) => {
+                if drain_until.is_some() {
+                    out.push(Effect::Stop(run));
+                }
+                self.beside = Some(Beside::Leaving { run, kind, drain_until: None, next: None });
+            }
+            None => {}
+        }
+    }
+
+    /// With no current run left: whether there is one beside, which is waited for before `then`.
+    pub(super) fn lingers(&mut self, kind: StopKind, then: &Then, out: &mut Vec<Effect>) -> bool {
+        self.dismiss(kind, out);
+        let Some(run) = self.beside.take().and_then(|beside| beside.run()) else { return false };
+        self.phase = Phase::Stopping { run, kind, then: then.clone() };
+        true
+    }
+
+    /// The time for the calls of the one that drains is over.
+    pub(super) fn on_tick_beside(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        if let Some(Beside::Leaving { run, drain_until, .. }) = &mut self.beside
+            && drain_until.is_some_and(|until| now >= until)
+        {
+            *drain_until = None;
+            out.push(Effect::Stop(*run));
+        }
+    }
+
+    /// Says something else beside the same status.
+    fn remark(&mut self, message: Option<String>, out: &mut Vec<Effect>) {
+        if self.message != message {
+            self.becomes(self.status, message, out);
+        }
+    }
+}
+
+fn leave(run: Run, next: Option<Arc<InstanceSpec>>, out: &mut Vec<Effect>) -> Beside {
+    out.push(Effect::Stop(run));
+    Beside::Leaving { run, kind: StopKind::Config, drain_until: None, next }
+}

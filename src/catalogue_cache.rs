@@ -1,0 +1,379 @@
+//! The tools of servers that are started only when they are called, kept over restarts of the satellite: one file for
+//! each configuration in `DIR/catalogues/`.
+//!
+//! A file is named by a keyed hash of the whole configuration, values included, so that a change of any of them is
+//! another name. The key is random and never leaves the directory: from a name nobody can find out a short secret by
+//! trying. What cannot be used, for whatever reason, is not cached: the server is started to be discovered.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::{DirBuilder, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::snapshot::Snapshot;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
+use nix::fcntl::OFlag;
+use ring::rand::SystemRandom;
+use ring::{hmac, rand};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// The form of a file, and of what its name is a hash of. Another form is another name.
+const FORM: u32 = 1;
+/// A larger file is none of ours.
+const FILE_MAX: u64 = 256 << 20;
+/// What changes within this time is looked at once.
+const SETTLE: Duration = Duration::from_millis(500);
+const KEY: &str = "key";
+const KEY_BYTES: usize = 32;
+
+/// A file's content.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    form: u32,
+    /// Its own name: a file under another one is not what it seems.
+    name: String,
+    tools: Vec<Box<RawValue>>,
+}
+
+/// The directory.
+pub(crate) struct CatalogueCache {
+    directory: PathBuf,
+    key: hmac::Key,
+    kept: Mutex<HashMap<InstanceId, Kept>>,
+}
+
+/// Whose tools are kept.
+struct Kept {
+    /// Of its configuration: one before it may still run.
+    name: String,
+    /// As they were read or written last.
+    last: Option<Arc<Catalogue>>,
+}
+
+impl CatalogueCache {
+    /// The cache in this data directory, which is made if it is not there.
+    pub(crate) fn open(data_dir: &Path) -> std::io::Result<Self> {
+        let directory = data_dir.join("catalogues");
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        let key = match read(&directory.join(KEY)) {
+            Ok(key) if key.len() == KEY_BYTES => key,
+            // With another key every name is another one: nothing is cached.
+            unusable => {
+                if let Some(why) = why_unusable(&unusable) {
+                    tracing::warn!(why, "the key of the cached catalogues cannot be used; there is a new one");
+                }
+                let key: [u8; KEY_BYTES] = rand::generate(&SystemRandom::new())
+                    .map_err(|_| std::io::Error::other("the system gives no random numbers"))?
+                    .expose();
+                write(&directory, KEY, &key)?;
+                key.to_vec()
+            }
+        };
+        Ok(Self { directory, key: hmac::Key::new(hmac::HMAC_SHA256, &key), kept: Mutex::default() })
+    }
+
+    /// From now on the tools of these are kept, and of no others: what is there of others is removed. Returns what is
+    /// known of each.
+    pub(crate) fn keep(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, Arc<Catalogue>> {
+        let lazy = || specs.iter().filter(|spec| spec.keep == Keep::Lazy);
+        let known: HashMap<_, _> = lazy().filter_map(|spec| Some((spec.id.clone(), self.read(spec)?))).collect();
+        let keep = |spec: &InstanceSpec| Kept { name: self.name(spec), last: known.get(&spec.id).cloned() };
+        let keep: HashMap<_, _> = lazy().map(|spec| (spec.id.clone(), keep(spec))).collect();
+        self.remove_all_but(&keep.values().map(|kept| kept.name.as_str()).chain([KEY]).collect());
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = keep;
+        known
+    }
+
+    /// Keeps what is discovered, until the runtime has ended.
+    pub(crate) async fn watch(self: Arc<Self>, runtime: RuntimeHandle) {
+        let mut snapshots = runtime.watch();
+        while snapshots.changed().await.is_ok() {
+            tokio::time::sleep(SETTLE).await;
+            let snapshot = snapshots.borrow_and_update().clone();
+            let this = self.clone();
+            // An error says that the thread panicked: what it did not write is discovered again.
+            let _ = tokio::task::spawn_blocking(move || this.store(&snapshot)).await;
+        }
+    }
+
+    /// Keeps what is new in this picture.
+    pub(crate) fn store(&self, snapshot: &Snapshot) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        for (id, Kept { name, last }) in kept.iter_mut() {
+            let Some(view) = snapshot.get(id) else { continue };
+            let Some(now) = &view.catalogue else { continue };
+            let is_known = last.as_ref().is_some_and(|last| Arc::ptr_eq(last, now));
+            if is_known || self.name(&view.spec) != *name {
+                continue;
+            }
+            if let Err(error) = self.write(&view.spec, now) {
+                tracing::warn!(installation_name = %view.spec.name, %error, "cannot keep the tools of a lazy server");
+            }
+            *last = Some(now.clone());
+        }
+    }
+
+    fn read(&self, spec: &InstanceSpec) -> Option<Arc<Catalogue>> {
+        let name = self.name(spec);
+        let entry = read(&self.directory.join(&name)).and_then(|bytes| {
+            let entry: Entry = serde_json::from_slice(&bytes)?;
+            if entry.form != FORM || entry.name != name {
+                return Err(std::io::Error::new(ErrorKind::InvalidData, "it is of another form or configuration"));
+            }
+            let tools = entry.tools.into_iter().map(Tool::parse).collect::<Result<_, _>>()?;
+            Ok(Catalogue { tools })
+        });
+        match entry {
+            Ok(catalogue) => Some(Arc::new(catalogue)),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => {
+                tracing::warn!(installation_name = %spec.name, %error, "a cached catalogue cannot be used; the server is started to be discovered");
+                None
+            }
+        }
+    }
+
+    fn write(&self, spec: &InstanceSpec, catalogue: &Catalogue) -> std::io::Result<()> {
+        let name = self.name(spec);
+        let tools = catalogue.tools.iter().map(|tool| tool.raw.clone()).collect();
+        let bytes = serde_json::to_vec(&Entry { form: FORM, name: name.clone(), tools })?;
+        write(&self.directory, &name, &bytes)
+    }
+
+    fn remove_all_but(&self, wanted: &HashSet<&str>) {
+        let Ok(entries) = self.directory.read_dir() else { return };
+        for entry in entries.flatten() {
+            if entry.file_name().to_str().is_none_or(|name| !wanted.contains(name))
+                && let Err(error) = std::fs::remove_file(entry.path())
+            {
+                tracing::warn!(%error, "cannot remove a cached catalogue that is not wanted any more");
+            }
+        }
+    }
+
+    /// Every part with its length before it, so that no two configurations come to the same bytes.
+    fn name(&self, spec: &InstanceSpec) -> String {
+        let mut hash = hmac::Context::with_key(&self.key);
+        let mut part = |bytes: &[u8]| {
+            hash.update(&bytes.len().to_le_bytes());
+            hash.update(bytes);
+        };
+        let InstanceSpec { id, target, args, env, headers, query, missing, keep, policy, .. } = spec;
+        part(format!("{FORM} {id:?} {target:?} {missing:?} {keep:?} {policy:?}").as_bytes());
+        for values in [env, headers, query] {
+            part(&values.len().to_le_bytes());
+            for (name, value) in values as &BTreeMap<String, Secret> {
+                part(name.as_bytes());
+                part(value.expose().as_bytes());
+            }
+        }
+        for argument in args {
+            part(argument.expose().as_bytes());
+        }
+        hash.sign().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+fn why_unusable(read: &std::io::Result<Vec<u8>>) -> Option<String> {
+    match read {
+        Ok(_) => Some("it has another length".to_owned()),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// Reads a file that only we can have written.
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let no_link = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = File::options().read(true).custom_flags(no_link.bits()).open(path)?;
+    let about = file.metadata()?;
+    let ours = about.is_file() && about.uid() == nix::unistd::geteuid().as_raw() && about.mode() & 0o022 == 0;
+    if !ours || about.len() > FILE_MAX {
+        return Err(std::io::Error::new(ErrorKind::InvalidData, "it is not a file of ours"));
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Whoever reads it finds all of it, or what was there before.
+fn write(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let (unfinished, path) = (directory.join(format!("{name}.new")), directory.join(name));
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        // Of a satellite that was killed while it wrote.
+        Ok(()) | Err(_) => {}
+    }
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(unfinished, path)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use mcp_satellite_actors::model::spec::{InstanceConfig, Layer, OnUpdate, Target, Value};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn spec(change: impl FnOnce(&mut InstanceConfig)) -> InstanceSpec {
+        let mut config = InstanceConfig {
+            team: "team_acme".into(),
+            team_slug: "acme".into(),
+            user: "user_alice".into(),
+            user_slug: "alice".into(),
+            installation: "abc123".into(),
+            server: "files".into(),
+            target: Target::Stdio { command: "files".to_owned(), cwd: None },
+            server_layer: Layer { args: vec!["a".into()], ..Layer::default() },
+            team_layer: Layer::default(),
+            user_layer: Layer::default(),
+            user_required: Vec::new(),
+            keep: Keep::Lazy,
+            on_update: OnUpdate::default(),
+            request_logging: true,
+            policy: Arc::default(),
+        };
+        config.user_layer.env.insert("TOKEN".to_owned(), Value::secret("1234"));
+        change(&mut config);
+        config.merge()
+    }
+
+    fn catalogue() -> Catalogue {
+        let raw = r#"{"name":"read",  "_meta": {"x": [null]}}"#;
+        Catalogue { tools: vec![Tool::parse(RawValue::from_string(raw.to_owned()).unwrap()).unwrap()] }
+    }
+
+    fn cache() -> (TempDir, CatalogueCache) {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CatalogueCache::open(directory.path()).unwrap();
+        (directory, cache)
+    }
+
+    fn files(cache: &CatalogueCache) -> Vec<String> {
+        let entries = cache.directory.read_dir().unwrap().flatten();
+        let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_is_kept_is_found_again_as_it_was_sent_by_the_next_satellite() {
+        let (directory, cache) = cache();
+        let spec = spec(|_| {});
+        assert!(cache.read(&spec).is_none());
+        cache.write(&spec, &catalogue()).unwrap();
+        let next = CatalogueCache::open(directory.path()).unwrap();
+        let known = next.keep(std::slice::from_ref(&spec));
+        assert_eq!(known[&spec.id].tools[0].raw.get(), catalogue().tools[0].raw.get());
+    }
+
+    #[test]
+    fn a_change_of_any_value_is_another_configuration() {
+        let (_directory, cache) = cache();
+        let changed = [
+            spec(|_| {}),
+            spec(|config| config.server_layer.args = vec!["b".into()]),
+            spec(|config| config.server_layer.args = vec!["a".into(), String::new().into()]),
+            spec(|config| drop(config.user_layer.env.insert("TOKEN".to_owned(), Value::secret("1235")))),
+            spec(|config| drop(config.user_layer.env.insert("TOKE".to_owned(), Value::secret("N1234")))),
+            spec(|config| config.target = Target::Stdio { command: "other".to_owned(), cwd: None }),
+            spec(|config| config.installation = "abc124".into()),
+            spec(|config| Arc::make_mut(&mut config.policy).session.list_pages_max = 1),
+        ];
+        let names: HashSet<String> = changed.iter().map(|spec| cache.name(spec)).collect();
+        assert_eq!(names.len(), changed.len());
+        assert_eq!(cache.name(&spec(|_| {})), cache.name(&changed[0]));
+    }
+
+    #[test]
+    fn a_name_says_nothing_without_the_key() {
+        let ((_first, one), (_second, other)) = (cache(), cache());
+        assert_ne!(one.name(&spec(|_| {})), other.name(&spec(|_| {})));
+    }
+
+    #[test]
+    fn files_are_for_our_eyes_only_and_hold_no_value_of_the_configuration() {
+        let (_directory, cache) = cache();
+        let spec = spec(|config| config.server_layer.args = vec!["hush-argument".into()]);
+        cache.write(&spec, &catalogue()).unwrap();
+        assert_eq!(files(&cache).len(), 2);
+        for name in files(&cache) {
+            let path = cache.directory.join(&name);
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{name}");
+            let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
+            assert!(!text.contains("hush") && !name.contains("hush"));
+        }
+        assert_eq!(cache.directory.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn what_is_corrupt_or_of_others_is_not_cached() {
+        let (directory, cache) = cache();
+        let spec = spec(|_| {});
+        cache.write(&spec, &catalogue()).unwrap();
+        let path = cache.directory.join(cache.name(&spec));
+        let good = std::fs::read(&path).unwrap();
+        let put = |bytes: &[u8]| {
+            std::fs::remove_file(&path).unwrap();
+            write(&cache.directory, &cache.name(&spec), bytes).unwrap();
+        };
+        for bad in [&good[..good.len() / 2], b"", b"[]", br#"{"form":1,"name":"other","tools":[]}"#] {
+            put(bad);
+            assert!(cache.read(&spec).is_none(), "{}", String::from_utf8_lossy(bad));
+        }
+        put(&String::from_utf8_lossy(&good).replace(r#""name":"read""#, r#""nomen":"read""#).into_bytes());
+        assert!(cache.read(&spec).is_none(), "a tool without a name");
+        put(&good);
+        assert!(cache.read(&spec).is_some());
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
+        assert!(cache.read(&spec).is_none(), "anybody may have written it");
+        let elsewhere = directory.path().join("elsewhere");
+        std::fs::rename(&path, &elsewhere).unwrap();
+        std::fs::set_permissions(&elsewhere, PermissionsExt::from_mode(0o600)).unwrap();
+        symlink(&elsewhere, &path).unwrap();
+        assert!(cache.read(&spec).is_none(), "a link leads anywhere");
+    }
+
+    #[test]
+    fn what_is_not_wanted_any_more_is_removed() {
+        let (_directory, cache) = cache();
+        let old = spec(|_| {});
+        let new = spec(|config| config.server_layer.args = vec!["b".into()]);
+        let listed = spec(|config| (config.keep, config.installation) = (Keep::Listed, "listed".into()));
+        for spec in [&old, &new, &listed] {
+            cache.write(spec, &catalogue()).unwrap();
+        }
+        std::fs::write(cache.directory.join("unfinished.new"), "half").unwrap();
+        let known = cache.keep(&[new.clone(), listed]);
+        assert_eq!(known.keys().collect::<Vec<_>>(), [&new.id]);
+        let mut left = vec![KEY.to_owned(), cache.name(&new)];
+        left.sort();
+        assert_eq!(files(&cache), left);
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_used_is_replaced_and_nothing_is_cached() {
+        let (directory, cache) = cache();
+        let spec = spec(|_| {});
+        cache.write(&spec, &catalogue()).unwrap();
+        std::fs::remove_file(cache.directory.join(KEY)).unwrap();
+        write(&cache.directory, KEY, b"short").unwrap();
+        let next = CatalogueCache::open(directory.path()).unwrap();
+        assert!(next.keep(std::slice::from_ref(&spec)).is_empty());
+        assert_eq!(files(&next), [KEY]);
+    }
+}

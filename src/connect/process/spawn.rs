@@ -1,0 +1,255 @@
+//! Fork and exec by hand. The standard library's can start a process anywhere but *in* a cgroup, and to move one there
+//! afterwards costs eight milliseconds: the kernel waits until no thread of the machine is in the middle of a fork.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::io::{self, PipeReader, Read};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc::{self, c_char, c_int};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
+#[expect(unsafe_code, reason = "exec searches the PATH that this points to")]
+unsafe extern "C" {
+    static mut environ: *const *const c_char;
+}
+
+/// What the constant of the same name is in the kernel's headers; libc's is too narrow for it.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// What a child is to become, in the form that exec takes. It holds secrets, so it is not `Debug`.
+pub(super) struct Image {
+    /// The first is the program: a name to be found in the child's `PATH`, or a path.
+    args: Vec<CString>,
+    environment: Vec<CString>,
+    directory: Option<CString>,
+}
+
+/// A child that has executed its program. It is to be waited for by whoever has it.
+pub(super) struct Child {
+    pub(super) pid: Pid,
+    pub(super) stdin: OwnedFd,
+    pub(super) stdout: OwnedFd,
+    pub(super) stderr: OwnedFd,
+}
+
+/// What a child was at when it failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// To become what it is to be.
+    Becoming,
+    /// To enter its working directory.
+    Entering,
+}
+
+impl Image {
+    /// An error says that a word has a NUL in it.
+    pub(super) fn new<'a>(
+        args: impl Iterator<Item = &'a OsStr>,
+        environment: impl Iterator<Item = (&'a OsString, &'a OsString)>,
+        directory: Option<&Path>,
+    ) -> io::Result<Self> {
+        let variable =
+            |(name, value): (&OsString, &OsString)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat());
+        Ok(Self {
+            args: args.map(|arg| CString::new(arg.as_bytes())).collect::<Result<_, _>>()?,
+            environment: environment.map(variable).collect::<Result<_, _>>()?,
+            directory: directory.map(|path| CString::new(path.as_os_str().as_bytes())).transpose()?,
+        })
+    }
+
+    /// Forks into `cgroup`, has the child `prepare` itself, and executes. `prepare` may make async-signal-safe calls only.
+    pub(super) fn spawn(
+        &self,
+        cgroup: Option<BorrowedFd<'_>>,
+        prepare: impl Fn() -> io::Result<()>,
+    ) -> Result<Child, (Stage, io::Error)> {
+        let becoming = |error: io::Error| (Stage::Becoming, error);
+        let (its_stdin, stdin) = io::pipe().map_err(becoming)?;
+        let (stdout, its_stdout) = io::pipe().map_err(becoming)?;
+        let (stderr, its_stderr) = io::pipe().map_err(becoming)?;
+        let (failure, its_failure) = io::pipe().map_err(becoming)?;
+        // The originals are closed by this: while one is open here no end of a pipe is seen.
+        let its_stdin = above_the_standard_ones(its_stdin.into()).map_err(becoming)?;
+        let its_stdout = above_the_standard_ones(its_stdout.into()).map_err(becoming)?;
+        let its_stderr = above_the_standard_ones(its_stderr.into()).map_err(becoming)?;
+        let its_failure = above_the_standard_ones(its_failure.into()).map_err(becoming)?;
+        let pointers = |words: &[CString]| -> Vec<*const c_char> {
+            words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect()
+        };
+        let becomes = Becomes {
+            standard: [its_stdin.as_raw_fd(), its_stdout.as_raw_fd(), its_stderr.as_raw_fd()],
+            failure: its_failure.as_raw_fd(),
+            args: pointers(&self.args),
+            environment: pointers(&self.environment),
+            directory: self.directory.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
+        };
+        #[expect(unsafe_code, reason = "there is no other way to start a process in a cgroup")]
+        // SAFETY: after the fork of a threaded process only async-signal-safe calls are allowed. `become_it` makes no
+        // others, does not allocate, and never returns.
+        let Some(pid) = (unsafe { fork(cgroup) }).map_err(becoming)? else { becomes.become_it(prepare) };
+        drop((its_stdin, its_stdout, its_stderr, its_failure));
+        match told(failure) {
+            None => Ok(Child { pid, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }),
+            Some(failed) => {
+                wait(pid);
+                Err(failed)
+            }
+        }
+    }
+}
+
+/// Pointers into an [`Image`], made before the fork.
+struct Becomes {
+    standard: [RawFd; 3],
+    failure: RawFd,
+    args: Vec<*const c_char>,
+    environment: Vec<*const c_char>,
+    directory: *const c_char,
+}
+
+impl Becomes {
+    /// The child's way to exec.
+    fn become_it(&self, prepare: impl Fn() -> io::Result<()>) -> ! {
+        let (stage, error) = self.attempt(prepare);
+        let [one, two, three, four] = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
+        let message = [stage as u8, one, two, three, four];
+        #[expect(unsafe_code, reason = "the plain calls: this is between fork and exec")]
+        // SAFETY: `failure` is open and `message` as long as is said. `_exit` runs nothing of ours.
+        unsafe {
+            libc::write(self.failure, message.as_ptr().cast(), message.len());
+            libc::_exit(127)
+        }
+    }
+
+    /// Returns only if it failed.
+    fn attempt(&self, prepare: impl Fn() -> io::Result<()>) -> (Stage, io::Error) {
+        for (from, to) in self.standard.into_iter().zip(0..) {
+            #[expect(unsafe_code, reason = "the plain call: the standard descriptors are nobody's to own")]
+            // SAFETY: both are numbers of descriptors, and what is closed by this was inherited.
+            if unsafe { libc::dup2(from, to) } == -1 {
+                return (Stage::Becoming, io::Error::last_os_error());
+            }
+        }
+        #[expect(unsafe_code, reason = "the path is a C string already, and nothing may be allocated here")]
+        // SAFETY: it is a C string of the image, which lives in this copy of the parent.
+        if !self.directory.is_null() && unsafe { libc::chdir(self.directory) } == -1 {
+            return (Stage::Entering, io::Error::last_os_error());
+        }
+        if let Err(error) = prepare() {
+            return (Stage::Becoming, error);
+        }
+        #[expect(unsafe_code, reason = "exec with a PATH of its own")]
+        // SAFETY: both arrays end with a null pointer and point to C strings of the image. This process has one thread,
+        // so nobody else looks at its environment.
+        unsafe {
+            environ = self.environment.as_ptr();
+            libc::execvp(self.args[0], self.args.as_ptr());
+        }
+        (Stage::Becoming, io::Error::last_os_error())
+    }
+}
+
+/// Forks, into a cgroup if there is one; `None` in the child.
+///
+/// # Safety
+///
+/// The child may make async-signal-safe calls only, and must not return from the caller's function.
+#[expect(unsafe_code, reason = "there is no safe fork, and no other way to start a process in a cgroup")]
+unsafe fn fork(cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Pid>> {
+    let pid = match cgroup {
+        // SAFETY: as the caller promises.
+        None => unsafe { libc::fork() },
+        Some(cgroup) => {
+            // SAFETY: a structure of numbers, for which zero means nothing.
+            let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+            args.flags = CLONE_INTO_CGROUP;
+            args.exit_signal = libc::SIGCHLD as u64;
+            args.cgroup = cgroup.as_raw_fd() as u64;
+            // SAFETY: as the caller promises; without shared memory it is a fork.
+            let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
+            c_int::try_from(pid).unwrap_or(-1)
+        }
+    };
+    if pid < 0 { Err(io::Error::last_os_error()) } else { Ok(Pid::from_raw(pid)) }
+}
+
+/// Starts a child in `cgroup` that ends at once. Whether that is possible is known only then.
+pub(super) fn try_cgroup(cgroup: BorrowedFd<'_>) -> io::Result<()> {
+    #[expect(unsafe_code, reason = "there is no other way to start a process in a cgroup")]
+    // SAFETY: the child does nothing but end.
+    match unsafe { fork(Some(cgroup)) }? {
+        Some(pid) => wait(pid),
+        None => unsafe { libc::_exit(0) },
+    }
+    Ok(())
+}
+
+/// What the child has to say about its failure; nothing, if it has executed.
+fn told(mut failure: PipeReader) -> Option<(Stage, io::Error)> {
+    let mut message = [0; 5];
+    match failure.read_exact(&mut message) {
+        Ok(()) => {
+            let [stage, error @ ..] = message;
+            let stage = if stage == Stage::Entering as u8 { Stage::Entering } else { Stage::Becoming };
+            Some((stage, io::Error::from_raw_os_error(c_int::from_ne_bytes(error))))
+        }
+        Err(_) => None,
+    }
+}
+
+fn wait(pid: Pid) {
+    while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED) {}
+}
+
+/// The descriptor under a number that is none of the three which the child replaces: a host may have closed its own.
+fn above_the_standard_ones(descriptor: OwnedFd) -> io::Result<OwnedFd> {
+    if descriptor.as_raw_fd() > libc::STDERR_FILENO {
+        return Ok(descriptor);
+    }
+    let copy = fcntl(&descriptor, FcntlArg::F_DUPFD_CLOEXEC(libc::STDERR_FILENO + 1))?;
+    #[expect(unsafe_code, reason = "fcntl answers a number")]
+    // SAFETY: the kernel has just given us this descriptor, and nobody else knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spawn(args: &[&str], directory: Option<&str>) -> Result<Child, (Stage, io::Error)> {
+        let image = Image::new(args.iter().map(OsStr::new), std::iter::empty(), directory.map(Path::new));
+        image.map_err(|error| (Stage::Becoming, error))?.spawn(None, || Ok(()))
+    }
+
+    fn failed(spawned: Result<Child, (Stage, io::Error)>) -> (Stage, Option<i32>) {
+        spawned.err().map(|(stage, error)| (stage, error.raw_os_error())).unwrap()
+    }
+
+    #[test]
+    fn a_child_says_what_it_failed_at() {
+        assert_eq!(failed(spawn(&["/missing"], None)), (Stage::Becoming, Some(libc::ENOENT)));
+        assert_eq!(failed(spawn(&["/bin/sh"], Some("/missing"))), (Stage::Entering, Some(libc::ENOENT)));
+        let image = Image::new([OsStr::new("/bin/sh")].into_iter(), std::iter::empty(), None).unwrap();
+        let refused = image.spawn(None, || Err(nix::errno::Errno::EPERM.into()));
+        assert_eq!(failed(refused), (Stage::Becoming, Some(libc::EPERM)));
+    }
+
+    #[test]
+    fn a_word_with_a_nul_is_refused() {
+        assert!(Image::new([OsStr::new("a\0b")].into_iter(), std::iter::empty(), None).is_err());
+    }
+
+    #[test]
+    fn its_output_and_its_error_are_apart() {
+        let child =
+            spawn(&["/bin/sh", "-c", "read -r line; echo \"$line\"; echo wrong >&2"], None).map_err(drop).unwrap();
+        io::Write::write_all(&mut std::fs::File::from(child.stdin), b"hello\n").unwrap();
+        let read = |from: OwnedFd| io::read_to_string(std::fs::File::from(from)).unwrap();
+        assert_eq!((read(child.stdout), read(child.stderr)), ("hello\n".to_owned(), "wrong\n".to_owned()));
+        wait(child.pid);
+    }
+}

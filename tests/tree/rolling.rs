@@ -1,0 +1,468 @@
+//! A new configuration beside the old one: the new process is up before calls move over, and the old one stays if it
+//! does not come up.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use mcp_satellite::connect::sim::{Script, SimPlan};
+use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::{Installed, Part, Uninstalled};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Fleet, Server, call, exits, seconds, tenths};
+
+/// The configuration of this number.
+fn version(server: &Server, number: u32) -> Server {
+    server.clone().env("VERSION", &number.to_string())
+}
+
+async fn roll_out(fleet: &Fleet, server: &Server, number: u32) {
+    let installed = fleet.runtime.install(version(server, number).spec).await;
+    assert_eq!(installed, Ok(Installed::Updated));
+}
+
+/// Which configuration answers.
+async fn answers(fleet: &Fleet, id: &InstanceId) -> String {
+    let answer = fleet.call(id, "env", json!({"name": "VERSION"})).await.unwrap();
+    answer["content"][0]["text"].as_str().unwrap().to_owned()
+}
+
+/// Online with version 1, its further runs after these plans.
+async fn first_version(fleet: &Fleet, plans: Vec<SimPlan>) -> (Server, InstanceId) {
+    let server = Server::new("a").rolling().plans(std::iter::once(Script::default().into()).chain(plans));
+    let id = fleet.online(version(&server, 1)).await;
+    (server, id)
+}
+
+/// Waits until this version takes calls, or is known not to come up.
+async fn until_settled(fleet: &Fleet, id: &InstanceId, number: u32) -> Arc<InstanceView> {
+    let refused = |message: &String| message.starts_with("the new configuration did not come up");
+    let takes_calls = |view: &InstanceView| view.spec.env["VERSION"].expose() == number.to_string();
+    fleet.until_view(id, |view| takes_calls(view) || view.message.as_ref().is_some_and(refused)).await
+}
+
+fn slow(handshake: f64) -> Script {
+    Script { handshake_delay: seconds(handshake), ..Script::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_move_over_when_the_new_one_is_up_and_not_a_moment_is_missed() {
+    let fleet = Fleet::start().await;
+    let (server, id) = first_version(&fleet, vec![Script { tools: 5, ..slow(3.0) }.into()]).await;
+    let old = fleet.pid(&id);
+    roll_out(&fleet, &server, 2).await;
+    let began = Instant::now();
+    let mut answered = Vec::new();
+    while tenths(began.elapsed()) < 5.0 {
+        let (view, tools) = (fleet.view(&id), fleet.runtime.tools(&id).unwrap().tools.len());
+        assert_eq!(view.status, Status::Online);
+        let before = Instant::now();
+        let version = answers(&fleet, &id).await;
+        assert_eq!(tenths(before.elapsed()), 0.0, "nobody waits");
+        assert_eq!(tools, if version == "1" { 3 } else { 5 }, "tools change with the switch");
+        answered.push(version);
+        sleep(seconds(0.4)).await;
+    }
+    let (old_ones, new_ones) = (["1"; 8].as_slice(), ["2"; 5].as_slice());
+    assert_eq!(answered, [old_ones, new_ones].concat());
+    fleet.until_view(&id, |view| view.pid != old).await;
+    assert_eq!(fleet.world.sim.alive(), 1, "the old one is gone");
+
+    let view = fleet.view(&id);
+    assert_eq!((view.restarts, view.message.clone(), view.last_error.clone()), (1, None, None));
+    let restarted = fleet.told(&id, "mcp.server.restarted").await;
+    assert_eq!(restarted.len(), 1);
+    assert_eq!((&restarted[0]["old_pid"], &restarted[0]["new_pid"]), (&json!(old), &json!(view.pid)));
+    assert_eq!(restarted[0]["restart_reason"], "config");
+    let stopped = fleet.told(&id, "mcp.server.stopped").await;
+    assert_eq!((stopped.len(), &stopped[0]["kind"]), (1, &json!("config")));
+    let updated = fleet.told(&id, "mcp.tools.updated").await;
+    assert_eq!(updated.len(), 1);
+    assert_eq!((&updated[0]["added_tools"], &updated[0]["total_tools"]), (&json!(["tool_4", "tool_5"]), &json!(5)));
+    let statuses: Vec<String> = fleet.statuses(&id).await.into_iter().map(|(status, _)| status).collect();
+    let online = statuses.iter().position(|status| status == "online").unwrap();
+    assert!(statuses[online..].iter().all(|status| status == "online"), "{statuses:?}");
+    fleet.world.rolls_out(1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_in_flight_on_the_old_one_finish_on_it() {
+    let fleet = Fleet::start().await;
+    let (server, id) = first_version(&fleet, Vec::new()).await;
+    let old_door = fleet.view(&id).port.clone().unwrap();
+    let long = fleet.call_within(&id, "sleep", json!({"ms": 60_000}), Some(seconds(100.0)));
+    let meanwhile = async {
+        sleep(seconds(1.0)).await;
+        roll_out(&fleet, &server, 2).await;
+        until_settled(&fleet, &id, 2).await;
+        assert_eq!(answers(&fleet, &id).await, "2");
+        assert_eq!(fleet.world.sim.alive(), 2, "the old one drains");
+        assert!(!old_door.is_open(), "and takes no more");
+        let view = fleet.view(&id);
+        assert_eq!(view.calls_in_flight(), 1, "and is counted");
+    };
+    let (answer, ()) = futures::join!(long, meanwhile);
+    assert!(answer.is_ok(), "{answer:?}");
+    sleep(seconds(1.0)).await;
+    assert_eq!(fleet.world.sim.alive(), 1);
+    assert_eq!(fleet.told(&id, "mcp.server.stopped").await[0]["kind"], "config");
+    assert_eq!(fleet.view(&id).last_exit.as_deref(), None, "the current run has not ended");
+    fleet.world.rolls_out(1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_holds_the_old_door_is_sent_to_the_new_one() {
+    let fleet = Fleet::start().await;
+    for steps in 0..60 {
+        let name = format!("s{steps}");
+        let server = Server::new(&name).rolling().plans([Script::default().into(), slow(1.0).into()]);
+        let id = fleet.online(version(&server, 1)).await;
+        let (runtime, its) = (fleet.runtime.clone(), id.clone());
+        roll_out(&fleet, &server, 2).await;
+        let caller = tokio::spawn(async move {
+            sleep(seconds(1.0)).await;
+            for _ in 0..steps {
+                crate::dormancy::one_step().await;
+            }
+            call(&runtime, &its, "env", json!({"name": "VERSION"}), None).await
+        });
+        let answer = caller.await.unwrap();
+        assert!(answer.is_ok(), "after {steps} steps: {answer:?}");
+        until_settled(&fleet, &id, 2).await;
+    }
+    fleet.world.rolls_out(60);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_do_not_end_are_ended_after_the_longest_time_a_call_may_have() {
+    let fleet = Fleet::start().await;
+    let (server, id) = first_version(&fleet, Vec::new()).await;
+    let began = Instant::now();
+    let endless = fleet.call_within(&id, "sleep", json!({"ms": 3_000_000}), Some(seconds(3000.0)));
+    let update = async {
+        roll_out(&fleet, &server, 2).await;
+        until_settled(&fleet, &id, 2).await;
+    };
+    let (answer, ()) = futures::join!(endless, update);
+    assert_eq!(answer.unwrap_err().fate(), Some(Fate::MaybeExecuted));
+    assert_eq!(tenths(began.elapsed()), 300.0);
+    fleet.world.rolls_out(1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn if_the_new_one_does_not_come_up_the_old_one_stays_and_the_status_says_so() {
+    let broken = |script: Script| SimPlan::from(script);
+    let exit = Script { exit_before_handshake: true, exit_code: 3, ..Script::default() };
+    let refuses = Script { handshake_error: Some("no licence".to_owned()), ..Script::default() };
+    let mute = Script { handshake_never: true, ..Script::default() };
+    let listless = Script { list_error: true, ..Script::default() };
+    for (plan, why) in [
+        (SimPlan::fails("cannot start `files`: not found"), "cannot start `files`: not found"),
+        (broken(exit), "exited with code 3"),
+        (broken(refuses), "handshake failed: server error -32603: no licence"),
+        (broken(mute), "handshake failed: no answer to initialize within 30 s"),
+        (broken(listless), "cannot read its tools: server error -32603: cannot list the tools"),
+    ] {
+        let fleet = Fleet::start().await;
+        let overlaps = u64::from(plan.open_error.is_none());
+        let (server, id) = first_version(&fleet, vec![plan, Script::default().into()]).await;
+        let old = fleet.pid(&id);
+        roll_out(&fleet, &server, 2).await;
+        let view = until_settled(&fleet, &id, 2).await;
+        let message = format!(
+            "the new configuration did not come up: {why}; the old one still runs (`satellite restart files-acme-alice-a` starts the new one)"
+        );
+        assert_eq!(view.message.as_deref(), Some(&*message));
+        assert_eq!(view.last_error.as_deref(), Some(why));
+        assert_eq!((view.status, view.pid), (Status::Online, old));
+        assert_eq!(view.exits_in_window(Instant::now().into_std()), 0, "it is not charged");
+        assert_eq!(view.spec.env["VERSION"].expose(), "1");
+        assert_eq!(answers(&fleet, &id).await, "1");
+        sleep(seconds(170.0)).await;
+        assert_eq!(fleet.world.openings(&id).len(), 2, "it is not tried again by itself");
+        assert_eq!(fleet.world.sim.alive(), 1);
+
+        fleet.runtime.restart(&id).await.unwrap();
+        fleet.until_replaced(&id, old).await;
+        assert_eq!(answers(&fleet, &id).await, "2", "a restart starts what is configured");
+        assert_eq!(fleet.view(&id).message, None);
+        fleet.world.rolls_out(overlaps);
+        fleet.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_update_is_tried_after_one_that_did_not_come_up() {
+    let fleet = Fleet::start().await;
+    let broken = Script { exit_before_handshake: true, exit_code: 3, ..Script::default() };
+    let (server, id) = first_version(&fleet, vec![broken.into(), Script::default().into()]).await;
+    roll_out(&fleet, &server, 2).await;
+    until_settled(&fleet, &id, 2).await;
+    roll_out(&fleet, &server, 3).await;
+    fleet.until_view(&id, |view| view.message.is_none()).await;
+    assert_eq!(answers(&fleet, &id).await, "3");
+    fleet.world.rolls_out(2);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn back_to_what_runs_is_back_at_once() {
+    let fleet = Fleet::start().await;
+    let (server, id) = first_version(&fleet, vec![slow(10.0).into()]).await;
+    let old = fleet.pid(&id);
+    roll_out(&fleet, &server, 2).await;
+    fleet.world.until_openings(&id, 2).await;
+    sleep(seconds(1.0)).await;
+    roll_out(&fleet, &server, 1).await;
+    fleet.until_view(&id, |view| view.message.is_none()).await;
+    sleep(seconds(60.0)).await;
+    assert_eq!((fleet.pid(&id), fleet.world.openings(&id).len(), fleet.world.sim.alive()), (old, 2, 1));
+    assert_eq!(answers(&fleet, &id).await, "1");
+    fleet.world.rolls_out(1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_of_the_old_one_makes_the_new_one_the_start_that_is_under_way() {
+    let fleet = Fleet::start().await;
+    let (server, id) = first_version(&fleet, vec![slow(10.0).into()]).await;
+    roll_out(&fleet, &server, 2).await;
+    fleet.world.until_openings(&id, 2).await;
+    sleep(seconds(1.0)).await;
+    // The latest is the new one; the old one is hurt by a tool of its own.
+    let began = Instant::now();
+    let killed = fleet.call(&id, "crash", json!({})).await;
+    assert!(killed.is_err());
+    let view = fleet.until(&id, Status::Connecting).await;
+    assert!(view.message.as_deref().unwrap().starts_with("starting with its new configuration; under the old one"));
+    let answer = fleet.call_within(&id, "env", json!({"name": "VERSION"}), Some(seconds(60.0))).await.unwrap();
+    assert_eq!(answer["content"][0]["text"], "2", "whoever calls meanwhile waits for it");
+    assert_eq!(tenths(began.elapsed()), 9.0, "no delay, and no start from the beginning");
+    assert_eq!(fleet.world.openings(&id).len(), 2);
+    assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 0, "a new configuration is a clean slate");
+    assert_eq!(fleet.told(&id, "mcp.server.crashed").await[0]["will_restart"], true);
+    assert_eq!(fleet.told(&id, "mcp.server.restarted").await[0]["restart_reason"], "config");
+    fleet.world.rolls_out(1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_of_the_new_one_while_the_old_one_drains_is_its_own() {
+    let fleet = Fleet::start().await;
+    let (server, id) = first_version(&fleet, vec![exits(5.0, 1).into(), Script::default().into()]).await;
+    let long = fleet.call_within(&id, "sleep", json!({"ms": 60_000}), Some(seconds(100.0)));
+    let update = async {
+        roll_out(&fleet, &server, 2).await;
+        until_settled(&fleet, &id, 2).await;
+        let new = fleet.pid(&id);
+        fleet.until_replaced(&id, new).await;
+        assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 1);
+        assert_eq!(answers(&fleet, &id).await, "2");
+    };
+    let (answer, ()) = futures::join!(long, update);
+    assert!(answer.is_ok(), "the old one's call is answered all the same: {answer:?}");
+    fleet.world.rolls_out(2);
+    fleet.finish().await;
+}
+
+/// What ends an instance ends both of its processes, and says so when both are gone.
+async fn ends_both(end: impl AsyncFnOnce(&Fleet, &InstanceId, &Server), drains: bool) -> Fleet {
+    let fleet = Fleet::start().await;
+    let unhurried = |delay: f64| Script { sigterm_delay: Some(seconds(delay)), ..Script::default() };
+    let new = if drains { unhurried(1.0) } else { Script { handshake_never: true, ..unhurried(5.0) } };
+    let plans = [unhurried(3.0), new, Script::default()].map(SimPlan::from);
+    let server = Server::new("a").rolling().plans(plans);
+    let id = fleet.online(version(&server, 1)).await;
+    let busy = fleet.call_within(&id, "sleep", json!({"ms": 3_000_000}), Some(seconds(3000.0)));
+    let under_way = async {
+        roll_out(&fleet, &server, 2).await;
+        fleet.world.until_openings(&id, 2).await;
+        sleep(seconds(1.0)).await;
+        assert_eq!(fleet.world.sim.alive(), 2);
+        end(&fleet, &id, &server).await;
+    };
+    let (answer, ()) = futures::join!(busy, under_way);
+    assert!(answer.is_err(), "the caller is told");
+    fleet.world.rolls_out(1);
+    fleet
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_is_done_when_both_are_gone() {
+    for (drains, takes) in [(false, 5.0), (true, 3.0)] {
+        let stop = async |fleet: &Fleet, id: &InstanceId, _: &Server| {
+            let began = Instant::now();
+            fleet.runtime.stop(id).await.unwrap();
+            assert_eq!((tenths(began.elapsed()), fleet.world.sim.alive()), (takes, 0));
+            sleep(seconds(600.0)).await;
+            assert_eq!(fleet.view(id).status, Status::Offline);
+            fleet.runtime.start(id).await.unwrap();
+            fleet.until(id, Status::Online).await;
+            assert_eq!(answers(fleet, id).await, "2", "what is started is what is configured");
+        };
+        ends_both(stop, drains).await.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_uninstall_is_done_when_both_are_gone() {
+    for drains in [false, true] {
+        let uninstall = async |fleet: &Fleet, id: &InstanceId, _: &Server| {
+            let found = fleet.runtime.uninstall(id).await;
+            assert_eq!(found, Ok(Uninstalled { active: true, dormant: false }));
+            assert_eq!((fleet.world.sim.alive(), fleet.runtime.status(id).is_none()), (0, true));
+        };
+        ends_both(uninstall, drains).await.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_ends_both_and_starts_what_is_configured() {
+    for drains in [false, true] {
+        let restart = async |fleet: &Fleet, id: &InstanceId, _: &Server| {
+            fleet.runtime.restart(id).await.unwrap();
+            fleet.until(id, Status::Connecting).await;
+            fleet.until(id, Status::Online).await;
+            assert_eq!((answers(fleet, id).await, fleet.world.sim.alive()), ("2".to_owned(), 1));
+            assert_eq!(fleet.world.openings(id).len(), 3);
+        };
+        ends_both(restart, drains).await.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_that_is_not_rolled_out_ends_both() {
+    for drains in [false, true] {
+        let update = async |fleet: &Fleet, id: &InstanceId, server: &Server| {
+            let mut spec = version(server, 3).spec;
+            spec.on_update = mcp_satellite_actors::model::spec::OnUpdate::Restart;
+            assert_eq!(fleet.runtime.install(spec).await, Ok(Installed::Updated));
+            fleet.until(id, Status::Restarting).await;
+            fleet.until(id, Status::Online).await;
+            assert_eq!((answers(fleet, id).await, fleet.world.sim.alive()), ("3".to_owned(), 1));
+        };
+        ends_both(update, drains).await.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_both() {
+    for drains in [false, true] {
+        let shut_down = async |fleet: &Fleet, _: &InstanceId, _: &Server| {
+            assert!(fleet.runtime.shutdown().await.in_time);
+            assert_eq!(fleet.world.sim.alive(), 0);
+            let told = fleet.sink.accepted();
+            let stopped = told.iter().filter(|event| event.event.kind() == "mcp.server.stopped").count();
+            assert_eq!(stopped, 2, "each end is told");
+        };
+        ends_both(shut_down, drains).await.finish_after_shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_update_ends_the_new_one_that_is_not_up_and_waits_for_the_old_one_that_drains() {
+    let fleet = Fleet::start().await;
+    let mute = Script { handshake_never: true, ..Script::default() };
+    let (server, id) = first_version(&fleet, vec![mute.into(), Script::default().into()]).await;
+    roll_out(&fleet, &server, 2).await;
+    fleet.world.until_openings(&id, 2).await;
+    let began = Instant::now();
+    let long = fleet.call_within(&id, "sleep", json!({"ms": 20_000}), None);
+    let updates = async {
+        roll_out(&fleet, &server, 3).await;
+        fleet.until_view(&id, |view| view.spec.env["VERSION"].expose() == "3").await;
+        assert_eq!(tenths(began.elapsed()), 0.0, "version 2 is not waited for");
+        roll_out(&fleet, &server, 4).await;
+        sleep(seconds(1.0)).await;
+        assert_eq!((answers(&fleet, &id).await, fleet.world.sim.alive()), ("3".to_owned(), 2));
+        fleet.until_view(&id, |view| view.spec.env["VERSION"].expose() == "4").await;
+        assert_eq!(tenths(began.elapsed()), 20.0, "two at most: version 4 starts when version 1 is gone");
+    };
+    let (answer, ()) = futures::join!(long, updates);
+    assert!(answer.is_ok());
+    assert_eq!(answers(&fleet, &id).await, "4");
+    fleet.world.rolls_out(3);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_does_not_take_calls_is_restarted_as_always() {
+    let fleet = Fleet::start().await;
+    let server = Server::new("asleep").rolling();
+    let id = fleet.online(version(&server, 1)).await;
+    fleet.until_view(&id, |view| view.dormant).await;
+    roll_out(&fleet, &server, 2).await;
+    fleet.until_view(&id, |view| view.status == Status::Online && view.port.is_some()).await;
+    assert_eq!(answers(&fleet, &id).await, "2");
+
+    // Without a value of its user there is nothing to roll out.
+    let missing = version(&server, 3).missing("KEY").spec;
+    assert_eq!(fleet.runtime.install(missing).await, Ok(Installed::Updated));
+    fleet.until(&id, Status::AwaitingUserConfig).await;
+    let refused = fleet.call(&id, "echo", json!({})).await;
+    assert!(matches!(refused, Err(CallError::Refused { .. })));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_team_ends_both_and_starts_what_is_configured() {
+    for (handshake, drains) in [(10.0, false), (0.0, true)] {
+        let fleet = Fleet::start().await;
+        let (server, id) = first_version(&fleet, vec![slow(handshake).into(), Script::default().into()]).await;
+        let busy = fleet.call_within(&id, "sleep", json!({"ms": 60_000}), Some(seconds(100.0)));
+        let panics = async {
+            roll_out(&fleet, &server, 2).await;
+            fleet.world.until_openings(&id, 2).await;
+            sleep(seconds(1.0)).await;
+            assert_eq!(fleet.world.sim.alive(), 2, "{drains}");
+            fleet.runtime.panic(Part::Team("acme".into()));
+            fleet.world.until_openings(&id, 3).await;
+            fleet.until(&id, Status::Online).await;
+            assert_eq!((answers(&fleet, &id).await, fleet.world.sim.alive()), ("2".to_owned(), 1));
+        };
+        let (busy, ()) = futures::join!(busy, panics);
+        assert!(busy.is_err());
+        fleet.world.rolls_out(1);
+        fleet.finish().await;
+    }
+}
+
+/// On several threads: calls all the time, and a roll-out after the other. None is lost, and each is answered by a version
+/// that is not older than one that has answered before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_call_is_lost_to_a_roll_out() {
+    let fleet = Fleet::start().await;
+    let (server, id) = first_version(&fleet, Vec::new()).await;
+    let callers = (0..8_u64).map(|caller| {
+        let (runtime, id) = (fleet.runtime.clone(), id.clone());
+        tokio::spawn(async move {
+            let mut seen = 0;
+            while seen < 20 {
+                let answer: Value = call(&runtime, &id, "env", json!({"name": "VERSION"}), None).await.unwrap();
+                let version = answer["content"][0]["text"].as_str().unwrap().parse::<u64>().unwrap();
+                assert!(version >= seen, "version {version} after {seen}");
+                seen = version;
+                sleep(seconds((caller % 3) as f64 / 1000.0)).await;
+            }
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    for number in 2..=20 {
+        roll_out(&fleet, &server, number).await;
+        fleet.until_view(&id, |view| view.spec.env["VERSION"].expose() == number.to_string()).await;
+    }
+    for caller in join_all(callers).await {
+        caller.unwrap();
+    }
+    assert_eq!(fleet.world.openings(&id).len(), 20);
+    fleet.world.rolls_out(fleet.world.sim.overlaps());
+    fleet.finish().await;
+}
