@@ -81,6 +81,10 @@ pub(crate) struct Home {
     serial: AtomicU64,
     /// What its processes get in their environment beside our own.
     pub(crate) env: Vec<(String, String)>,
+    /// The binary that is run.
+    pub(crate) binary: PathBuf,
+    /// What every program is started by, such as one that makes it another user's.
+    pub(crate) started_by: Vec<String>,
 }
 
 impl Home {
@@ -90,7 +94,8 @@ impl Home {
         let nanoseconds = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
         let mark = format!("mark-{}-{}-{nanoseconds:x}", std::process::id(), HOMES.fetch_add(1, Ordering::Relaxed));
         let data = dir.path().join("data");
-        Self { dir, mark, data, serial: AtomicU64::new(0), env: Vec::new() }
+        let (serial, env, started_by) = (AtomicU64::new(0), Vec::new(), Vec::new());
+        Self { dir, mark, data, serial, env, binary: SATELLITE.into(), started_by }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -115,14 +120,15 @@ impl Home {
     /// the first of its args, and `SATELLITE` for the binary.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let args = format!("\"sim-server\", \"--name\", \"{}\"", self.mark);
+        let binary = self.binary.to_str().unwrap();
         let mut whole = String::new();
         for line in text.lines() {
             match line.strip_prefix("SIM") {
                 Some(flags) => {
                     let comma = if flags.is_empty() { "" } else { "," };
-                    write!(whole, "command = \"{SATELLITE}\"\nargs = [{args}{comma}{flags}]").unwrap();
+                    write!(whole, "command = \"{binary}\"\nargs = [{args}{comma}{flags}]").unwrap();
                 }
-                None => whole.push_str(&line.replace("\"SIM\"", &args).replace("SATELLITE", SATELLITE)),
+                None => whole.push_str(&line.replace("\"SIM\"", &args).replace("SATELLITE", binary)),
             }
             whole.push('\n');
         }
@@ -143,13 +149,14 @@ impl Home {
 
     /// A verb, to be started.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        self.program(SATELLITE, args)
+        self.program(self.binary.to_str().unwrap(), args)
     }
 
     /// A program in this home, with no setting of ours that the satellite would read.
     fn program(&self, program: &str, args: &[&str]) -> Command {
-        let mut command = Command::new(program);
-        command.args(args).current_dir(self.path()).stdin(Stdio::null());
+        let mut words = self.started_by.iter().map(String::as_str).chain([program]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).args(args).current_dir(self.path()).stdin(Stdio::null());
         for name in ["RUST_LOG", "SATELLITE_DATA_DIR", "NO_COLOR", "CLICOLOR_FORCE", "FORCE_COLOR"] {
             command.env_remove(name);
         }

@@ -7,6 +7,9 @@ use super::jail::{Identity, Jail, Kind};
 use super::{Launcher, Wrapped};
 use crate::connect::process::SERVER_ID;
 
+/// How what it says of its own failure begins, and what `setpriv` says.
+const OWN_WORDS: [&str; 2] = ["bwrap: ", "setpriv: "];
+
 pub(super) struct Bubblewrap {
     pub(super) path: PathBuf,
     /// Gives up what is left of root, inside.
@@ -22,6 +25,13 @@ impl Launcher for Bubblewrap {
         2
     }
 
+    fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool {
+        |code, said| {
+            code.is_some_and(|code| code != 0)
+                && said.lines().any(|line| OWN_WORDS.iter().any(|own| line.starts_with(own)))
+        }
+    }
+
     fn wrap(&self, jail: &Jail, program: &Path, args: Vec<OsString>) -> Wrapped {
         let mut line: Vec<OsString> = Vec::new();
         let mut say =
@@ -31,12 +41,12 @@ impl Launcher for Bubblewrap {
             say(&[&"--unshare-net"]);
         }
         say(&[&"--hostname", &jail.hostname]);
-        for directory in jail.directories() {
-            // Without this they could be entered by root only.
-            say(&[&"--perms", &"0755", &"--dir", &directory]);
-        }
         say(&[&"--proc", &"/proc", &"--remount-ro", &"/proc"]);
         say(&[&"--perms", &"1777", &"--size", &jail.tmp_size.to_string(), &"--tmpfs", &"/tmp"]);
+        for directory in jail.directories().iter().filter(|directory| *directory != Path::new("/tmp")) {
+            // Without this they could be entered by root only.
+            say(&[&"--perms", &"0755", &"--dir", directory]);
+        }
         for mount in &jail.mounts {
             let how = match mount.kind {
                 Kind::ReadOnly => "--ro-bind",
@@ -66,5 +76,23 @@ impl Launcher for Bubblewrap {
         after.extend(args);
         // A server can read the argument list of the first process that it sees, and paths of the machine are in these.
         Wrapped { command: self.path.clone(), handed: line, args: after }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_own_failure_is_told_from_that_of_a_server() {
+        let launcher = Bubblewrap { path: "bwrap".into(), setpriv: "setpriv".into() };
+        let is_own = launcher.is_own_failure();
+        assert!(is_own(Some(1), "bwrap: Creating new namespace failed\n"));
+        assert!(is_own(Some(127), "setpriv: failed to execute /x: No such file or directory\n"));
+        for (code, said) in
+            [(Some(1), ""), (Some(139), ""), (Some(1), "Traceback:\n"), (Some(0), "bwrap: "), (None, "")]
+        {
+            assert!(!is_own(code, said), "{code:?} {said:?}");
+        }
     }
 }

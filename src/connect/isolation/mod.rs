@@ -8,6 +8,7 @@ mod nsjail;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,18 +18,21 @@ use mcp_satellite_actors::model::policy::IsolationPolicy;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
 use mcp_satellite_actors::seam::Link;
+use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access, getegid, geteuid};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::sync::OnceCell;
 
 use self::bubblewrap::Bubblewrap;
-use self::jail::{HOME, Identity, Jail};
+use self::jail::{HOME, Identity, Jail, Mount};
 use self::nsjail::Nsjail;
 use super::environment::{SANDBOX_PATH, environment, sandboxed};
 use super::process::{CgroupLimits, Confinement, Controllers, Launch, Limits, Processes, SERVER_ID};
 
 /// Homes of servers are here in the data directory, one for each instance.
 const HOMES: &str = "homes";
+/// Of what it says when its trial fails, this much is told.
+const COMPLAINT_MAX: u64 = 1024;
 /// A sandbox that takes longer for nothing is taken for broken.
 const TRIAL_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -64,6 +68,8 @@ trait Launcher: Send + Sync {
     fn depth(&self) -> usize;
     /// What is executed so that `program` runs in `jail`. Arguments come last, where none can be read as the sandbox's.
     fn wrap(&self, jail: &Jail, program: &Path, args: Vec<OsString>) -> Wrapped;
+    /// See [`Confinement::is_own_failure`].
+    fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool;
     /// What in `jail` cannot be said in its words.
     fn objection(&self, _jail: &Jail) -> Option<String> {
         None
@@ -179,8 +185,16 @@ impl Launchers {
             }
             jail.directory = cwd.into();
         }
-        if let Some(mount) = jail.mounts.iter().find(|mount| !mount.source.exists()) {
-            return Err(format!("`{}` is to be seen in the sandbox and does not exist", mount.source.display()));
+        for Mount { source, .. } in &jail.mounts {
+            match source.metadata() {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    return Err(format!("`{}` is to be seen in the sandbox and does not exist", source.display()));
+                }
+                Err(error) => {
+                    return Err(format!("`{}` is to be seen in the sandbox: {}", source.display(), in_words(&error)));
+                }
+            }
         }
         if let Some(objection) = launcher.objection(&jail) {
             return Err(objection);
@@ -220,7 +234,7 @@ impl Launchers {
         let data_dir = self.data_dir.as_ref();
         let home = data_dir.ok_or("a sandboxed server needs a home: give the connector a data directory")?.join(HOMES);
         let home = home.join(instance);
-        let failed = |error: std::io::Error| format!("cannot make its home `{}`: {error}", home.display());
+        let failed = |error: io::Error| format!("cannot make its home `{}`: {}", home.display(), in_words(&error));
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&home).map_err(failed)?;
         if identity() == Identity::Outside {
             chown(&home, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
@@ -294,16 +308,24 @@ impl Launchers {
         };
         let trial = async {
             let link = processes.launch(launch, String::new()).await.map_err(|error| error.to_string())?;
-            let Link { reader, writer, mut process, guard, .. } = link;
+            let Link { reader, writer, stderr, mut process, guard } = link;
             let mut said = String::new();
             BufReader::new(reader).read_line(&mut said).await.map_err(|error| error.to_string())?;
             drop(writer);
             let end = process.ended().await;
             drop(guard);
-            match (said.trim(), end.code) {
-                ("works", Some(7)) => Ok(()),
-                _ => Err("a trial run in it failed".to_owned()),
+            if said.trim() == "works" && end.code == Some(7) {
+                return Ok(());
             }
+            let mut complaint = Vec::new();
+            if let Some(stderr) = stderr {
+                // What has it open still is killed, so this ends.
+                let _ = stderr.take(COMPLAINT_MAX).read_to_end(&mut complaint).await;
+            }
+            let complaint = String::from_utf8_lossy(&complaint);
+            let words: Vec<&str> = complaint.split_whitespace().collect();
+            let words = if words.is_empty() { "without a word".to_owned() } else { words.join(" ") };
+            Err(format!("a trial run in it failed: {words}"))
         };
         let tried = tokio::time::timeout(TRIAL_PATIENCE, trial).await;
         tried.unwrap_or_else(|_elapsed| Err("a trial run in it did not end".to_owned()))
@@ -365,7 +387,8 @@ fn confinement(launcher: &dyn Launcher, identity: Identity, limits: Limits) -> C
         Identity::Outside => 0,
         Identity::Inside { .. } => 1,
     };
-    Confinement { sandbox: launcher.name(), depth: launcher.depth(), namespaces_below, limits }
+    let is_own_failure = launcher.is_own_failure();
+    Confinement { sandbox: launcher.name(), depth: launcher.depth(), namespaces_below, limits, is_own_failure }
 }
 
 /// A policy as the kernel takes it: for each process, and for the whole where a cgroup counts.
@@ -408,6 +431,11 @@ fn which(command: &str) -> Result<PathBuf, String> {
     resolve(command, std::env::var_os("PATH").as_deref())
 }
 
+/// Without the `(os error 13)` that means nothing to a reader.
+fn in_words(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), |number| Errno::from_raw(number).desc().to_owned())
+}
+
 /// The absolute path of a command that can be executed.
 fn resolve(command: &str, path: Option<&OsStr>) -> Result<PathBuf, String> {
     let executable = |file: &Path| file.is_file() && access(file, AccessFlags::X_OK).is_ok();
@@ -416,7 +444,7 @@ fn resolve(command: &str, path: Option<&OsStr>) -> Result<PathBuf, String> {
         return match file.metadata() {
             Ok(_) if executable(&file) => Ok(file),
             Ok(_) => Err("it cannot be executed".to_owned()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(in_words(&error)),
         };
     }
     let path = path.unwrap_or_default();

@@ -20,6 +20,11 @@ impl Launcher for Nsjail {
         1
     }
 
+    fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool {
+        // With its code for that it ends without a word where the program cannot be executed.
+        |code, said| code == Some(255) && said.lines().all(|line| line.starts_with("[F][") || line.trim().is_empty())
+    }
+
     fn objection(&self, jail: &Jail) -> Option<String> {
         let colon = |path: &Path| path.as_os_str().as_encoded_bytes().contains(&b':');
         let mount = jail.mounts.iter().find(|mount| colon(&mount.source) || colon(&mount.target))?;
@@ -63,5 +68,20 @@ impl Launcher for Nsjail {
         say(&[&"--", &program]);
         line.extend(args);
         Wrapped { command: self.path.clone(), handed: Vec::new(), args: line }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_own_failure_is_told_from_that_of_a_server() {
+        let is_own = Nsjail { path: "nsjail".into() }.is_own_failure();
+        assert!(is_own(Some(255), ""));
+        assert!(is_own(Some(255), "[F][2026-11-21T11:13:54+0000][1] runChild():506 Launching child process failed\n"));
+        for (code, said) in [(Some(1), ""), (Some(139), ""), (Some(255), "Traceback:\n"), (None, "")] {
+            assert!(!is_own(code, said), "{code:?} {said:?}");
+        }
     }
 }

@@ -53,6 +53,8 @@ pub(in crate::connect) struct Confinement {
     pub(in crate::connect) namespaces_below: u8,
     /// Of each process, inherited by the server.
     pub(in crate::connect) limits: Limits,
+    /// Whether an end with this code after these words on stderr is one of the sandbox itself, which has started nothing.
+    pub(in crate::connect) is_own_failure: fn(Option<i32>, &str) -> bool,
 }
 
 /// Why a process was not started: the reason alone, to be told after the command's name.

@@ -59,7 +59,7 @@ pub(super) use self::userns::SERVER_ID;
 
 /// Between two looks into a sandbox that is coming up.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
-/// Of what a sandbox says about its failure, this much is told.
+/// Of what is said before an end that comes at once, this much is looked at.
 const SAID_MAX: u64 = 1024;
 
 /// The process above this one, where there is one that sees to what we leave.
@@ -122,15 +122,22 @@ impl Processes {
         let Started { tree, guard, stdin, stdout, stderr } = started;
         let mut stderr = pipe::Receiver::from_owned_fd(stderr)?;
         let ended = Leader(Arc::clone(&tree)).watched()?;
-        if let Some(Confinement { sandbox, .. }) = confinement {
+        let mut said = Vec::new();
+        if let Some(Confinement { sandbox, is_own_failure, .. }) = confinement {
             while !tree.look_inside()? {
-                if tree.end().is_some() {
-                    let said = last_words(&mut stderr).await;
-                    return Err(LaunchError::Sandbox { sandbox, said });
+                if let Some(end) = tree.end() {
+                    said = last_words(&mut stderr).await;
+                    let words = String::from_utf8_lossy(&said);
+                    if is_own_failure(end.code, &words) {
+                        return Err(LaunchError::Sandbox { sandbox, said: in_a_line(&words) });
+                    }
+                    // It was the server that ended, before it was seen.
+                    break;
                 }
                 tokio::time::sleep(LOOK_PAUSE).await;
             }
         }
+        let stderr = io::Cursor::new(said).chain(stderr);
         let complained = Arc::new(AtomicBool::new(false));
         let stderr: Box<dyn tokio::io::AsyncRead + Send + Unpin> =
             if confinement.is_some_and(|confinement| confinement.limits.address_space.is_some()) {
@@ -149,12 +156,16 @@ impl Processes {
     }
 }
 
-/// What a sandbox said before it ended, in one line.
-async fn last_words(stderr: &mut pipe::Receiver) -> String {
+/// What is said before the end.
+async fn last_words(stderr: &mut pipe::Receiver) -> Vec<u8> {
     let mut said = Vec::new();
     // Whoever else has the other end is not waited for.
     let _ = tokio::time::timeout(Duration::from_millis(250), stderr.take(SAID_MAX).read_to_end(&mut said)).await;
-    let said = String::from_utf8_lossy(&said);
+    said
+}
+
+/// What a sandbox said, in one line.
+fn in_a_line(said: &str) -> String {
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if lines.is_empty() { "it ended without a word".to_owned() } else { lines.join("; ") }
 }

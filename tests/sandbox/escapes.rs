@@ -1,0 +1,277 @@
+//! Every way out that the escape program knows, tried in each sandbox. What would be held without one too is tried there,
+//! so that being held means something.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::unistd::geteuid;
+use serde_json::json;
+
+use crate::yard::{Sandbox, Yard, skip};
+
+everywhere!(
+    files_of_another_team_and_of_the_satellite_are_not_read,
+    nothing_is_written_but_the_home_and_what_is_bound_for_writing,
+    processes_outside_are_not_seen_signalled_or_looked_into,
+    no_privilege_is_gained,
+    limits_hold_and_cannot_be_raised,
+    a_key_of_the_satellites_session_is_not_found,
+    an_abstract_socket_of_the_machine_is_not_reached,
+    without_a_network_the_machine_is_not_reached,
+);
+
+/// Every file below a directory.
+fn files_below(directory: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap().flatten() {
+        match entry.file_type().unwrap() {
+            kind if kind.is_dir() => files_below(&entry.path(), into),
+            _ => into.push(entry.path()),
+        }
+    }
+}
+
+fn files_of_another_team_and_of_the_satellite_are_not_read(yard: Yard) {
+    // Somebody else's, the name of whose home is known.
+    let servers = [("acme", "escape", "command = \"ESCAPE\""), ("globex", "other", "command = \"ESCAPE\"")];
+    let running = yard.run("", "", &servers);
+    running.wait_all_online();
+    let other = yard.home_of("other-globex-bob-other1");
+    fs::write(other.join("secret"), "theirs").unwrap();
+    fs::write(other.join("open"), "theirs").unwrap();
+    fs::set_permissions(other.join("open"), fs::Permissions::from_mode(0o666)).unwrap();
+
+    let mut files = Vec::new();
+    files_below(yard.home.data_dir(), &mut files);
+    assert!(["ledger", "lock", "open"].iter().all(|name| files.iter().any(|file| file.ends_with(name))), "{files:?}");
+    files.extend([yard.home.data_dir().to_owned(), other.clone(), yard.home.path().join("satellite.toml")]);
+    files.extend(["/etc/shadow", "/root", "/var", "/run", "/boot", "/sys/kernel"].map(PathBuf::from));
+    let readable = yard.natively("read_file", json!({"path": other.join("open")}));
+    assert!(readable.0, "{}", readable.1);
+    for file in files {
+        let inside = file.strip_prefix("/").unwrap();
+        for path in [
+            file.clone(),
+            Path::new("/proc/1/root").join(inside),
+            Path::new("/proc/1/cwd/../..").join(inside),
+            Path::new("/proc/self/root/home/mcp/../..").join(inside),
+        ] {
+            running.is_held("read_file", json!({"path": path}));
+        }
+    }
+    // Beside its own home is nobody else's.
+    running.is_held("read_file", json!({"path": "/home/mcp/../other-globex-bob-other1/open"}));
+    assert_eq!(running.facts_of("escape")["folders"]["/home"], json!(["mcp"]));
+    running.end();
+}
+
+fn nothing_is_written_but_the_home_and_what_is_bound_for_writing(yard: Yard) {
+    let (read_only, writable) = (yard.directory("read-only"), yard.directory("writable"));
+    fs::set_permissions(&read_only, fs::Permissions::from_mode(0o777)).unwrap();
+    fs::set_permissions(&writable, fs::Permissions::from_mode(0o777)).unwrap();
+    let binds = format!("{0:?}, \"{1}:/srv/there:rw\"", read_only, writable.display());
+    let running = yard.run_escape(&format!("[policy.isolation]\nbinds = [{binds}]"));
+    for path in ["/home/mcp", "/tmp", "/srv/there"] {
+        running.escapes("write_file", json!({"path": path}));
+    }
+    yard.escapes_natively("write_file", json!({"path": read_only}));
+    for path in ["/", "/usr", "/usr/bin", "/usr/bin/env", "/bin", "/lib", "/etc", "/etc/passwd", "/etc/ssl/certs"] {
+        running.is_held("write_file", json!({"path": path}));
+    }
+    for path in ["/home", "/srv", "/dev", "/proc", "/var", "/root", "/sys"] {
+        running.is_held("write_file", json!({"path": path}));
+    }
+    running.is_held("write_file", json!({"path": read_only}));
+    running.is_held("write_file", json!({"path": yard.escape()}));
+    running.is_held("sysctl_write", json!({}));
+    running.is_held("device", json!({}));
+    // There is no quota on the home: documented.
+    running.escapes("fill_tmp", json!({"path": "/home/mcp", "bytes": 8 << 20}));
+    running.end();
+}
+
+fn processes_outside_are_not_seen_signalled_or_looked_into(mut yard: Yard) {
+    const NEEDLE: &str = "needle-in-an-environment";
+    yard.home.env.push(("OF_THE_SATELLITE".to_owned(), NEEDLE.to_owned()));
+    let bystander = yard.bystander(NEEDLE);
+    let arguments = bystander.as_arguments();
+    let running = yard.run_escape("");
+    for what in ["see_processes", "signal"] {
+        yard.escapes_natively(what, arguments.clone());
+    }
+    yard.escapes_natively("read_environ", json!({"pid": arguments["pid"], "needle": NEEDLE}));
+    for what in ["see_processes", "signal", "ptrace"] {
+        running.is_held(what, arguments.clone());
+    }
+    running.is_held("see_processes", json!({}));
+    // The satellite's and its reaper's, that of the sandbox, and that of anybody.
+    running.is_held("read_environ", json!({"needle": NEEDLE}));
+    for outside in [running.satellite.pid(), running.satellite.process.pid()] {
+        running.is_held("read_environ", json!({"pid": outside, "needle": NEEDLE}));
+        running.is_held("setns", json!({"pid": outside}));
+    }
+    running.is_held("descriptors", json!({}));
+
+    let row = running.row("escape").unwrap();
+    match yard.sandbox {
+        Sandbox::Nsjail => {
+            // The server is the first, and alone.
+            running.is_held("signal", json!({}));
+            assert_eq!(running.facts_of("escape")["pid"], 1);
+        }
+        Sandbox::Bubblewrap if yard.is_root() => {
+            running.is_held("signal", json!({}));
+            running.is_held("ptrace", json!({"pid": 1}));
+        }
+        Sandbox::Bubblewrap => {
+            // The first process is bubblewrap's and the server's own user's. It may be looked into, which tells nothing:
+            // it may no more than the server, and has nothing open that the server has not.
+            let server = row["pid"].as_i64().unwrap();
+            let first = parent_of(server);
+            assert_eq!(fs::read_to_string(format!("/proc/{first}/comm")).unwrap(), "bwrap\n");
+            for process in [first, server] {
+                let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+                let none = |set: &str| status.contains(&format!("{set}:\t0000000000000000\n"));
+                assert!(["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].into_iter().all(none), "{status}");
+                let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
+                let targets = open.map(|entry| fs::read_link(entry.path()).unwrap());
+                let harmless = |target: PathBuf| {
+                    let target = target.to_str().unwrap().to_owned();
+                    target.starts_with("pipe:") || target.starts_with("anon_inode:[eventfd]") || target == "/dev/null"
+                };
+                assert!(targets.map(harmless).all(|harmless| harmless), "{process} has something open");
+            }
+            for namespace in ["user", "mnt", "pid", "net", "uts", "ipc", "cgroup"] {
+                let of = |process| fs::read_link(format!("/proc/{process}/ns/{namespace}")).unwrap();
+                assert_eq!(of(first), of(server), "{namespace}");
+            }
+        }
+    }
+    drop(bystander);
+    running.end();
+}
+
+fn parent_of(pid: i64) -> i64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn no_privilege_is_gained(yard: Yard) {
+    let bound = yard.directory("bound");
+    let planted = bound.join("planted");
+    if geteuid().is_root() {
+        let install = ["-m", "4755", "-o", "0", "-g", "0"];
+        assert!(Command::new("install").args(install).arg(yard.escape()).arg(&planted).status().unwrap().success());
+        let metadata = planted.metadata().unwrap();
+        assert_eq!((metadata.mode() & 0o7777, metadata.uid()), (0o4755, 0));
+        yard.escapes_natively("setuid_binary", json!({"path": planted, "args": ["--identity"]}));
+    }
+    let running = yard.run_escape(&format!("[policy.isolation]\nbinds = [{bound:?}]"));
+    if geteuid().is_root() {
+        let detail = running.is_held("setuid_binary", json!({"path": planted, "args": ["--identity"]}));
+        assert!(!detail.contains("not started"), "{detail}");
+    }
+    running.is_held("setuid_binary", json!({}));
+    for what in ["setuid", "set_hostname", "mount", "remount", "unshare", "chroot", "raw_socket", "cgroup_escape"] {
+        running.is_held(what, json!({}));
+    }
+    for point in ["/usr", "/etc/passwd", "/proc", "/"] {
+        running.is_held("remount", json!({"path": point}));
+    }
+    running.is_held("remount", json!({"path": bound}));
+    running.end();
+}
+
+fn limits_hold_and_cannot_be_raised(yard: Yard) {
+    const LIMITS: &str = "[policy.isolation]\nprocesses_max = 20\ntmp_size = \"4MiB\"\nopen_files_max = 64\n\
+                          file_size_max = \"8MiB\"\nmemory_max = \"256MiB\"";
+    let running = yard.run_escape(LIMITS);
+    yard.escapes_natively("fork", json!({"count": 25}));
+    // The server itself is one of them; the sandbox's own are not.
+    let detail = running.is_held("fork", json!({"count": 25}));
+    assert_eq!(detail, "19 children, then EAGAIN");
+    assert_eq!(running.is_held("fork", json!({"count": 25})), detail, "what has ended counts no more");
+    assert_eq!(running.is_held("fill_tmp", json!({"bytes": 8 << 20})), format!("{} bytes, then ENOSPC", 4 << 20));
+    assert_eq!(running.is_held("big_file", json!({"bytes": 9 << 20})), format!("{} bytes, then EFBIG", 8 << 20));
+    assert!(running.is_held("open_files", json!({"count": 100})).contains("EMFILE"));
+    assert!(running.is_held("memory", json!({"bytes": 300 << 20})).contains("ENOMEM"));
+    running.is_held("raise_limits", json!({}));
+    running.end();
+}
+
+/// In a session keyring of this thread's own, which what it starts from now on inherits.
+fn plant_key(name: &std::ffi::CStr) -> Result<(), Errno> {
+    const JOIN_SESSION_KEYRING: libc::c_long = 1;
+    const SESSION_KEYRING: libc::c_long = -3;
+    #[expect(unsafe_code, reason = "no library has a wrapper of these system calls")]
+    // SAFETY: names end with a zero and outlive the calls, the content has the length that is passed.
+    let results = unsafe {
+        let joined = libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>());
+        let (kind, content) = (c"user".as_ptr(), c"planted".as_ptr());
+        [joined, libc::syscall(libc::SYS_add_key, kind, name.as_ptr(), content, 7_usize, SESSION_KEYRING)]
+    };
+    results.into_iter().try_for_each(|result| Errno::result(result).map(drop))
+}
+
+fn a_key_of_the_satellites_session_is_not_found(yard: Yard) {
+    if let Err(error) = plant_key(c"sandbox-test-key") {
+        return skip(&format!("no key can be planted here: {error}"));
+    }
+    let needle = json!({"needle": "sandbox-test-key"});
+    yard.escapes_natively("keyring", needle.clone());
+    let running = yard.run_escape("");
+    running.is_held("keyring", needle);
+    running.is_held("keyring", json!({}));
+    running.end();
+}
+
+/// The version of Landlock that the kernel has; 0 for none.
+fn landlock() -> i64 {
+    const VERSION: libc::c_uint = 1;
+    let no_rules = std::ptr::null::<libc::c_void>();
+    #[expect(unsafe_code, reason = "no library has a wrapper of this system call")]
+    // SAFETY: with this flag the kernel reads nothing, and answers a number.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, no_rules, 0_usize, VERSION) };
+    version.max(0)
+}
+
+fn an_abstract_socket_of_the_machine_is_not_reached(yard: Yard) {
+    let name = format!("sandbox-test-{}", yard.home.mark());
+    let _listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let socket = json!({"path": format!("@{name}")});
+    yard.escapes_natively("unix_socket", socket.clone());
+    let running = yard.run_escape("");
+    let (escaped, detail) = running.attempt("escape", "unix_socket", socket);
+    if landlock() >= 6 {
+        assert!(!escaped, "{detail}");
+    } else {
+        skip(&format!("this kernel's Landlock is of version {}, 6 would hold abstract sockets back", landlock()));
+    }
+    // With a file it is hidden with the file.
+    running.is_held("unix_socket", json!({"path": yard.home.data_dir().join("control.sock")}));
+    running.end();
+}
+
+fn without_a_network_the_machine_is_not_reached(yard: Yard) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = json!({"address": listener.local_addr().unwrap().to_string()});
+    let name = format!("sandbox-test-{}", yard.home.mark());
+    let _socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let apart = "command = \"ESCAPE\"\npolicy = { isolation = { network = false } }";
+    let running = yard.run("", "", &[("acme", "escape", apart), ("acme", "shared", "command = \"ESCAPE\"")]);
+    running.wait_all_online();
+    // It is shared unless it is cut: documented.
+    let (reached, detail) = running.attempt("shared", "network", address.clone());
+    assert!(reached, "{detail}");
+    running.is_held("network", address);
+    running.is_held("unix_socket", json!({"path": format!("@{name}")}));
+    let interfaces = running.facts_of("escape")["network_interfaces"].take();
+    assert_eq!(interfaces, json!(["lo"]));
+    running.end();
+}

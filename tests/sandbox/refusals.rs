@@ -1,0 +1,142 @@
+//! What is not started, and what is said instead: a sandbox that is asked for and does not work, what may not be started,
+//! and what cannot be seen.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::support::{Home, processes};
+use crate::yard::{Running, Yard};
+
+everywhere!(
+    a_working_directory_that_cannot_be_seen_is_an_error,
+    a_bind_that_is_not_there_is_an_error,
+    in_production_a_command_is_resolved_once,
+);
+
+const PRODUCTION: &str = "[satellite]\nname = \"sandbox-tests\"\nprofile = \"production\"\n";
+
+/// One server that must not run, by a command of the allow-list that is there.
+fn one_server(satellite: &str) -> String {
+    format!(
+        "{PRODUCTION}{satellite}\nallowed_commands = [\"SATELLITE\"]\n[policy.restart]\nmax_crashes = 1\n\
+         [[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = [{{ id = \"user_alice\", slug = \"alice\" }}]\n\
+         [[teams.installations]]\nid = \"s1\"\nserver = \"server\"\nSIM"
+    )
+}
+
+/// That nothing is started, and why.
+#[track_caller]
+fn is_refused(home: &Home, config: &str, words: &[&str]) {
+    let check = home.bare(&["check", "--config", config]).exits(0);
+    assert!(check.stderr.contains("warning: no server will be started on this machine"), "{check:#?}");
+    let satellite = home.run(&["--config", config]);
+    let row = home.wait_status("server", "permanently_failed");
+    let told = [&row["last_error"], &row["status_message"]].map(Value::to_string).join(" ");
+    for word in words.iter().chain(&["`satellite check` says more", "isolation = \\\"none\\\" under [satellite]"]) {
+        assert!(told.contains(word), "{word:?} is missing: {told}");
+    }
+    assert_eq!((&row["pid"], &row["wrapper_pid"]), (&Value::Null, &Value::Null));
+    assert!(home.processes().is_empty(), "it was started");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn production_without_a_sandbox_starts_nothing_and_says_what_to_do() {
+    let mut home = Home::new();
+    let empty = home.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    home.env.push(("PATH".to_owned(), empty.to_str().unwrap().to_owned()));
+    let config = home.write("satellite.toml", &one_server(""));
+    let words = ["production needs a sandbox and none works here", "`nsjail` is in no directory of PATH", "`bwrap` is"];
+    is_refused(&home, config.to_str().unwrap(), &words);
+}
+
+#[test]
+fn a_sandbox_that_is_there_and_does_not_work_is_not_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut home = Home::new();
+    let tools = home.path().join("tools");
+    fs::create_dir(&tools).unwrap();
+    fs::write(tools.join("nsjail"), "#!/bin/sh\necho no namespaces for you >&2\nexit 1\n").unwrap();
+    fs::set_permissions(tools.join("nsjail"), fs::Permissions::from_mode(0o755)).unwrap();
+    home.env.push(("PATH".to_owned(), tools.to_str().unwrap().to_owned()));
+    let config = home.write("satellite.toml", &one_server("isolation = \"nsjail\""));
+    let words = ["nsjail is configured and does not work here", "no namespaces for you"];
+    is_refused(&home, config.to_str().unwrap(), &words);
+    let check = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
+    assert!(check.stdout.contains("nsjail: cannot be used") && check.stdout.contains("no namespaces"), "{check:#?}");
+}
+
+#[test]
+fn in_development_no_sandbox_is_looked_for() {
+    let mut home = Home::new();
+    let tools = home.path().join("tools");
+    fs::create_dir(&tools).unwrap();
+    home.env.push(("PATH".to_owned(), tools.to_str().unwrap().to_owned()));
+    let config = home.write("satellite.toml", &one_server("").replace("production", "development"));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let row = home.wait_online("server");
+    assert_eq!((&row["isolation"], &row["wrapper_pid"]), (&"none".into(), &Value::Null));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn in_production_a_command_that_is_not_allowed_is_refused() {
+    let home = Home::new();
+    let config = home.write("satellite.toml", &one_server("").replace("\"SATELLITE\"", ""));
+    let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(2);
+    assert!(outcome.stderr.contains("allowed_commands") && outcome.stderr.contains("satellite.toml:"), "{outcome:#?}");
+    home.background(&["run", "--config", config.to_str().unwrap()]).finish().exits(2);
+}
+
+#[track_caller]
+fn cannot_start(running: &Running, server: &str, why: &str) {
+    let row = running.wait_status(server, "permanently_failed");
+    let told = row["last_error"].as_str().unwrap();
+    assert!(told.starts_with("cannot start `") && told.contains(why), "{told}");
+}
+
+fn a_working_directory_that_cannot_be_seen_is_an_error(yard: Yard) {
+    let (seen, unseen) = (yard.directory("seen"), yard.directory("unseen"));
+    let lines = |cwd: &std::path::Path| format!("command = \"ESCAPE\"\ncwd = {cwd:?}");
+    let (good, bad) = (lines(&seen), lines(&unseen));
+    let policy = format!("[policy.isolation]\nbinds = [{seen:?}]");
+    let running = yard.run("", &policy, &[("acme", "good", &good), ("acme", "bad", &bad)]);
+    running.wait_online("good");
+    assert_eq!(running.facts_of("good")["cwd"], seen.to_str().unwrap());
+    let why = format!("the working directory `{}` cannot be seen in the sandbox", unseen.display());
+    cannot_start(&running, "bad", &why);
+    cannot_start(&running, "bad", "`binds` of [policy.isolation]");
+    running.end();
+}
+
+fn a_bind_that_is_not_there_is_an_error(yard: Yard) {
+    let policy = "[policy.isolation]\nbinds = [\"/no/such/directory\"]";
+    let running = yard.run("", policy, &[("acme", "escape", "command = \"ESCAPE\"")]);
+    cannot_start(&running, "escape", "`/no/such/directory` is to be seen in the sandbox and does not exist");
+    running.end();
+}
+
+fn in_production_a_command_is_resolved_once(yard: Yard) {
+    let (first, second) = (yard.directory("first"), yard.directory("second"));
+    let escape = yard.escape().display().to_string();
+    let script = format!("#!/bin/sh\nexec {escape}\n");
+    yard.script(&second.join("tool"), &script);
+    let path = format!("{}:{}:/usr/bin:/bin", first.display(), second.display());
+    let lines = format!("command = \"tool\"\nenv = {{ PATH = \"{path}\" }}");
+    let policy = format!("[policy.isolation]\nbinds = [{first:?}, {second:?}, \"{escape}\"]");
+    let running =
+        yard.run("profile = \"production\"\nallowed_commands = [\"tool\"]", &policy, &[("acme", "tool", &lines)]);
+    running.wait_online("tool");
+    // In front of it now: one that would say so by its end.
+    yard.script(&first.join("tool"), "#!/bin/sh\nexit 66\n");
+    running.satellite(&["restart", "tool"]).exits(0);
+    running.wait_online("tool");
+    let sandboxes: Vec<_> = processes()
+        .into_iter()
+        .filter(|(_, arguments)| arguments.contains(second.join("tool").to_str().unwrap()))
+        .collect();
+    assert!(!sandboxes.is_empty(), "the second one runs");
+    running.end();
+}

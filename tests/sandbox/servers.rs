@@ -1,0 +1,93 @@
+//! Real servers run normally in `standard`, a small native one in `strict`, and what does not fit says so.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::yard::{User, Yard, skip};
+
+everywhere!(
+    server_everything_answers_in_standard_and_says_why_it_cannot_run_in_strict,
+    mcp_server_time_answers_in_standard,
+    a_native_server_answers_in_strict,
+);
+
+/// Where `.ci/install-servers` puts what `file` is of, if it has.
+fn installed(file: &str) -> Option<PathBuf> {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers");
+    let directory = std::env::var_os("MCP_SERVERS_DIR").map_or_else(default, PathBuf::from);
+    if directory.join(file).exists() {
+        return Some(directory);
+    }
+    let why = format!("{} is not there: run .ci/install-servers", directory.join(file).display());
+    assert!(std::env::var_os("MCP_REAL_SERVERS").is_none_or(|needed| needed != "required"), "{why}");
+    skip(&why);
+    None
+}
+
+/// Whether the satellite's user may go there.
+fn reached_by(user: User, directory: &Path) -> bool {
+    let for_all = |path: &Path| path.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o005 == 0o005);
+    let reached = user == User::Ourselves || directory.ancestors().all(for_all);
+    if !reached {
+        skip(&format!("{} is for its owner only", directory.display()));
+    }
+    reached
+}
+
+fn server_everything_answers_in_standard_and_says_why_it_cannot_run_in_strict(yard: Yard) {
+    const INDEX: &str = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
+    let Some(directory) = installed(INDEX).filter(|directory| reached_by(yard.user, directory)) else { return };
+    let node = Command::new("sh").args(["-c", "command -v node"]).output().unwrap().stdout;
+    let node = PathBuf::from(String::from_utf8(node).unwrap().trim()).canonicalize().unwrap();
+    // One of the system is found by its name, as in production; another one may need more than its own file.
+    let node = if node.starts_with("/usr/bin") { PathBuf::from("node") } else { node };
+    let lines = |more: &str| format!("command = {node:?}\nargs = [{:?}]\n{more}", directory.join(INDEX));
+    let (standard, strict) = (lines(""), lines("policy = { isolation = { preset = \"strict\" } }"));
+    let policy = format!("[policy.isolation]\npreset = \"standard\"\nbinds = [{directory:?}]");
+    let running = yard.run("", &policy, &[("acme", "everything", &standard), ("acme", "cramped", &strict)]);
+    running.wait_online("everything");
+    let answer = running.call("everything", "get-sum", &json!({"a": 2, "b": 40}));
+    assert_eq!(answer["content"][0]["text"], "The sum of 2 and 40 is 42.");
+    // Node asks for more address space than that before it reads a byte.
+    let (crash, row) = running.crash_of("cramped");
+    for said in [&crash["reason"], &row["last_exit"], &row["last_error"]] {
+        assert!(said.as_str().unwrap().contains("limit: memory, suspected"), "{row:#}");
+    }
+    running.end();
+}
+
+fn mcp_server_time_answers_in_standard(yard: Yard) {
+    let Some(directory) = installed("venv/bin/python3").filter(|directory| reached_by(yard.user, directory)) else {
+        return;
+    };
+    let python = directory.join("venv/bin/python3");
+    // The one that the environment was made of, which may be anywhere.
+    let base = Command::new(&python).args(["-c", "import sys; print(sys.base_prefix)"]).output().unwrap().stdout;
+    let base = fs::canonicalize(String::from_utf8(base).unwrap().trim()).unwrap();
+    if !reached_by(yard.user, &base) {
+        return;
+    }
+    let policy = format!("[policy.isolation]\nbinds = [{directory:?}, {base:?}]");
+    let lines = format!("command = {python:?}\nargs = [\"-m\", \"mcp_server_time\", \"--local-timezone\", \"UTC\"]");
+    let running = yard.run("", &policy, &[("acme", "time", &lines)]);
+    running.wait_online("time");
+    let noon = json!({"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Kolkata"});
+    let answer = running.call("time", "convert_time", &noon);
+    assert!(answer["content"][0]["text"].as_str().unwrap().contains("T17:30:00+05:30"), "{answer}");
+    running.end();
+}
+
+fn a_native_server_answers_in_strict(yard: Yard) {
+    let strict = "[policy.isolation]\npreset = \"strict\"";
+    let running = yard.run("", strict, &[("acme", "native", "SIM"), ("acme", "escape", "command = \"ESCAPE\"")]);
+    running.wait_all_online();
+    let answer = running.call("native", "echo", &json!({"text": "from inside"}));
+    assert_eq!(answer["structuredContent"]["text"], "from inside");
+    // One process, and that is the server.
+    assert_eq!(running.is_held("fork", json!({"count": 3})), "0 children, then EAGAIN");
+    running.end();
+}
