@@ -254,7 +254,8 @@ impl Satellite {
         });
         let (catalogues, lazy) = (self.catalogues.clone(), specs.clone());
         // An error says that it panicked: then nothing is known, and all are started to be discovered.
-        let known_tools = tokio::task::spawn_blocking(move || catalogues.map(|catalogues| catalogues.keep(&lazy))).await;
+        let known_tools =
+            tokio::task::spawn_blocking(move || catalogues.map(|catalogues| catalogues.keep(&lazy))).await;
         let mut known_tools = known_tools.ok().flatten().unwrap_or_default();
         let installs = async {
             let mut changed = false;

@@ -532,7 +532,9 @@ impl World {
     fn perform(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::RequestPermit { urgent: false } if self.caller_waits => panic!("nobody knows that a caller waits"),
+                Effect::RequestPermit { urgent: false } if self.caller_waits => {
+                    panic!("nobody knows that a caller waits")
+                }
                 Effect::RequestPermit { .. } | Effect::WithdrawPermit | Effect::ReleasePermit(_) => {
                     self.to_root.push_back(effect);
                 }

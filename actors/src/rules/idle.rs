@@ -39,7 +39,9 @@ pub fn look(policy: &IdlePolicy, ready: Instant, activity: Activity, now: Instan
     // A call that is still open may end the moment after: its idle time begins then, and is over no earlier than this.
     let last = if activity.calls_in_flight == 0 { activity.last } else { now };
     let possible = last.checked_add(policy.idle).zip(grown(policy, ready)).zip(after(now));
-    Verdict::LookAgain(possible.and_then(|((idle, grown), later)| on_the_grid(policy, ready, idle.max(grown).max(later))))
+    Verdict::LookAgain(
+        possible.and_then(|((idle, grown), later)| on_the_grid(policy, ready, idle.max(grown).max(later))),
+    )
 }
 
 /// The look after one at which it was idle and could not be put to sleep: a call slipped in.
