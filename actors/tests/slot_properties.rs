@@ -347,6 +347,8 @@ impl World {
             // What does not discover by itself is ready, and may announce a change at any time.
             Server::Lists if worker.initialized.is_some() => Input::Discovered(run, catalogue("write")),
             Server::CannotList if worker.initialized.is_some() => {
+                // It is not asked again by itself.
+                worker.discovers = false;
                 Input::DiscoveryFailed(run, "tools/list timed out".to_owned())
             }
             Server::Ends(end) => {
@@ -818,6 +820,11 @@ proptest! {
         steps in prop::collection::vec(any_step(3), 1..120),
     ) {
         live(first, known, steps);
+    }
+
+    #[test]
+    fn the_promises_hold_for_what_is_known_from_another_day(steps in prop::collection::vec(any_step(1), 1..120)) {
+        live(Shape::Lazy, true, steps);
     }
 
     #[test]
