@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::Run;
@@ -85,10 +86,10 @@ impl StdioConnector {
         self.processes.held_by()
     }
 
-    /// Kills everything at once and without grace, and waits until it is gone. Nothing is started afterwards. For a host
-    /// that must end now.
-    pub fn end_all(&self) {
-        self.processes.end_all();
+    /// Kills everything at once and without grace, and waits until it is gone, `patience` at most. Nothing is started
+    /// afterwards. For a host that must end now.
+    pub fn end_all(&self, patience: Duration) {
+        self.processes.end_all(patience);
     }
 }
 
