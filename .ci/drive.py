@@ -4,17 +4,21 @@
   drive.py demo                   the README's first command: its servers online, one killed, back by itself, SIGTERM
   drive.py smoke SERVERS_DIR      the same with two real servers of an mcp.json
   drive.py kills COUNT SECONDS    COUNT kills at random; each victim must come back, or fail as its budget says
+  drive.py flood SECONDS          one server floods its stderr with 100 MB/s: what that costs the calls of another, and
+                                  the satellite's memory. A report: it fails only where a call does
 
 The satellite is started by $SATELLITE_RUN (default: `cargo run --release --quiet --`) and asked by $SATELLITE
 (default: `target/release/satellite`). Only processes that the satellite started are killed, each by its pid.
 """
 
 import glob
+import http.client
 import json
 import os
 import random
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -273,6 +277,95 @@ def kills(count, seconds, seed):
         print(f"(cut short after {seconds:.0f} s: {count} kills were asked for)")
 
 
+FLOOD = """
+[[teams]]
+id = "one"
+slug = "one"
+users = [{{ id = "a", slug = "a" }}]
+
+[[teams.installations]]
+id = "q1"
+server = "quiet"
+command = {program}
+args = ["sim-server", "--name", "quiet"]
+
+[[teams.installations]]
+id = "f2"
+server = "flooding"
+command = {program}
+args = ["sim-server", "--name", "flooding", "--stderr-bytes-per-second", "100000000"]
+"""
+FLOOD_GOAL = 2.0
+
+
+class Socket(http.client.HTTPConnection):
+    """The control socket, kept open: no process is started for a call that is timed."""
+
+    def __init__(self, data_dir):
+        super().__init__("satellite")
+        self.path = os.path.join(data_dir, "control.sock")
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
+
+    def call(self, server, tool):
+        body = json.dumps({"selector": {"server": server}, "tool": tool, "arguments": {"text": "hello"}})
+        self.request("POST", "/v1/call", body, {"content-type": "application/json"})
+        answer = self.getresponse()
+        text = answer.read()
+        if answer.status != 200:
+            fail(f"call {server} {tool}: {answer.status}: {text!r}")
+
+    def latencies(self, server, seconds):
+        """Of calls one after the other for so long, in ms, sorted."""
+        took, until = [], time.monotonic() + seconds
+        while (began := time.monotonic()) < until:
+            self.call(server, "echo")
+            took.append((time.monotonic() - began) * 1000)
+        return sorted(took)
+
+
+def of_process(pid, file, key):
+    with open(f"/proc/{pid}/{file}") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+def flood(seconds):
+    with tempfile.TemporaryDirectory() as directory:
+        config = os.path.join(directory, "satellite.toml")
+        with open(config, "w") as file:
+            file.write(FLOOD.format(program=json.dumps(os.path.abspath(ASK[0]))))
+        with Satellite(directory, ["run", "--config", config]) as satellite:
+            satellite.all_online(2)
+            if satellite.ask("stop", "flooding").returncode != 0:
+                fail("`stop flooding` fails")
+            with open(os.path.join(satellite.data_dir, "lock")) as lock:
+                own = int(lock.read())
+            control = Socket(satellite.data_dir)
+            control.latencies("quiet", 1)
+            before, rss_before = control.latencies("quiet", seconds / 2), of_process(own, "status", "VmRSS")
+            if satellite.ask("start", "flooding").returncode != 0:
+                fail("`start flooding` fails")
+            pid = satellite.status()["flooding-one-a-f2"]["pid"]
+            began, said = time.monotonic(), of_process(pid, "io", "wchar")
+            during = control.latencies("quiet", seconds)
+            rate = (of_process(pid, "io", "wchar") - said) / (time.monotonic() - began) / 1e6
+            rss_during = of_process(own, "status", "VmRSS")
+            if satellite.ask("stop", "flooding").returncode != 0:
+                fail("`stop flooding` fails")
+            after = control.latencies("quiet", seconds / 2)
+            control.close()
+            satellite.end()
+    half, most = (lambda took: took[len(took) // 2]), (lambda took: took[len(took) * 99 // 100])
+    ratio = half(during) / half(before)
+    print(f"flood of {rate:.0f} MB/s for {seconds:.0f} s on {os.cpu_count()} cores:")
+    for name, took in [("before", before), ("during", during), ("after", after)]:
+        print(f"  calls {name}: p50 {half(took):.3f} ms, p99 {most(took):.3f} ms, {len(took)} calls")
+    print(f"  p50 during / before: {ratio:.2f} (goal: {FLOOD_GOAL:.0f}{'' if ratio <= FLOOD_GOAL else ', MISSED'})")
+    print(f"  memory of the satellite: {rss_before / 1024:.1f} MiB before, {rss_during / 1024:.1f} MiB during")
+
+
 def main():
     match sys.argv[1:]:
         case ["demo"]:
@@ -281,6 +374,8 @@ def main():
             smoke(servers)
         case ["kills", count, seconds]:
             kills(int(count), float(seconds), int(os.environ.get("SEED", time.time())))
+        case ["flood", seconds]:
+            flood(float(seconds))
         case _:
             sys.exit(__doc__)
 

@@ -6,7 +6,6 @@
 mod common;
 
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,10 +17,8 @@ use mcp_satellite_actors::model::snapshot::InstanceView;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::value::RawValue;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use common::{GIVE_UP, NullSink, Report, is_online, median, number, spec, start, time};
+use common::{Bare, GIVE_UP, NullSink, Report, is_online, median, number, spec, start, time};
 
 /// A server lives at least this long before it is killed: one that crashes in its first moments is another question.
 const LIFE: Duration = Duration::from_millis(100);
@@ -128,53 +125,12 @@ async fn until(runtime: &RuntimeHandle, id: &InstanceId, wanted: impl FnMut(&Ins
 async fn bare_start(program: &[String]) -> Round {
     let began = Instant::now();
     let mut server = Bare::start(program);
-    server
-        .ask(r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#)
-        .await;
-    server.tell(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).await;
+    server.shake_hands().await;
     let initialized = began.elapsed();
     server.ask(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#).await;
     let online = began.elapsed();
     server.child.kill().await.unwrap();
     Round { initialized, online }
-}
-
-struct Bare {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl Bare {
-    fn start(program: &[String]) -> Self {
-        let mut child = Command::new(&program[0])
-            .args(&program[1..])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Self { child, stdin, stdout: BufReader::new(stdout) }
-    }
-
-    async fn tell(&mut self, line: &str) {
-        self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-    }
-
-    /// Asks, and reads until it is answered; what else the server says is its business.
-    async fn ask(&mut self, line: &str) {
-        self.tell(line).await;
-        let answer = async {
-            let mut line = String::new();
-            while !line.contains(r#""result""#) {
-                line.clear();
-                assert!(self.stdout.read_line(&mut line).await.unwrap() > 0, "the server is gone");
-            }
-        };
-        tokio::time::timeout(GIVE_UP, answer).await.unwrap();
-    }
 }
 
 /// Where npm has put it, if it has.

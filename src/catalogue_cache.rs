@@ -6,6 +6,7 @@
 //! trying. What cannot be used, for whatever reason, is not cached: the server is started to be discovered.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Write as _;
 use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -178,7 +179,12 @@ impl CatalogueCache {
         for argument in args {
             part(argument.expose().as_bytes());
         }
-        hash.sign().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+        let mut name = String::new();
+        for byte in hash.sign().as_ref() {
+            // Writing to a string cannot fail.
+            let _ = write!(name, "{byte:02x}");
+        }
+        name
     }
 }
 

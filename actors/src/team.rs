@@ -441,7 +441,7 @@ impl State {
         let shows = shows || effects.iter().any(Effect::shows);
         let (mut remove, mut next) = (false, None);
         for effect in effects {
-            let Some(instance) = self.instances.get_mut(id) else { return None };
+            let instance = self.instances.get_mut(id)?;
             match effect {
                 Effect::RequestPermit { urgent } => {
                     let urgency = if urgent { Urgency::Urgent } else { Urgency::Normal };

@@ -100,7 +100,7 @@ impl Life {
     }
 
     /// As a line of the table: what the input made of it.
-    fn told(&self, before: &Phase, beside: &Option<Beside>, want: Want, status: Status, effects: &[Effect]) -> String {
+    fn told(&self, before: &Phase, beside: Option<&Beside>, want: Want, status: Status, effects: &[Effect]) -> String {
         let mut words = Vec::new();
         if self.slot.phase != *before {
             words.push(format!("→ {}", phase(&self.slot.phase, self.start)));
@@ -108,7 +108,7 @@ impl Life {
         if self.slot.want != want {
             words.push(format!("want {:?}", self.slot.want).to_lowercase());
         }
-        if self.slot.beside != *beside {
+        if self.slot.beside.as_ref() != beside {
             words.push(self.slot.beside.as_ref().map_or("alone".to_owned(), |beside| with(beside, self.start)));
         }
         words.extend(effects.iter().map(effect));
@@ -433,7 +433,7 @@ fn the_whole_table_is_as_printed() {
             let (before, beside) = (there.slot.phase.clone(), there.slot.beside.clone());
             let (want, status) = (there.slot.want, there.slot.status);
             let effects = there.tell(input);
-            let line = there.told(&before, &beside, want, status, &effects);
+            let line = there.told(&before, beside.as_ref(), want, status, &effects);
             match lines.iter_mut().find(|(known, _)| *known == line) {
                 Some((_, names)) => names.push(name),
                 None => lines.push((line, vec![name])),

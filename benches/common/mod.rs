@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink};
 use mcp_satellite_actors::{Options, RuntimeHandle};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// The satellite's own allocator, so that memory and time are those of the binary.
 #[global_allocator]
@@ -123,6 +126,54 @@ pub(crate) fn quantile(values: impl IntoIterator<Item = Duration>, part: f64) ->
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a vector in memory")]
     let at = (values.len() as f64 * part) as usize;
     values[at.min(values.len() - 1)]
+}
+
+// ---- what it is measured against ----
+
+/// A server without us: what nobody can do without.
+pub(crate) struct Bare {
+    pub(crate) child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Bare {
+    pub(crate) fn start(program: &[String]) -> Self {
+        let mut child = Command::new(&program[0])
+            .args(&program[1..])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, stdin, stdout: BufReader::new(stdout) }
+    }
+
+    pub(crate) async fn tell(&mut self, line: &str) {
+        self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    }
+
+    /// `initialize` and all that belongs to it.
+    pub(crate) async fn shake_hands(&mut self) {
+        self.ask(r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#)
+            .await;
+        self.tell(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).await;
+    }
+
+    /// Asks, and reads until it is answered; what else the server says is its business.
+    pub(crate) async fn ask(&mut self, line: &str) {
+        self.tell(line).await;
+        let answer = async {
+            let mut line = String::new();
+            while !line.contains(r#""result""#) {
+                line.clear();
+                assert!(self.stdout.read_line(&mut line).await.unwrap() > 0, "the server is gone");
+            }
+        };
+        tokio::time::timeout(GIVE_UP, answer).await.unwrap();
+    }
 }
 
 // ---- how it is written ----

@@ -64,7 +64,7 @@ section!(
 );
 section!(
     /// `[policy.idle]`
-    Idle of IdlePolicy {
+    Sleep of IdlePolicy {
         idle: Duration = Fields::duration,
         grace: Duration = Fields::duration,
         sweep: Duration = Fields::positive,
@@ -169,7 +169,7 @@ impl Isolation {
 pub(super) struct Tier {
     restart: Restart,
     session: Session,
-    idle: Idle,
+    idle: Sleep,
     watchdog: Watchdog,
     reconnect: Reconnect,
     logs: Logs,
@@ -181,7 +181,7 @@ impl Tier {
         Self {
             restart: fields.section("restart", Restart::read),
             session: fields.section("session", Session::read),
-            idle: fields.section("idle", Idle::read),
+            idle: fields.section("idle", Sleep::read),
             watchdog: fields.section("watchdog", Watchdog::read),
             reconnect: fields.section("reconnect", Reconnect::read),
             logs: fields.section("logs", Logs::read),

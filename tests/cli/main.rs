@@ -14,4 +14,5 @@ mod reload;
 mod run;
 mod sim_server;
 mod status;
+#[allow(dead_code, reason = "shared with the tests of what is left behind")]
 mod support;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::mechanism::{Sandbox, everywhere};
+use super::mechanism::{Sandbox, everywhere_once};
 use super::scene::{SHORT, Scene};
 use super::support::pid;
 
@@ -20,7 +20,7 @@ fn number(pid: i32, file: &str, key: &str) -> u64 {
 
 #[test]
 fn a_flood_on_stderr_hinders_no_other_server_and_is_not_kept() {
-    everywhere(|mechanism| {
+    everywhere_once(|mechanism| {
         if mechanism.sandbox != Sandbox::None {
             return;
         }

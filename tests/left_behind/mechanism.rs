@@ -12,7 +12,7 @@ use std::thread;
 use super::support::Home;
 
 /// How many cases of one test run at once: they mostly wait.
-const AT_ONCE: usize = 4;
+const AT_ONCE_MAX: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sandbox {
@@ -103,7 +103,17 @@ static WORKING: LazyLock<Vec<Mechanism>> = LazyLock::new(|| {
 /// Runs `case` with every mechanism that works here, as often as it is asked for.
 #[track_caller]
 pub(crate) fn everywhere(case: impl Fn(Mechanism) + Sync) {
-    let runs = std::env::var("LEFT_BEHIND_RUNS").map_or(1, |runs| runs.parse::<usize>().unwrap());
+    run(case, std::env::var("LEFT_BEHIND_RUNS").map_or(1, |runs| runs.parse().unwrap()), AT_ONCE_MAX);
+}
+
+/// Runs what is too heavy to be repeated with every mechanism that works here, one after the other.
+#[track_caller]
+pub(crate) fn everywhere_once(case: impl Fn(Mechanism) + Sync) {
+    run(case, 1, 1);
+}
+
+#[track_caller]
+fn run(case: impl Fn(Mechanism) + Sync, runs: usize, at_once: usize) {
     let all = WORKING.len() * runs;
     let next = AtomicUsize::new(0);
     let work = || {
@@ -121,8 +131,10 @@ pub(crate) fn everywhere(case: impl Fn(Mechanism) + Sync) {
         }
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
         let ends: Vec<_> = workers.into_iter().map(thread::ScopedJoinHandle::join).collect();
-        ends.into_iter().find_map(Result::err).into_iter().for_each(|panic| resume_unwind(panic));
+        if let Some(panic) = ends.into_iter().find_map(Result::err) {
+            resume_unwind(panic);
+        }
     });
 }

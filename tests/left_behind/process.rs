@@ -24,7 +24,8 @@ impl Seen {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
         // Numbered from 3 in proc(5).
-        let (state, parent, start_time) = (fields[3 - 3], fields[4 - 3].parse().ok()?, fields[22 - 3].parse().ok()?);
+        // Numbered from 3 in proc(5).
+        let (state, parent, start_time) = (fields[0], fields[1].parse().ok()?, fields[19].parse().ok()?);
         let line = String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/cmdline")).ok()?).replace('\0', " ");
         (!matches!(state, "Z" | "X")).then_some(Self { pid, parent, start_time, line })
     }

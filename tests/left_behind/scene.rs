@@ -1,8 +1,9 @@
 //! A satellite with four servers, each of which leaves something behind in its own way.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -86,7 +87,8 @@ impl Scene {
             sandbox.name()
         );
         if sandbox != Sandbox::None {
-            text += &format!("\n[policy.isolation]\nbinds = [\"{SATELLITE}\"]\n");
+            text.push_str("\n[policy.isolation]\n");
+            writeln!(text, "binds = [\"{SATELLITE}\"]").unwrap();
         }
         text +=
             "\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = [{ id = \"user_alice\", slug = \"alice\" }]\n";
@@ -97,7 +99,7 @@ impl Scene {
 
     /// Starts a satellite in a process group of its own, and waits until its servers are installed.
     #[track_caller]
-    pub(crate) fn run(&self, config: &PathBuf) -> Playing<'_> {
+    pub(crate) fn run(&self, config: &Path) -> Playing<'_> {
         let data_dir = self.home.data_dir().to_str().unwrap();
         let mut command = self.home.command(&["run", "--config", config.to_str().unwrap(), "--data-dir", data_dir]);
         command.process_group(0);
@@ -174,16 +176,17 @@ impl Playing<'_> {
     /// Kills satellite and reaper so that neither can do anything about the other's end. What they left, as of then.
     #[track_caller]
     pub(crate) fn kill_both(self) -> Killed {
-        send(self.satellite.pid, Signal::SIGSTOP);
-        let stat = format!("/proc/{}/stat", self.satellite.pid);
-        let stopped = || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(());
-        wait_for("the satellite to stop", stopped, || fs::read_to_string(&stat).unwrap());
         let members = self.members();
         let Self { scene, mut process, satellite, cgroup } = self;
-        process.signal(Signal::SIGKILL);
+        // Not the satellite: the kernel lets a stopped one go on when the reaper above it ends.
+        process.signal(Signal::SIGSTOP);
+        let stat = format!("/proc/{}/stat", process.pid());
+        let stopped = || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(());
+        wait_for("the reaper to stop", stopped, || fs::read_to_string(&stat).unwrap());
         send(satellite.pid, Signal::SIGKILL);
-        assert_eq!(process.finish().signal, Some(9));
         wait_for("the satellite to end", || (!satellite.is_alive()).then_some(()), || format!("{satellite:?}"));
+        process.signal(Signal::SIGKILL);
+        assert_eq!(process.finish().signal, Some(9));
         // Whoever dies of that dies now: a zombie that nobody reaps yet is none of those.
         let left = || scene.home.traces().into_iter().filter_map(Seen::now).collect::<Vec<_>>();
         Killed { members, left: left(), cgroup }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::mechanism::{Sandbox, everywhere};
+use super::mechanism::{Sandbox, everywhere_once};
 use super::scene::{STUBBORN, Scene};
 
 const MANY: usize = 50;
@@ -18,11 +18,11 @@ fn ending(scene: &Scene, servers: usize) -> Duration {
     assert_eq!(scene.home.wait_all_online().len(), servers);
     let began = Instant::now();
     playing.process.signal(Signal::SIGTERM);
-    playing.ended_cleanly().exits(0);
+    let outcome = playing.ended_cleanly().exits(0);
     let took = began.elapsed();
     let stopped = scene.home.satellite(&["events", "--json", "--since", "0", "--type", "mcp.server.stopped"]);
     let stopped = stopped.exits(0).json_lines();
-    assert_eq!(stopped.len(), servers);
+    assert_eq!(stopped.len(), servers, "{outcome:#?}");
     for event in stopped {
         assert_eq!((&event["data"]["kind"], &event["data"]["forced"]), (&"shutdown".into(), &true.into()), "{event:#}");
     }
@@ -31,7 +31,7 @@ fn ending(scene: &Scene, servers: usize) -> Duration {
 
 #[test]
 fn fifty_stubborn_servers_take_one_grace_and_not_fifty() {
-    everywhere(|mechanism| {
+    everywhere_once(|mechanism| {
         if mechanism.sandbox != Sandbox::None {
             return;
         }

@@ -14,7 +14,7 @@ fn ledger(scene: &Scene) -> PathBuf {
 }
 
 fn write(scene: &Scene, lines: &[Value]) {
-    let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let lines = lines.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n") + "\n";
     fs::write(ledger(scene), lines).unwrap();
 }
 

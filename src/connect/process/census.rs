@@ -1,6 +1,7 @@
 //! What `/proc` says about processes: who is alive, whose child it is, which group, session and start it has, what it
 //! uses. Numbers alone identify nobody for long: a [`Known`] process is one whose identity was checked.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -68,7 +69,11 @@ fn read(path: &str) -> io::Result<Vec<u8>> {
 }
 
 /// Every process that can be seen, at one time.
-pub(super) struct Census(HashMap<u32, Stat>);
+pub(super) struct Census {
+    all: HashMap<u32, Stat>,
+    /// Who carries which mark: read once for all who ask, and only where somebody does.
+    marked: OnceCell<HashMap<String, HashSet<u32>>>,
+}
 
 impl Census {
     /// Fails where `/proc` cannot be read, or descriptors or memory are short: then nothing is known.
@@ -84,16 +89,34 @@ impl Census {
                 Err(_) => {}
             }
         }
-        Ok(Self(all))
+        Ok(Self::of(all))
+    }
+
+    fn of(all: HashMap<u32, Stat>) -> Self {
+        Self { all, marked: OnceCell::new() }
     }
 
     /// All of them.
     pub(super) fn all(&self) -> impl Iterator<Item = &Stat> {
-        self.0.values()
+        self.all.values()
     }
 
     pub(super) fn get(&self, pid: u32) -> Option<&Stat> {
-        self.0.get(&pid)
+        self.all.get(&pid)
+    }
+
+    /// Whether a live process carries this mark.
+    pub(super) fn is_marked(&self, pid: u32, mark: &str) -> bool {
+        let marked = self.marked.get_or_init(|| {
+            let mut marked: HashMap<String, HashSet<u32>> = HashMap::new();
+            for stat in self.all().filter(|stat| stat.alive) {
+                if let Some(mark) = mark_of(stat.pid) {
+                    marked.entry(mark).or_default().insert(stat.pid);
+                }
+            }
+            marked
+        });
+        marked.get(mark).is_some_and(|marked| marked.contains(&pid))
     }
 
     /// The live members of the trees under these leaders: who is in a leader's group or session, and who descends from
@@ -101,7 +124,7 @@ impl Census {
     pub(super) fn under(&self, leaders: &HashSet<u32>) -> HashMap<u32, u32> {
         let mut found: HashMap<u32, Option<u32>> = HashMap::new();
         let mut way = Vec::new();
-        for stat in self.0.values() {
+        for stat in self.all.values() {
             let mut at = Some(stat);
             let leader = loop {
                 let Some(stat) = at else { break None };
@@ -113,7 +136,7 @@ impl Census {
                 // A parent is older than its child. One that is not was given a number again while we were reading.
                 at = match own {
                     Some(leader) => break Some(leader),
-                    None => self.0.get(&stat.parent).filter(|parent| parent.start_time <= stat.start_time),
+                    None => self.all.get(&stat.parent).filter(|parent| parent.start_time <= stat.start_time),
                 };
                 if way.contains(&at.map_or(0, |parent| parent.pid)) {
                     break None;
@@ -121,7 +144,7 @@ impl Census {
             };
             found.extend(way.drain(..).map(|pid| (pid, leader)));
         }
-        let alive = |pid: &u32| self.0.get(pid).is_some_and(|stat| stat.alive);
+        let alive = |pid: &u32| self.all.get(pid).is_some_and(|stat| stat.alive);
         found.into_iter().filter_map(|(pid, leader)| Some((pid, leader?))).filter(|(pid, _)| alive(pid)).collect()
     }
 }
@@ -229,7 +252,7 @@ mod tests {
             rss_pages: 0,
             alive: true,
         };
-        Census(processes.iter().map(|process| (process.0, stat(process))).collect())
+        Census::of(processes.iter().map(|process| (process.0, stat(process))).collect())
     }
 
     #[test]

@@ -167,8 +167,8 @@ unsafe fn fork(cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Pid>> {
             // SAFETY: a structure of numbers, for which zero means nothing.
             let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
             args.flags = CLONE_INTO_CGROUP;
-            args.exit_signal = libc::SIGCHLD as u64;
-            args.cgroup = cgroup.as_raw_fd() as u64;
+            args.exit_signal = u64::from(libc::SIGCHLD.unsigned_abs());
+            args.cgroup = u64::from(cgroup.as_raw_fd().unsigned_abs());
             // SAFETY: as the caller promises; without shared memory it is a fork.
             let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
             c_int::try_from(pid).unwrap_or(-1)

@@ -16,7 +16,7 @@ use mcp_satellite_actors::model::exit::{Limit, Resource};
 use mcp_satellite_actors::seam::ProcessEnd;
 use rustix::process::Signal;
 
-use super::census::{Census, Known, MARK, Stat, children_of, mark_of};
+use super::census::{Census, Known, MARK, Stat, children_of};
 use super::cgroup::Cgroup;
 use super::group::Group;
 use super::launch::Confinement;
@@ -223,7 +223,8 @@ impl Tree {
             return Vec::new();
         }
         let near = census.under(&HashSet::from([self.group.pid()]));
-        let is_member = |stat: &&Stat| stat.alive && (near.contains_key(&stat.pid) || self.is_marked(stat.pid));
+        let is_marked = |pid| self.mark.as_ref().is_some_and(|mark| census.is_marked(pid, mark));
+        let is_member = |stat: &&Stat| stat.alive && (near.contains_key(&stat.pid) || is_marked(stat.pid));
         census.all().filter(is_member).copied().collect()
     }
 
@@ -257,10 +258,6 @@ impl Tree {
         let Some(_) = self.confinement else { return Vec::new() };
         let init = self.inside.get().filter(|inside| inside.server.is_some()).map(|inside| inside.init.pid);
         std::iter::once(self.group.pid()).chain(init).collect()
-    }
-
-    fn is_marked(&self, pid: u32) -> bool {
-        self.mark.as_ref().is_some_and(|mark| mark_of(pid).as_ref() == Some(mark))
     }
 }
 

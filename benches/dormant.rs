@@ -1,0 +1,152 @@
+//! What a server that sleeps costs: its memory, and the first answer of one that is woken, against bare spawn, handshake
+//! and call of the same program.
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mcp_satellite::connect::sim::{Script, SimConnector};
+use mcp_satellite::connect::stdio::StdioConnector;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::{IdlePolicy, Policy};
+use mcp_satellite_actors::model::spec::Keep;
+use serde_json::value::RawValue;
+
+use common::{Bare, GIVE_UP, NullSink, Report, median, number, resident, spec, start, time};
+
+const INSTANCES: usize = 10_000;
+const TEAMS: usize = 100;
+const USERS: usize = 10;
+
+/// Fleets of each kind; the one in the middle is reported.
+const FLEETS: usize = 5;
+const WAKES: usize = 101;
+
+/// In the environment of a child: which fleet it is to put to sleep.
+const CHILD: &str = "SATELLITE_BENCH_DORMANT";
+
+fn main() {
+    match std::env::var(CHILD).as_deref() {
+        Ok("known") => child(true),
+        Ok(_) => child(false),
+        Err(_) => parent(),
+    }
+}
+
+fn parent() {
+    let mut report = Report::new("dormant", ["a server that sleeps", "ours", "bare", "ratio"]);
+    let goal = 4.0;
+    for (kind, name) in [("known", "never started"), ("slept", "after it has run")] {
+        let mut found: Vec<f64> = (0..FLEETS).map(|_| run(kind)).collect();
+        found.sort_by(f64::total_cmp);
+        let kib = found[FLEETS / 2] / 1024.0;
+        report.row([format!("memory, {name}"), format!("{} KiB", number(kib)), "-".to_owned(), "-".to_owned()]);
+        report.goal(&format!("memory beyond its catalogue, {name}"), goal, "KiB", kib);
+    }
+    let (ours, bare) = common::tokio_runtime().block_on(wakes());
+    let ratios = ours.iter().zip(&bare).map(|(ours, bare)| ours.div_duration_f64(*bare));
+    let mut ratios: Vec<f64> = ratios.collect();
+    ratios.sort_by(f64::total_cmp);
+    let ratio = ratios[ratios.len() / 2];
+    report.row(["from the call to its answer".to_owned(), time(median(ours)), time(median(bare)), number(ratio)]);
+    report.goal("wake-up of sim-server", 1.1, "×", ratio);
+    report.publish();
+}
+
+/// Each fleet in a process of its own, so that none finds memory that another has left.
+fn run(kind: &str) -> f64 {
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .env(CHILD, kind)
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "the fleet did not sleep");
+    String::from_utf8(child.stdout).unwrap().trim().parse().unwrap()
+}
+
+#[expect(clippy::print_stdout, reason = "what the parent reads")]
+fn child(known: bool) {
+    println!("{}", common::tokio_runtime().block_on(memory(known)));
+}
+
+/// Bytes of each server of a fleet that sleeps. Its servers have no tools: what is left is all beyond a catalogue.
+async fn memory(known: bool) -> f64 {
+    let script = Script { no_tools_capability: true, ..Script::default() };
+    let connector = SimConnector::new(script);
+    let runtime = start(connector.clone(), NullSink, |_| {}).await;
+    let policy = Arc::new(Policy { idle: at_once(), ..Policy::default() });
+    let program = ["simulated".to_owned()];
+    let (before, _) = resident();
+    let specs = (0..INSTANCES).map(|nth| {
+        let mut spec = spec(nth, TEAMS, USERS, &program, &policy);
+        spec.keep = if known { Keep::Lazy } else { Keep::Listed };
+        spec
+    });
+    for spec in specs {
+        if known {
+            runtime.install_known(spec, Arc::default()).await.unwrap();
+        } else {
+            runtime.install(spec).await.unwrap();
+        }
+    }
+    let began = Instant::now();
+    while runtime.snapshot().len() < INSTANCES || !runtime.snapshot().iter().all(|view| view.dormant) {
+        assert!(began.elapsed() < GIVE_UP, "the fleet does not sleep");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(connector.alive(), 0);
+    // What is over is given back: events that wait, and what the allocator keeps for a moment.
+    runtime.flush().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (after, _) = resident();
+    runtime.shutdown().await;
+    after.saturating_sub(before) as f64 / INSTANCES as f64
+}
+
+fn at_once() -> IdlePolicy {
+    IdlePolicy { idle: Duration::ZERO, grace: Duration::ZERO, sweep: Duration::from_millis(1) }
+}
+
+/// From a call to its answer, where the server sleeps; and bare, in turns.
+async fn wakes() -> (Vec<Duration>, Vec<Duration>) {
+    let program = [env!("CARGO_BIN_EXE_satellite").to_owned(), "sim-server".to_owned()];
+    let mut spec = spec(0, 1, 1, &program, &Arc::new(Policy { idle: at_once(), ..Policy::default() }));
+    spec.keep = Keep::Listed;
+    let id = spec.id.clone();
+    let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
+    runtime.install(spec).await.unwrap();
+    let (mut ours, mut bare) = (Vec::new(), Vec::new());
+    for _ in 0..WAKES {
+        let asleep = runtime.wait_for(&id, |view| view.dormant);
+        tokio::time::timeout(GIVE_UP, asleep).await.unwrap().unwrap();
+        bare.push(bare_call(&program).await);
+        ours.push(wake(&runtime, &id).await);
+    }
+    runtime.shutdown().await;
+    (ours, bare)
+}
+
+async fn wake(runtime: &RuntimeHandle, id: &InstanceId) -> Duration {
+    let arguments = RawValue::from_string(r#"{"text":"hello"}"#.to_owned()).unwrap();
+    let began = Instant::now();
+    let answer = runtime.call(id, "echo", Some(arguments), None).await.unwrap();
+    let took = began.elapsed();
+    assert!(answer.get().contains("hello"));
+    took
+}
+
+async fn bare_call(program: &[String]) -> Duration {
+    let began = Instant::now();
+    let mut server = Bare::start(program);
+    server.shake_hands().await;
+    server
+        .ask(r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hello"}}}"#)
+        .await;
+    let took = began.elapsed();
+    server.child.kill().await.unwrap();
+    took
+}
