@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::support::{Home, processes};
-use crate::yard::{Running, Yard};
+use crate::yard::{Running, Yard, quoted};
 
 everywhere!(
     a_working_directory_that_cannot_be_seen_is_an_error,
@@ -97,11 +97,11 @@ fn cannot_start(running: &Running, server: &str, why: &str) {
     assert!(told.starts_with("cannot start `") && told.contains(why), "{told}");
 }
 
-fn a_working_directory_that_cannot_be_seen_is_an_error(yard: Yard) {
+fn a_working_directory_that_cannot_be_seen_is_an_error(yard: &Yard) {
     let (seen, unseen) = (yard.directory("seen"), yard.directory("unseen"));
-    let lines = |cwd: &std::path::Path| format!("command = \"ESCAPE\"\ncwd = {cwd:?}");
+    let lines = |cwd: &std::path::Path| format!("command = \"ESCAPE\"\ncwd = {}", quoted(cwd));
     let (good, bad) = (lines(&seen), lines(&unseen));
-    let policy = format!("[policy.isolation]\nbinds = [{seen:?}]");
+    let policy = format!("[policy.isolation]\nbinds = [{}]", quoted(&seen));
     let running = yard.run("", &policy, &[("acme", "good", &good), ("acme", "bad", &bad)]);
     running.wait_online("good");
     assert_eq!(running.facts_of("good")["cwd"], seen.to_str().unwrap());
@@ -111,26 +111,26 @@ fn a_working_directory_that_cannot_be_seen_is_an_error(yard: Yard) {
     running.end();
 }
 
-fn a_bind_that_is_not_there_is_an_error(yard: Yard) {
+fn a_bind_that_is_not_there_is_an_error(yard: &Yard) {
     let policy = "[policy.isolation]\nbinds = [\"/no/such/directory\"]";
     let running = yard.run("", policy, &[("acme", "escape", "command = \"ESCAPE\"")]);
     cannot_start(&running, "escape", "`/no/such/directory` is to be seen in the sandbox and does not exist");
     running.end();
 }
 
-fn in_production_a_command_is_resolved_once(yard: Yard) {
+fn in_production_a_command_is_resolved_once(yard: &Yard) {
     let (first, second) = (yard.directory("first"), yard.directory("second"));
     let escape = yard.escape().display().to_string();
     let script = format!("#!/bin/sh\nexec {escape}\n");
-    yard.script(&second.join("tool"), &script);
+    Yard::script(&second.join("tool"), &script);
     let path = format!("{}:{}:/usr/bin:/bin", first.display(), second.display());
     let lines = format!("command = \"tool\"\nenv = {{ PATH = \"{path}\" }}");
-    let policy = format!("[policy.isolation]\nbinds = [{first:?}, {second:?}, \"{escape}\"]");
+    let policy = format!("[policy.isolation]\nbinds = [{}, {}, \"{escape}\"]", quoted(&first), quoted(&second));
     let running =
         yard.run("profile = \"production\"\nallowed_commands = [\"tool\"]", &policy, &[("acme", "tool", &lines)]);
     running.wait_online("tool");
     // In front of it now: one that would say so by its end.
-    yard.script(&first.join("tool"), "#!/bin/sh\nexit 66\n");
+    Yard::script(&first.join("tool"), "#!/bin/sh\nexit 66\n");
     running.satellite(&["restart", "tool"]).exits(0);
     running.wait_online("tool");
     let sandboxes: Vec<_> = processes()
