@@ -238,8 +238,15 @@ impl Satellite {
         // What is new does not wait for the grace of what goes, nor do those that go wait for each other's.
         let removals = known.difference(&wanted).map(|id| async move {
             let removed = self.runtime.uninstall(id).await;
-            if let Err(error) = &removed {
-                tracing::error!(instance = %id, %error, "cannot uninstall");
+            match &removed {
+                Ok(_) => {
+                    let (connector, gone) = (self.connector.clone(), id.clone());
+                    let forgotten = tokio::task::spawn_blocking(move || connector.forget(&gone)).await;
+                    if let Ok(Err(error)) = forgotten {
+                        tracing::warn!(instance = %id, %error, "cannot remove its home");
+                    }
+                }
+                Err(error) => tracing::error!(instance = %id, %error, "cannot uninstall"),
             }
             removed.is_ok()
         });
