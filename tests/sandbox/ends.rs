@@ -29,7 +29,7 @@ fn its_own_handler_runs_when_it_is_stopped(yard: &Yard) {
     let lines = "command = \"ESCAPE\"\nargs = [\"--on-term\", \"ended\"]";
     let running = yard.run("", NO_GRACE, &[("acme", "escape", lines)]);
     running.wait_online("escape");
-    let file = yard.home_of("escape-acme-alice-escape1").join("ended");
+    let file = yard.home_of("team_acme", "user_alice", "escape1").join("ended");
     assert_eq!(fs::read_to_string(&file).unwrap(), "");
     let event = stopped(&running, "escape");
     assert_eq!(fs::read_to_string(&file).unwrap(), "handled\n");

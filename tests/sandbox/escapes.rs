@@ -42,7 +42,7 @@ fn files_of_another_team_and_of_the_satellite_are_not_read(yard: &Yard) {
     let servers = [("acme", "escape", "command = \"ESCAPE\""), ("globex", "other", "command = \"ESCAPE\"")];
     let running = yard.run("", "", &servers);
     running.wait_all_online();
-    let other = yard.home_of("other-globex-bob-other1");
+    let other = yard.home_of("team_globex", "user_bob", "other1");
     fs::write(other.join("secret"), "theirs").unwrap();
     fs::write(other.join("open"), "theirs").unwrap();
     fs::set_permissions(other.join("open"), fs::Permissions::from_mode(0o666)).unwrap();

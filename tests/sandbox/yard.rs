@@ -283,9 +283,9 @@ impl Yard {
         assert!(shell.wait().unwrap().success());
     }
 
-    /// The home of an instance, outside.
-    pub(crate) fn home_of(&self, instance: &str) -> PathBuf {
-        self.home.data_dir().join("homes").join(instance)
+    /// The home of an instance, outside: by the ids of its team, its user and its installation.
+    pub(crate) fn home_of(&self, team: &str, user: &str, installation: &str) -> PathBuf {
+        self.home.data_dir().join("homes").join(format!("{team}+{user}+{installation}"))
     }
 }
 
