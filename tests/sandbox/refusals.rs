@@ -11,7 +11,7 @@ use crate::yard::{Running, Yard, quoted};
 everywhere!(
     a_working_directory_that_cannot_be_seen_is_an_error,
     a_bind_that_is_not_there_is_an_error,
-    in_production_a_command_is_resolved_once,
+    in_production_a_command_is_resolved_once_and_not_by_the_path_of_a_user,
 );
 
 const PRODUCTION: &str = "[satellite]\nname = \"sandbox-tests\"\nprofile = \"production\"\n";
@@ -28,8 +28,8 @@ fn one_server(satellite: &str) -> String {
 /// That nothing is started, and why.
 #[track_caller]
 fn is_refused(home: &Home, config: &str, words: &[&str]) {
-    let check = home.bare(&["check", "--config", config]).exits(0);
-    assert!(check.stderr.contains("warning: no server will be started on this machine"), "{check:#?}");
+    let check = home.bare(&["check", "--config", config]).exits(1);
+    assert!(check.stderr.contains("no server will be started on this machine"), "{check:#?}");
     let satellite = home.run(&["--config", config]);
     let row = home.wait_status("server", "permanently_failed");
     let told = [&row["last_error"], &row["status_message"]].map(Value::to_string).join(" ");
@@ -64,7 +64,7 @@ fn a_sandbox_that_is_there_and_does_not_work_is_not_used() {
     let config = home.write("satellite.toml", &one_server("isolation = \"nsjail\""));
     let words = ["nsjail is configured and does not work here", "no namespaces for you"];
     is_refused(&home, config.to_str().unwrap(), &words);
-    let check = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
+    let check = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(1);
     assert!(check.stdout.contains("nsjail: cannot be used") && check.stdout.contains("no namespaces"), "{check:#?}");
 }
 
@@ -118,19 +118,22 @@ fn a_bind_that_is_not_there_is_an_error(yard: &Yard) {
     running.end();
 }
 
-fn in_production_a_command_is_resolved_once(yard: &Yard) {
-    let (first, second) = (yard.directory("first"), yard.directory("second"));
+fn in_production_a_command_is_resolved_once_and_not_by_the_path_of_a_user(yard: &mut Yard) {
+    let (first, second, of_the_user) = (yard.directory("first"), yard.directory("second"), yard.directory("user"));
+    yard.in_front_of_path(&[&first, &second]);
     let escape = yard.escape().display().to_string();
-    let script = format!("#!/bin/sh\nexec {escape}\n");
-    Yard::script(&second.join("tool"), &script);
-    let path = format!("{}:{}:/usr/bin:/bin", first.display(), second.display());
-    let lines = format!("command = \"tool\"\nenv = {{ PATH = \"{path}\" }}");
-    let policy = format!("[policy.isolation]\nbinds = [{}, {}, \"{escape}\"]", quoted(&first), quoted(&second));
+    Yard::script(&second.join("tool"), &format!("#!/bin/sh\nexec {escape}\n"));
+    // Those that must not be started say so by their end.
+    let wrong = "#!/bin/sh\nexit 66\n";
+    Yard::script(&of_the_user.join("tool"), wrong);
+    let lines = format!("command = \"tool\"\nenv = {{ PATH = \"{}:/usr/bin:/bin\" }}", of_the_user.display());
+    let binds = [&first, &second, &of_the_user].map(|directory| quoted(directory)).join(", ");
+    let policy = format!("[policy.isolation]\nbinds = [{binds}, \"{escape}\"]");
     let running =
         yard.run("profile = \"production\"\nallowed_commands = [\"tool\"]", &policy, &[("acme", "tool", &lines)]);
     running.wait_online("tool");
-    // In front of it now: one that would say so by its end.
-    Yard::script(&first.join("tool"), "#!/bin/sh\nexit 66\n");
+    // In front of it now.
+    Yard::script(&first.join("tool"), wrong);
     running.satellite(&["restart", "tool"]).exits(0);
     running.wait_online("tool");
     let sandboxes: Vec<_> = processes()

@@ -283,6 +283,14 @@ impl Yard {
         assert!(shell.wait().unwrap().success());
     }
 
+    /// The satellite looks for commands here first.
+    pub(crate) fn in_front_of_path(&mut self, directories: &[&Path]) {
+        let path = self.home.env.iter_mut().rev().find(|(name, _)| name == "PATH").unwrap();
+        let front: String =
+            directories.iter().map(|directory| format!("{}:", directory.display())).collect::<Vec<_>>().concat();
+        path.1.insert_str(0, &front);
+    }
+
     /// The home of an instance, outside: by the ids of its team, its user and its installation.
     pub(crate) fn home_of(&self, team: &str, user: &str, installation: &str) -> PathBuf {
         self.home.data_dir().join("homes").join(format!("{team}+{user}+{installation}"))

@@ -158,7 +158,7 @@ impl Launchers {
         let command = match self.strictness {
             Strictness::Development => command.into(),
             // Not by the PATH that a user may give: the allow-list would be worth nothing.
-            Strictness::Production => self.resolve_once(command, std::env::var_os("PATH").as_deref())?.into_os_string(),
+            Strictness::Production => self.resolve_once(command)?.into_os_string(),
         };
         let launch = Launch {
             instance: spec.name.to_string(),
@@ -187,7 +187,7 @@ impl Launchers {
         let given = environment.get(OsStr::new("PATH")).map(OsString::as_os_str);
         let program = match self.strictness {
             Strictness::Development => resolve(command, given)?,
-            Strictness::Production => self.resolve_once(command, Some(OsStr::new(SANDBOX_PATH)))?,
+            Strictness::Production => self.resolve_once(command)?,
         };
         let home = self.home(&home_name(&spec.id))?;
         let mut jail = Jail::new(policy, spec.id.team.as_str(), &home, identity());
@@ -229,12 +229,16 @@ impl Launchers {
 
     /// An absolute path for a command, the same for ever, so that what is put into `PATH` later is not
     /// started under a name that was allowed.
-    fn resolve_once(&self, command: &str, path: Option<&OsStr>) -> Result<PathBuf, String> {
+    fn resolve_once(&self, command: &str) -> Result<PathBuf, String> {
+        self.resolve_once_by(command, &satellites_path())
+    }
+
+    fn resolve_once_by(&self, command: &str, path: &OsStr) -> Result<PathBuf, String> {
         let known = || self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(resolved) = known().get(command) {
             return Ok(resolved.clone());
         }
-        let resolved = resolve(command, path)?;
+        let resolved = resolve(command, Some(path))?;
         // The first answer holds, whoever came first.
         Ok(known().entry(command.to_owned()).or_insert(resolved).clone())
     }
@@ -460,6 +464,16 @@ fn bubblewrap() -> Candidate {
     ("bubblewrap", found)
 }
 
+/// Where the operator has programs: our own `PATH`, and then where every system has them.
+fn satellites_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    if !path.is_empty() {
+        path.push(":");
+    }
+    path.push(SANDBOX_PATH);
+    path
+}
+
 fn which(command: &str) -> Result<PathBuf, String> {
     resolve(command, std::env::var_os("PATH").as_deref())
 }
@@ -503,12 +517,12 @@ mod tests {
         let path = std::env::join_paths([&first, &second]).unwrap();
         tool(&second);
         let production = Launchers::new(Isolation::None, Strictness::Production, None);
-        assert_eq!(production.resolve_once("tool", Some(&path)), Ok(second.join("tool")));
+        assert_eq!(production.resolve_once_by("tool", &path), Ok(second.join("tool")));
         assert_eq!(resolve("tool", Some(&path)), Ok(second.join("tool")));
         tool(&first);
-        assert_eq!(production.resolve_once("tool", Some(&path)), Ok(second.join("tool")));
+        assert_eq!(production.resolve_once_by("tool", &path), Ok(second.join("tool")));
         assert_eq!(resolve("tool", Some(&path)), Ok(first.join("tool")));
-        assert!(production.resolve_once("missing", Some(&path)).unwrap_err().contains("missing"));
+        assert!(production.resolve_once_by("missing", &path).unwrap_err().contains("missing"));
     }
 
     #[test]
