@@ -57,6 +57,8 @@ struct Kept {
     name: String,
     /// As they were read or written last.
     last: Option<Arc<Catalogue>>,
+    /// They could not be written: that is tried again with the next picture, and said once.
+    failed: bool,
 }
 
 impl CatalogueCache {
@@ -84,12 +86,16 @@ impl CatalogueCache {
     /// From now on the tools of these are kept, and of no others: what is there of others is removed. Returns what is
     /// known of each.
     pub(crate) fn keep(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, Arc<Catalogue>> {
+        // Locked from here on, so that nothing is written that is removed here as unknown.
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let lazy = || specs.iter().filter(|spec| spec.keep == Keep::Lazy);
         let known: HashMap<_, _> = lazy().filter_map(|spec| Some((spec.id.clone(), self.read(spec)?))).collect();
-        let keep = |spec: &InstanceSpec| Kept { name: self.name(spec), last: known.get(&spec.id).cloned() };
-        let keep: HashMap<_, _> = lazy().map(|spec| (spec.id.clone(), keep(spec))).collect();
-        self.remove_all_but(&keep.values().map(|kept| kept.name.as_str()).chain([KEY]).collect());
-        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = keep;
+        let keep = |spec: &InstanceSpec| {
+            let (name, last) = (self.name(spec), known.get(&spec.id).cloned());
+            (spec.id.clone(), Kept { name, last, failed: false })
+        };
+        *kept = lazy().map(keep).collect();
+        self.remove_all_but(&kept.values().map(|kept| kept.name.as_str()).chain([KEY]).collect());
         known
     }
 
@@ -108,17 +114,24 @@ impl CatalogueCache {
     /// Keeps what is new in this picture.
     pub(crate) fn store(&self, snapshot: &Snapshot) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        for (id, Kept { name, last }) in kept.iter_mut() {
+        for (id, Kept { name, last, failed }) in kept.iter_mut() {
             let Some(view) = snapshot.get(id) else { continue };
             let Some(now) = &view.catalogue else { continue };
             let is_known = last.as_ref().is_some_and(|last| Arc::ptr_eq(last, now));
             if is_known || self.name(&view.spec) != *name {
                 continue;
             }
-            if let Err(error) = self.write(&view.spec, now) {
-                tracing::warn!(installation_name = %view.spec.name, %error, "cannot keep the tools of a lazy server");
+            match self.write(&view.spec, now) {
+                Ok(()) => (*last, *failed) = (Some(now.clone()), false),
+                Err(error) => {
+                    if !std::mem::replace(failed, true) {
+                        tracing::warn!(
+                            installation_name = %view.spec.name, %error,
+                            "cannot keep the tools of a lazy server; trying again"
+                        );
+                    }
+                }
             }
-            *last = Some(now.clone());
         }
     }
 
@@ -167,7 +180,26 @@ impl CatalogueCache {
             hash.update(&bytes.len().to_le_bytes());
             hash.update(bytes);
         };
-        let InstanceSpec { id, target, args, env, headers, query, missing, keep, policy, .. } = spec;
+        // All of it by name, so that a new field asks to be placed. Names for people, and how it is updated and logged,
+        // make no difference to what it is.
+        let InstanceSpec {
+            id,
+            target,
+            args,
+            env,
+            headers,
+            query,
+            missing,
+            keep,
+            policy,
+            name: _,
+            server: _,
+            team_slug: _,
+            user_slug: _,
+            on_update: _,
+            request_logging: _,
+            mask: _,
+        } = spec;
         part(format!("{FORM} {id:?} {target:?} {missing:?} {keep:?} {policy:?}").as_bytes());
         for values in [env, headers, query] {
             part(&values.len().to_le_bytes());

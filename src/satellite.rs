@@ -68,7 +68,8 @@ pub(crate) struct Satellite {
     ending: CancellationToken,
     data_dir: PathBuf,
     settings: Settings,
-    catalogues: Arc<CatalogueCache>,
+    /// None if its directory cannot be used.
+    catalogues: Option<Arc<CatalogueCache>>,
     /// What was installed last: the snapshot may still be behind.
     known: Mutex<HashSet<InstanceId>>,
     /// Held as long as the satellite lives.
@@ -168,9 +169,15 @@ impl Satellite {
             .await
             .map_err(|why| StartError::Machine { what: "start the runtime", why: why.to_string().into() })?;
 
-        let catalogues = Arc::new(CatalogueCache::open(&data_dir).map_err(in_data_dir)?);
-        // Ends with the runtime.
-        drop(tokio::spawn(catalogues.clone().watch(runtime.clone())));
+        // Without it lazy servers are started to be discovered: no reason not to serve.
+        let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
+            tracing::warn!(%error, "the tools of lazy servers cannot be kept; the servers are started to be discovered");
+        });
+        let catalogues = catalogues.ok();
+        if let Some(catalogues) = catalogues.clone() {
+            // Ends with the runtime.
+            drop(tokio::spawn(catalogues.watch(runtime.clone())));
+        }
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let ending = CancellationToken::new();
         let console = tokio::spawn(server::serve(
@@ -252,7 +259,9 @@ impl Satellite {
         });
         let (catalogues, lazy) = (self.catalogues.clone(), specs.clone());
         // An error says that it panicked: then nothing is known, and all are started to be discovered.
-        let mut known_tools = tokio::task::spawn_blocking(move || catalogues.keep(&lazy)).await.unwrap_or_default();
+        let known_tools =
+            tokio::task::spawn_blocking(move || catalogues.map(|catalogues| catalogues.keep(&lazy))).await;
+        let mut known_tools = known_tools.ok().flatten().unwrap_or_default();
         let installs = async {
             let mut changed = false;
             for spec in specs {
@@ -304,7 +313,7 @@ impl Satellite {
     pub(crate) async fn shut_down(&self) -> Farewell {
         // What was discovered a moment ago.
         let (catalogues, snapshot) = (self.catalogues.clone(), self.runtime.snapshot());
-        let storing = tokio::task::spawn_blocking(move || catalogues.store(&snapshot));
+        let storing = tokio::task::spawn_blocking(move || catalogues.inspect(|catalogues| catalogues.store(&snapshot)));
         // A disk that does not answer keeps no server from its end.
         let _ = tokio::time::timeout(LAST_ANSWERS, storing).await;
         let farewell = self.runtime.shutdown().await;

@@ -23,6 +23,7 @@ use crate::rules::outbox::Outbox;
 use crate::rules::permits::{Permits, Urgency};
 use crate::rules::restart::{History, Verdict};
 use crate::rules::slot::{Memo, Want};
+use crate::rules::team_budget::TeamBudget;
 use crate::seam::{Connector, EventSink};
 use crate::tasks::Tasks;
 use crate::team::{self, ControlError, Reply, TeamSupervisor, Uninstalled, Verb};
@@ -53,8 +54,10 @@ pub(crate) enum Msg {
     WithdrawPermit(InstanceId),
     /// A start is through its expensive part.
     ReleasePermit(Run),
-    /// Whether a team's starts go one at a time.
-    Throttle(TeamId, bool),
+    /// Whether a team's starts go one at a time, and the budget that says so.
+    Throttle(TeamId, bool, TeamBudget),
+    /// An unwanted exit was charged to a team, for the case that its supervisor dies.
+    ChargeTeam(TeamId, std::time::Instant),
     /// What an instance has come to with this configuration, for the case that its supervisor dies.
     Remember(Arc<InstanceSpec>, Memo),
     /// An instance is gone.
@@ -98,7 +101,8 @@ pub enum Part {
 pub enum Installed {
     /// The instance is new.
     New,
-    /// It was there with another configuration.
+    /// It was there with another configuration, or goes on with an older one because this one did not come up: that is
+    /// tried again.
     Updated,
     /// It was there, the same.
     Unchanged,
@@ -159,19 +163,29 @@ struct Desired {
 
 /// An instance that is being removed, and what was installed under its identity meanwhile.
 struct Leaving {
-    next: Option<Arc<InstanceSpec>>,
+    next: Option<(Arc<InstanceSpec>, Option<Arc<Catalogue>>)>,
 }
 
 impl Desired {
-    fn new(spec: Arc<InstanceSpec>) -> Self {
-        Self { spec, memo: None, leaving: None }
+    /// A new one, asleep if its tools are known.
+    fn new(spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>) -> Self {
+        let memo = known.map(|catalogue| Memo::recalled(catalogue, Instant::now().into_std()));
+        Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None }
+    }
+
+    /// Whether what is desired did not come up beside what there is, and might now.
+    fn can_try_again(&self) -> bool {
+        self.memo.as_ref().is_some_and(|(_, memo)| memo.can_try_again(&self.spec))
     }
 }
 
 /// A team's supervisor, and how often it has died.
+#[derive(Default)]
 struct Team {
     supervisor: Option<ActorRef<team::Msg>>,
     deaths: History,
+    /// As its supervisor has it.
+    budget: TeamBudget,
 }
 
 struct Closing {
@@ -244,9 +258,18 @@ impl Actor for Root {
                 state.permits.release(run);
                 state.grant();
             }
-            Msg::Throttle(team, one_at_a_time) => {
+            Msg::Throttle(team, one_at_a_time, budget) => {
+                if let Some(entry) = state.teams.get_mut(&team) {
+                    entry.budget = budget;
+                }
                 state.permits.throttle(team, one_at_a_time);
                 state.grant();
+            }
+            Msg::ChargeTeam(team, at) => {
+                if let Some(entry) = state.teams.get_mut(&team) {
+                    // What changes with it the team has found out itself.
+                    let _ = entry.budget.charge(&state.args.team_budget, at);
+                }
             }
             Msg::Remember(spec, memo) => {
                 if let Some(desired) = state.instances.get_mut(&spec.id) {
@@ -315,12 +338,12 @@ impl State {
         let installed = match self.instances.get_mut(&id) {
             // What was there is still ending: this comes after it, as something new.
             Some(Desired { leaving: Some(leaving), .. }) => {
-                leaving.next = Some(spec);
+                leaving.next = Some((spec, known));
                 Installed::New
             }
-            Some(known) if known.spec == spec => Installed::Unchanged,
-            Some(known) => {
-                known.spec = spec.clone();
+            Some(desired) if desired.spec == spec && !desired.can_try_again() => Installed::Unchanged,
+            Some(desired) => {
+                desired.spec = spec.clone();
                 self.tell_team(&team, team::Msg::Update(spec));
                 Installed::Updated
             }
@@ -339,21 +362,22 @@ impl State {
         };
         // Asked again, it undoes what was installed meanwhile, too.
         desired.leaving = Some(Leaving { next: None });
+        let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
         let team = id.team.clone();
         if self.supervisor(&team).is_some() {
             self.tell_team(&team, team::Msg::Uninstall(id, reply));
         } else {
             // Its supervisor has died and its process with it: there is nothing to end.
             self.forget_leaving(&team);
-            let _ = reply.send(Ok(Uninstalled { active: false, dormant: false }));
+            let _ = reply.send(Ok(Uninstalled { active: false, dormant }));
         }
     }
 
     async fn install_new(&mut self, spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>, myself: &ActorRef<Msg>) {
         let team = spec.id.team.clone();
-        let memo = known.map(|catalogue| Memo::recalled(catalogue, Instant::now().into_std()));
-        let of = memo.clone().map(|memo| (spec.clone(), memo));
-        self.instances.insert(spec.id.clone(), Desired { memo: of, ..Desired::new(spec.clone()) });
+        let desired = Desired::new(spec.clone(), known);
+        let memo = desired.memo.as_ref().map(|(_, memo)| memo.clone());
+        self.instances.insert(spec.id.clone(), desired);
         if self.teams.contains_key(&team) {
             self.tell_team(&team, team::Msg::Install(spec, memo));
         } else {
@@ -365,8 +389,8 @@ impl State {
         self.permits.withdraw(id);
         // A registry that died meanwhile may have gone on from a picture that still shows it.
         drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
-        if let Some(spec) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
-            self.install_new(spec, None, myself).await;
+        if let Some((spec, known)) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
+            self.install_new(spec, known, myself).await;
         }
         if self.of_team(&id.team).next().is_none()
             && let Some(supervisor) = self.teams.remove(&id.team).and_then(|team| team.supervisor)
@@ -390,7 +414,7 @@ impl State {
         for id in leaving {
             let next = self.instances.remove(&id).and_then(|desired| desired.leaving?.next);
             match next {
-                Some(spec) => drop(self.instances.insert(id, Desired::new(spec))),
+                Some((spec, known)) => drop(self.instances.insert(id, Desired::new(spec, known))),
                 None => drop(cast!(self.registry, registry::Msg::Remove(id))),
             }
         }
@@ -401,6 +425,7 @@ impl State {
         let args = team::Args {
             team: team.clone(),
             budget: self.args.team_budget.clone(),
+            charged: self.teams.get(team).map(|entry| entry.budget.clone()).unwrap_or_default(),
             connector: self.args.connector.clone(),
             events: self.args.events.clone(),
             root: myself.clone(),
@@ -422,8 +447,7 @@ impl State {
                 let _ = cast!(supervisor, team::Msg::Update(spec.clone()));
             }
         }
-        let entry = self.teams.entry(team.clone());
-        entry.or_insert_with(|| Team { supervisor: None, deaths: History::default() }).supervisor = Some(supervisor);
+        self.teams.entry(team.clone()).or_default().supervisor = Some(supervisor);
     }
 
     async fn on_death(
@@ -470,6 +494,10 @@ impl State {
 
     async fn on_team_death(&mut self, team: &TeamId, why: &str, myself: &ActorRef<Msg>) {
         self.permits.forget_team(team);
+        if self.teams.get(team).is_some_and(|entry| entry.budget.is_throttled()) {
+            // Its death pays for nothing.
+            self.permits.throttle(team.clone(), true);
+        }
         self.grant();
         if self.closing.is_some() {
             self.teams.remove(team);
@@ -498,14 +526,18 @@ impl State {
     fn show_without_supervisor(&self, team: &TeamId) {
         let snapshot = self.args.published.borrow().clone();
         for view in snapshot.team(team).filter(|view| view.port.is_some() || view.pid.is_some()) {
-            let message = Some("its supervisor is being restarted".to_owned());
+            let memo = self.instances.get(&view.spec.id).and_then(|desired| desired.memo.as_ref());
+            // One that sleeps loses nothing with its supervisor, and does not leave `online`.
+            let dormant = memo.is_some_and(|(_, memo)| memo.is_dormant());
             let (status, message) = match view.want {
-                Want::Running => (Status::Connecting, message),
+                Want::Running if dormant => (Status::Online, view.message.clone()),
+                Want::Running => (Status::Connecting, Some("its supervisor is being restarted".to_owned())),
                 Want::Stopped => (Status::Offline, view.message.clone()),
             };
             let view = InstanceView {
                 status,
                 message,
+                dormant,
                 port: None,
                 draining: None,
                 pid: None,

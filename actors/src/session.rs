@@ -51,6 +51,8 @@ const OUTGOING_MAX: usize = 1024 * 1024;
 const BROKEN_PATIENCE: Duration = Duration::from_secs(1);
 /// After SIGKILL nobody waits longer for a process that will not die.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// Of its grace this much is left to a process that is ending when a caller waits for that.
+const HURRY_GRACE: Duration = Duration::from_secs(1);
 /// Malformed lines logged one by one; then each doubling.
 const MALFORMED_LOGGED: u64 = 5;
 /// Of what a server sent, this much is quoted in a log or a message.
@@ -70,6 +72,8 @@ pub(crate) enum News {
 pub(crate) enum Control {
     /// End with grace.
     Stop,
+    /// Take no longer over the end than a caller who waits for it can bear.
+    Hurry,
     /// End with grace when the calls inside are answered. The door is closed: none comes in any more.
     Drain,
     /// Read the lists again.
@@ -262,6 +266,8 @@ impl Session {
                 control = self.control.recv() => match control {
                     Some(Control::Discover) => self.list(),
                     Some(Control::Drain) => self.draining = true,
+                    // It is said of an end that is under way.
+                    Some(Control::Hurry) => {}
                     // A worker that is gone wants what a stop wants.
                     Some(Control::Stop) | None => return Over::Asked,
                 },
@@ -733,10 +739,10 @@ impl Session {
         self.writer = None;
         if exit.cause == ExitCause::Asked {
             self.process.terminate();
-            exit.forced = !self.is_gone_within(self.spec.policy.session.terminate_grace).await;
+            exit.forced = !self.is_gone_within(self.spec.policy.session.terminate_grace, HURRY_GRACE).await;
         }
         self.process.kill();
-        if !self.is_gone_within(KILL_PATIENCE).await {
+        if !self.is_gone_within(KILL_PATIENCE, KILL_PATIENCE).await {
             tracing::error!(installation_name = %self.spec.name, pid = self.process.pid(), "the process does not die; it is left to the kernel");
             return exit;
         }
@@ -756,15 +762,21 @@ impl Session {
         }
     }
 
-    /// Waits for the whole group to be gone, reading and dropping what it still prints, so that it does not block.
-    async fn is_gone_within(&mut self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
-        let mut reading = !self.stdout_over;
+    /// Waits for the whole group to be gone, reading and dropping what it still prints, so that it does not block. Once
+    /// somebody else waits for it, too, it has `hurried` left at most.
+    async fn is_gone_within(&mut self, patience: Duration, hurried: Duration) -> bool {
+        let mut until = Instant::now() + patience;
+        let (mut reading, mut listening) = (!self.stdout_over, true);
         loop {
             tokio::select! {
                 biased;
                 () = self.process.gone() => return true,
                 () = tokio::time::sleep_until(until) => return false,
+                control = self.control.recv(), if listening => match control {
+                    Some(Control::Hurry) => until = until.min(Instant::now() + hurried),
+                    Some(Control::Stop | Control::Drain | Control::Discover) => {}
+                    None => listening = false,
+                },
                 received = self.lines.next(), if reading => {
                     reading = matches!(received, Received::Line(_) | Received::FirstByte);
                 }

@@ -32,6 +32,8 @@ pub(crate) enum Msg {
     Opened(Result<Link, OpenError>),
     /// End with grace.
     Stop,
+    /// It was told to end, and somebody waits for that.
+    Hurry,
     /// Take no calls any more, and end when those inside are answered.
     Drain,
     /// Read the lists again.
@@ -107,6 +109,7 @@ impl Actor for StdioWorker {
             Msg::Stop if state.waiting.is_some() => state.end(WorkerExit::because(ExitCause::Asked), &myself),
             // A session that is no longer there has ended anyway.
             Msg::Stop => drop(state.control.send(Control::Stop)),
+            Msg::Hurry => drop(state.control.send(Control::Hurry)),
             Msg::Drain => drop(state.control.send(Control::Drain)),
             Msg::Discover => drop(state.control.send(Control::Discover)),
             Msg::Over(exit) => state.end(exit, &myself),

@@ -109,6 +109,8 @@ pub(crate) struct Spawned {
 pub(crate) struct Args {
     pub(crate) team: TeamId,
     pub(crate) budget: TeamBudgetPolicy,
+    /// What it was charged under the supervisor before.
+    pub(crate) charged: TeamBudget,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) events: Emitter,
     pub(crate) root: ActorRef<root::Msg>,
@@ -134,6 +136,8 @@ struct Instance {
     counters: Arc<Counters>,
     /// Two at most: during a rolling update there is one beside the one that takes calls.
     workers: Vec<Worker>,
+    /// While the end of a run is told: whose it was. During a rolling update that is not what is configured now.
+    ended: Option<Arc<Subject>>,
     deadline: Option<std::time::Instant>,
     callers: Vec<oneshot::Sender<Result<CallPort, CallError>>>,
     stopping: Vec<Reply<()>>,
@@ -143,6 +147,7 @@ struct Instance {
 /// One run, and what is known of it.
 struct Worker {
     run: Run,
+    subject: Arc<Subject>,
     actor: ActorRef<stdio_worker::Msg>,
     port: Option<CallPort>,
     custody: Option<Arc<Custody>>,
@@ -156,11 +161,11 @@ impl Actor for TeamSupervisor {
 
     async fn pre_start(&self, _myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
         Ok(State {
+            budget: args.charged.clone(),
             args,
             instances: HashMap::new(),
             workers: HashMap::new(),
             deadlines: BTreeSet::new(),
-            budget: TeamBudget::default(),
             alarm: None,
             closing: false,
         })
@@ -243,21 +248,37 @@ impl State {
             subject,
             counters: Arc::default(),
             workers: Vec::new(),
+            ended: None,
             deadline: None,
             callers: Vec::new(),
             stopping: Vec::new(),
             removing: Vec::new(),
         };
         self.instances.insert(id.clone(), instance);
-        self.perform(&id, effects, true, now, myself).await;
+        self.carry_out(&id, effects, true, now, myself).await;
     }
 
     async fn input(&mut self, id: &InstanceId, input: Input, now: std::time::Instant, myself: &ActorRef<Msg>) {
-        let mut next = Some(input);
+        let Some(instance) = self.instances.get_mut(id) else { return };
+        let shows = shows(&input);
+        let effects = instance.handle(now, input);
+        self.carry_out(id, effects, shows, now, myself).await;
+    }
+
+    /// Performs what a slot wants, and what it wants because of that.
+    async fn carry_out(
+        &mut self,
+        id: &InstanceId,
+        effects: Vec<Effect>,
+        shows_itself: bool,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        let mut next = self.perform(id, effects, shows_itself, now, myself).await;
         while let Some(input) = next.take()
             && let Some(instance) = self.instances.get_mut(id)
         {
-            let shows = matches!(input, Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..));
+            let shows = shows(&input);
             let effects = instance.handle(now, input);
             next = self.perform(id, effects, shows, now, myself).await;
         }
@@ -296,7 +317,7 @@ impl State {
             (None, Verb::Start | Verb::Restart) => Some((reply, Ok(()))),
             (Some(why), _) => Some((reply, Err(ControlError::Refused(why)))),
         };
-        self.perform(id, effects, true, now, myself).await;
+        self.carry_out(id, effects, true, now, myself).await;
         // Answered after the registry was told, so that whoever asked can see what it did.
         if let Some((reply, answer)) = reply {
             let _ = reply.send(answer);
@@ -377,7 +398,8 @@ impl State {
         myself: &ActorRef<Msg>,
     ) {
         let Some(instance) = self.instances.get_mut(id) else { return };
-        instance.workers.retain(|worker| worker.run != run);
+        let worker = instance.workers.iter().position(|worker| worker.run == run);
+        instance.ended = worker.map(|at| instance.workers.remove(at).subject);
         if instance.workers.is_empty() {
             // One that sleeps keeps no room for a process.
             instance.workers = Vec::new();
@@ -385,6 +407,7 @@ impl State {
         self.input(id, Input::Ended(run, exit), now, myself).await;
         // Who came while the run was ending waits for the next one; one that sleeps now is woken for them.
         if let Some(instance) = self.instances.get_mut(id) {
+            instance.ended = None;
             instance.callers.retain(|caller| !caller.is_closed());
             if !instance.callers.is_empty() {
                 self.input(id, Input::Call, now, myself).await;
@@ -430,6 +453,7 @@ impl State {
 
     /// The only lines of a team that touch the world. `shows` says that readers will see a difference even if no
     /// effect says so. What comes of it at once, if anything, is for the slot again.
+    #[must_use = "the slot does not know yet what came of it"]
     async fn perform(
         &mut self,
         id: &InstanceId,
@@ -451,6 +475,7 @@ impl State {
                 Effect::ReleasePermit(run) => self.tell_root(root::Msg::ReleasePermit(run)),
                 Effect::Spawn { run, spec, discover } => self.spawn(run, spec, discover, myself).await,
                 Effect::Stop(run) => instance.tell_worker(run, stdio_worker::Msg::Stop),
+                Effect::Hurry(run) => instance.tell_worker(run, stdio_worker::Msg::Hurry),
                 Effect::TrySleep { run, idle } => {
                     // From here on a caller finds the door closed and comes to this slot: none is lost.
                     let port = instance.worker(run).and_then(|worker| worker.port.as_ref());
@@ -474,11 +499,13 @@ impl State {
                 }
                 Effect::ChargeTeam => {
                     let change = self.budget.charge(&self.args.budget, now);
+                    self.tell_root(root::Msg::ChargeTeam(self.args.team.clone(), now));
                     self.tell_budget(change);
                 }
                 Effect::Tell(told) => {
-                    log_unwanted(&instance.slot.spec, &told);
-                    let (subject, pid) = (instance.subject.clone(), instance.slot.pid);
+                    log_told(&instance.slot.spec, &told);
+                    let ended = instance.ended.as_ref().filter(|_| is_an_end(&told));
+                    let (subject, pid) = (ended.unwrap_or(&instance.subject).clone(), instance.slot.pid);
                     for event in events_of(told, &subject, pid, &instance.slot.spec, &self.args.events, now) {
                         self.args.events.emit(event);
                     }
@@ -486,7 +513,7 @@ impl State {
                 Effect::Admit(run) => instance.admit(run),
                 Effect::Refuse(message) => {
                     let status = instance.slot.status;
-                    for caller in instance.callers.drain(..) {
+                    for caller in std::mem::take(&mut instance.callers) {
                         let _ = caller.send(Err(CallError::Refused { status, message: message.clone() }));
                     }
                 }
@@ -548,9 +575,10 @@ impl State {
     async fn spawn(&mut self, run: Run, spec: Arc<InstanceSpec>, discover: bool, myself: &ActorRef<Msg>) {
         let id = spec.id.clone();
         let Some(instance) = self.instances.get_mut(&id) else { return };
+        let subject = Arc::new(Subject::from(&*spec));
         let args = stdio_worker::Args {
             run,
-            subject: Arc::new(Subject::from(&*spec)),
+            subject: subject.clone(),
             spec,
             discover,
             connector: self.args.connector.clone(),
@@ -562,7 +590,7 @@ impl State {
         match StdioWorker::spawn_linked(None, StdioWorker, args, myself.get_cell()).await {
             Ok((actor, _)) => {
                 self.workers.insert(actor.get_id(), (id, run));
-                instance.workers.push(Worker { run, actor, port: None, custody: None });
+                instance.workers.push(Worker { run, subject, actor, port: None, custody: None });
             }
             Err(error) => {
                 let exit = WorkerExit::because(ExitCause::Panicked(error.to_string()));
@@ -587,7 +615,7 @@ impl State {
             }
         };
         self.args.events.emit(event);
-        self.tell_root(root::Msg::Throttle(team_id, throttled));
+        self.tell_root(root::Msg::Throttle(team_id, throttled, self.budget.clone()));
     }
 
     /// An error says that Root has died, and this supervisor with it.
@@ -649,7 +677,8 @@ impl Instance {
         // A run whose session is over takes no calls, though the news of its end is still on its way: they wait for it.
         let port = self.worker(run).and_then(|worker| worker.port.clone());
         let Some(port) = port.filter(CallPort::is_open) else { return };
-        for caller in self.callers.drain(..) {
+        // Taken, not drained: one that sleeps keeps no room for the callers of a burst.
+        for caller in std::mem::take(&mut self.callers) {
             let _ = caller.send(Ok(port.clone()));
         }
     }
@@ -674,11 +703,7 @@ impl Instance {
             initialized_at: slot.initialized_at,
             catalogue: slot.catalogue.clone(),
             port: self.port().cloned(),
-            draining: self
-                .workers
-                .iter()
-                .filter(|worker| Some(worker.run) != slot.run())
-                .find_map(|one| one.port.clone()),
+            draining: slot.leaving().and_then(|run| self.worker(run)?.port.clone()),
             counters: self.counters.clone(),
             last_error: slot.last_error.clone(),
             last_exit: slot.last_exit.clone(),
@@ -696,23 +721,46 @@ fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
     }
 }
 
-fn log_unwanted(spec: &InstanceSpec, told: &Told) {
-    if let Told::NotTaken { reason } = told {
-        let (installation_name, id) = (&spec.name, &spec.id);
-        tracing::warn!(
+/// What is told and is no arrival at a status.
+fn log_told(spec: &InstanceSpec, told: &Told) {
+    let (installation_name, id) = (&spec.name, &spec.id);
+    match told {
+        Told::NotTaken { reason } => tracing::warn!(
             %installation_name, installation_id = %id.installation, team_id = %id.team, reason,
-            "the new configuration did not come up; the old one still runs"
-        );
+            "the new configuration did not come up; the old one stays"
+        ),
+        Told::Crashed { exit, will_restart, .. } | Told::Exited { exit, will_restart } => {
+            let uptime_seconds = exit.ran.unwrap_or_default().as_secs();
+            tracing::warn!(
+                %installation_name, installation_id = %id.installation, team_id = %id.team, pid = exit.pid,
+                reason = exit.reason(), uptime_seconds, will_restart, "the server ended unasked"
+            );
+        }
+        Told::Dormant { pid, idle, .. } => tracing::info!(
+            %installation_name, installation_id = %id.installation, team_id = %id.team, pid,
+            idle_seconds = idle.as_secs(), "asleep"
+        ),
+        Told::Respawned { dormant, took } => tracing::info!(
+            %installation_name, installation_id = %id.installation, team_id = %id.team,
+            dormant_seconds = dormant.as_secs(), took_ms = milliseconds(*took), "awake again"
+        ),
+        // Their status is logged.
+        Told::Started { .. }
+        | Told::Restarted { .. }
+        | Told::Discovered { .. }
+        | Told::Stopped { .. }
+        | Told::PermanentlyFailed { .. } => {}
     }
-    let (exit, will_restart) = match told {
-        Told::Crashed { exit, will_restart, .. } | Told::Exited { exit, will_restart } => (exit, *will_restart),
-        _ => return,
-    };
-    let (installation_name, id, uptime_seconds) = (&spec.name, &spec.id, exit.ran.unwrap_or_default().as_secs());
-    tracing::warn!(
-        %installation_name, installation_id = %id.installation, team_id = %id.team, pid = exit.pid,
-        reason = exit.reason(), uptime_seconds, will_restart, "the server ended unasked"
-    );
+}
+
+/// Whether it is about a run that is gone, not about what the instance is now.
+fn is_an_end(told: &Told) -> bool {
+    matches!(told, Told::Stopped { .. } | Told::Exited { .. } | Told::Crashed { .. })
+}
+
+/// Whether readers see a difference after this, even if no effect says so.
+fn shows(input: &Input) -> bool {
+    matches!(input, Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..))
 }
 
 /// What a slot tells, with names and times.

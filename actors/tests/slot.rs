@@ -207,6 +207,7 @@ fn effect(effect: &Effect) -> String {
         Effect::Spawn { run, discover, .. } => format!("SPAWN {run:?}{}", if *discover { " to discover" } else { "" }),
         Effect::Drain(run) => format!("DRAIN {run:?}"),
         Effect::Stop(run) => format!("STOP {run:?}"),
+        Effect::Hurry(run) => format!("hurry {run:?}"),
         Effect::TrySleep { run, idle } => format!("try to put {run:?} to sleep, idle for {idle:?}"),
         Effect::Discover(run) => format!("discover {run:?}"),
         Effect::Status { status, message } => match message {
@@ -320,7 +321,7 @@ fn places() -> Vec<Place> {
         ("rolled out, the new one starts", || rolled_out().granted()),
         ("rolled out, the new one is initialized", || rolled_out().initialized()),
         ("rolled out, the old one drains", drains),
-        ("rolled out, the old one drained for too long", || drains().after(300).then(Input::Tick(None))),
+        ("rolled out, the old one drained for too long", || drains().after(365 * 24 * 60 * 60).then(Input::Tick(None))),
         ("rolled out again, the new one of before goes", || {
             rolled_out().granted().then(Input::Update(spec(rolling(3))))
         }),

@@ -107,6 +107,7 @@ struct Worker {
     initialized: Option<Instant>,
     listed: bool,
     told_to_stop: bool,
+    hurried: bool,
     /// Takes no calls any more.
     drains: bool,
     /// Calls in flight.
@@ -134,6 +135,8 @@ struct World {
     /// The configuration, and whether it is known that it does not come up.
     desired: Arc<InstanceSpec>,
     not_taken: bool,
+    /// Its tools are from another day, and were not read since.
+    recalled: bool,
     ready_since: Option<Instant>,
     slips_in: bool,
     ending: bool,
@@ -144,8 +147,13 @@ struct World {
 }
 
 impl World {
-    fn new(first: Shape) -> Self {
-        let (slot, effects) = Slot::new(shape(first));
+    /// `known` says that its tools are known from another day.
+    fn new(first: Shape, known: bool) -> Self {
+        let (slot, effects) = if known {
+            Slot::revive(shape(first), &Memo::recalled(catalogue("read"), Instant::now()))
+        } else {
+            Slot::new(shape(first))
+        };
         let mut world = Self {
             now: Instant::now(),
             memo: slot.memo(),
@@ -160,6 +168,7 @@ impl World {
             caller_waits: false,
             desired: slot.spec.clone(),
             not_taken: false,
+            recalled: known && matches!(first, Shape::Lazy),
             last_activity: Instant::now(),
             ready_since: None,
             slips_in: false,
@@ -266,16 +275,24 @@ impl World {
             }
             Person::Update(to) => {
                 let (to, before) = (shape(to), self.slot.spec.clone());
-                // Root knows that nothing has changed.
-                if to == self.desired || self.ending {
+                // Root knows that nothing has changed, and what may be tried again.
+                let again = to == self.desired;
+                if self.ending || (again && !self.memo.can_try_again(&to)) {
                     return;
                 }
                 self.desired = to.clone();
-                self.not_taken = false;
                 let rolls = to.on_update == OnUpdate::Rolling && matches!(self.slot.phase, Phase::Ready { .. });
+                let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
+                let back = self.not_taken && to == before && sleeps;
+                let stays = again && !rolls;
+                self.not_taken &= stays;
+                let phase = self.slot.phase.clone();
                 self.handle(Input::Update(to.clone()));
                 if rolls {
                     assert!(matches!(self.slot.phase, Phase::Ready { .. }), "nothing happens to what takes calls");
+                    assert!(Arc::ptr_eq(&before, &self.slot.spec));
+                } else if back || stays {
+                    assert_eq!(phase, self.slot.phase, "nothing happens to what stays as it is");
                     assert!(Arc::ptr_eq(&before, &self.slot.spec));
                 } else {
                     assert!(self.slot.catalogue.is_none(), "a new configuration has no catalogue yet");
@@ -475,8 +492,6 @@ impl World {
         self.waits = false;
         self.held.clear();
         self.caller_waits = false;
-        // A restart's delay is not remembered; the exits are.
-        self.not_before = None;
         let (slot, effects) = Slot::revive(self.slot.spec.clone(), &self.memo);
         self.slot = slot;
         self.perform(effects);
@@ -491,14 +506,20 @@ impl World {
         if self.removed {
             return Vec::new();
         }
-        let shows = matches!(input, Input::Spawned(..) | Input::Update(_));
+        let shows = matches!(input, Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..));
+        let was_ready = matches!(self.slot.phase, Phase::Ready { .. });
         let person = matches!(input, Input::Start | Input::Stop | Input::Restart);
         let before = self.slot.spec.clone();
         let effects = self.slot.handle(self.now, input);
         if !Arc::ptr_eq(&before, &self.slot.spec) {
             // A new configuration is a clean slate, from when it is taken on.
             self.forget_exits();
-            self.not_taken = false;
+            (self.not_taken, self.recalled) = (false, false);
+        }
+        self.recalled &= !effects.iter().any(|effect| matches!(effect, Effect::Tell(Told::Discovered { .. })));
+        if self.recalled && !was_ready && matches!(self.slot.phase, Phase::Ready { .. }) {
+            let reads = effects.iter().any(|effect| matches!(effect, Effect::Discover(_)));
+            assert!(reads, "its tools are never read");
         }
         if shows || person || effects.iter().any(Effect::shows) {
             self.memo = self.slot.memo();
@@ -511,6 +532,9 @@ impl World {
     fn perform(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
+                Effect::RequestPermit { urgent: false } if self.caller_waits => {
+                    panic!("nobody knows that a caller waits")
+                }
                 Effect::RequestPermit { .. } | Effect::WithdrawPermit | Effect::ReleasePermit(_) => {
                     self.to_root.push_back(effect);
                 }
@@ -523,7 +547,15 @@ impl World {
                     let worker = self.worker(run).unwrap();
                     assert!(!std::mem::replace(&mut worker.told_to_stop, true), "it is stopped twice");
                 }
-                Effect::Discover(run) => assert!(self.worker(run).is_some()),
+                Effect::Hurry(run) => {
+                    assert!(self.caller_waits, "nobody waits for its end");
+                    let worker = self.worker(run).unwrap();
+                    assert!(worker.told_to_stop && !std::mem::replace(&mut worker.hurried, true));
+                }
+                Effect::Discover(run) => {
+                    let worker = self.worker(run).unwrap();
+                    (worker.discovers, worker.listed) = (true, false);
+                }
                 Effect::Tell(Told::NotTaken { .. }) => self.not_taken = true,
                 Effect::Refused { status, cause } => panic!("a transition is refused: {cause:?} in {status}"),
                 Effect::Admit(run) => {
@@ -557,7 +589,7 @@ impl World {
             assert_eq!(idle, self.now.duration_since(self.last_activity));
             assert!(idle >= policy.idle, "somebody needed it just now");
             assert!(
-                self.ready_since.is_some_and(|since| self.now.duration_since(since) >= policy.grace),
+                self.ready_since.is_some_and(|since| self.now.duration_since(since) > policy.grace),
                 "it is too young"
             );
         }
@@ -591,9 +623,17 @@ impl World {
         assert!(self.exits_that_count() < self.slot.spec.policy.restart.max_crashes, "a restart beyond the budget");
         let succeeds = *spec != *self.slot.spec;
         assert!(succeeds || self.not_before.is_none_or(|at| self.now >= at), "a restart's delay is cut short");
-        let (appeared, initialized, listed, told_to_stop, drains, inside) = (false, None, false, false, false, 0);
-        let discovers = discover;
-        self.workers.push(Worker { run, discovers, appeared, initialized, listed, told_to_stop, drains, inside });
+        self.workers.push(Worker {
+            run,
+            discovers: discover,
+            appeared: false,
+            initialized: None,
+            listed: false,
+            told_to_stop: false,
+            hurried: false,
+            drains: false,
+            inside: 0,
+        });
     }
 
     /// What holds after every step.
@@ -646,6 +686,10 @@ impl World {
             Phase::Stopping { then: Then::Over, .. } | Phase::Over => &Status::ALL,
         };
         assert!(expected.contains(status), "{status} in {phase:?}");
+        if *status == Status::Online {
+            let says_so = self.slot.message.as_ref().is_some_and(|message| message.contains("the old one stays"));
+            assert_eq!(says_so, self.not_taken, "{:?} in {phase:?}", self.slot.message);
+        }
         let must_wake = match phase {
             Phase::Backoff { until, .. } => Some(*until),
             Phase::Undiscovered { retry_at, .. } => *retry_at,
@@ -753,8 +797,8 @@ fn any_step(people: u32) -> impl Strategy<Value = Step> {
 }
 
 /// Lives through these steps, then comes to rest, then ends.
-fn live(first: Shape, steps: Vec<Step>) {
-    let mut world = World::new(first);
+fn live(first: Shape, known: bool, steps: Vec<Step>) {
+    let mut world = World::new(first, known);
     for step in steps {
         world.step(step);
     }
@@ -770,16 +814,18 @@ proptest! {
     #[test]
     fn whatever_comes_in_whatever_order_the_promises_hold(
         first in any_shape(),
+        known in any::<bool>(),
         steps in prop::collection::vec(any_step(3), 1..120),
     ) {
-        live(first, steps);
+        live(first, known, steps);
     }
 
     #[test]
     fn the_promises_hold_when_people_change_their_minds_before_anything_comes_of_it(
         first in any_shape(),
+        known in any::<bool>(),
         steps in prop::collection::vec(any_step(20), 1..80),
     ) {
-        live(first, steps);
+        live(first, known, steps);
     }
 }

@@ -128,8 +128,10 @@ async fn people_can_stop_start_and_restart_a_lazy_server() {
     let id = add_known(&fleet, Server::new("a").lazy()).await;
     fleet.runtime.stop(&id).await.unwrap();
     assert!(matches!(fleet.call(&id, "echo", json!({})).await, Err(CallError::Refused { .. })));
+    let began = Instant::now();
     fleet.runtime.start(&id).await.unwrap();
     fleet.until_view(&id, |view| view.status == Status::Online && view.dormant).await;
+    assert_eq!(tenths(began.elapsed()), 0.0, "who was refused is nobody to stay awake for");
     assert_eq!(fleet.world.openings(&id).len(), 1, "a person is told whether it can be started");
     fleet.runtime.restart(&id).await.unwrap();
     fleet.world.until_openings(&id, 2).await;
@@ -150,5 +152,39 @@ async fn what_is_known_survives_a_panic_of_the_team() {
     assert_eq!((view.dormant, view.status, view.offered().unwrap().tools.len()), (true, Status::Online, 2));
     assert!(fleet.world.openings(&id).is_empty());
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
+    fleet.until_view(&id, |view| view.offered().is_some_and(|catalogue| catalogue.tools.len() == 3)).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn known_tools_that_cannot_be_read_again_are_read_at_the_next_wake() {
+    let fleet = Fleet::start().await;
+    let plans = [Script { list_error: true, ..Script::default() }, Script::default()].map(SimPlan::from);
+    let id = add_known(&fleet, Server::new("a").lazy().plans(plans)).await;
+    assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
+    let view = fleet.until_view(&id, |view| view.dormant).await;
+    assert!(view.last_error.is_some());
+    assert_eq!(view.offered().unwrap().tools.len(), 2);
+    assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
+    fleet.until_view(&id, |view| view.offered().is_some_and(|catalogue| catalogue.tools.len() == 3)).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_of_one_that_comes_after_one_that_is_leaving_is_not_forgotten() {
+    let fleet = Fleet::start().await;
+    let unhurried = Script { sigterm_delay: Some(seconds(5.0)), ..Script::default() };
+    let server = Server::new("a").lazy().plans([unhurried.into(), Script::default().into()]);
+    let id = fleet.add(server.clone()).await;
+    assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
+    let installs = async {
+        sleep(seconds(1.0)).await;
+        assert_eq!(fleet.runtime.install_known(server.spec.clone(), known()).await, Ok(Installed::New));
+    };
+    let (gone, ()) = futures::join!(fleet.runtime.uninstall(&id), installs);
+    assert!(gone.is_ok());
+    fleet.until_view(&id, |view| view.dormant).await;
+    sleep(seconds(60.0)).await;
+    assert_eq!((fleet.world.openings(&id).len(), fleet.view(&id).offered().unwrap().tools.len()), (1, 2));
     fleet.finish().await;
 }

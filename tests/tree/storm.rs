@@ -156,6 +156,48 @@ async fn who_is_called_starts_before_who_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_is_waited_for_in_a_restarts_delay_starts_before_who_is_not() {
+    let fleet = Fleet::with(|options| options.start_permits = 1).await;
+    let id = fleet.online(Server::new("called").plans([exits(1.0, 1).into(), Script::default().into()])).await;
+    fleet.until(&id, Status::Connecting).await;
+    let servers = (0..10).map(|nth| Server::of("other", &format!("s{nth}")).script(answering_after(1.0)));
+    let ids = join_all(servers.map(|server| fleet.add(server))).await;
+    fleet.world.until_openings(&ids[0], 1).await;
+    let began = Instant::now();
+    fleet.call(&id, "echo", json!({"text": 1})).await.unwrap();
+    assert!(began.elapsed() < seconds(2.1), "{:?}", began.elapsed());
+    until_all_online(&fleet, &ids, 0).await;
+    assert!(began.elapsed() > seconds(9.0));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_team_over_its_budget_does_not_get_out_of_it_by_a_panic() {
+    let fleet = Fleet::with(|options| options.team_budget.max_exits = 5).await;
+    let servers = (0..6).map(|nth| Server::new(&format!("s{nth}")).script(answering_after(0.2)));
+    let ids = join_all(servers.map(|server| fleet.add(server))).await;
+    until_all_online(&fleet, &ids, 0).await;
+    for id in &ids {
+        fleet.server(id).exit(1);
+    }
+    until_all_online(&fleet, &ids, 1).await;
+    fleet.world.take_starting_max("acme");
+    fleet.runtime.panic(mcp_satellite_actors::Part::Team("acme".into()));
+    until_all_online(&fleet, &ids, 2).await;
+    assert_eq!(fleet.world.take_starting_max("acme").1, 1, "one at a time still");
+    sleep(seconds(60.0)).await;
+    let told = fleet.events().await;
+    let count = |kind: &str| told.iter().filter(|envelope| envelope.event.kind() == kind).count();
+    assert_eq!((count("mcp.team.throttled"), count("mcp.team.unthrottled")), (1, 1));
+    for id in &ids[..3] {
+        fleet.server(id).exit(1);
+    }
+    until_all_online(&fleet, &ids[..3], 3).await;
+    assert!(fleet.world.take_starting_max("acme").1 > 1, "within its budget again it is as free as before");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiting_for_a_permit_is_not_counted_against_the_handshake() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
     let servers = (0..40).map(|nth| Server::new(&format!("s{nth}")).script(answering_after(1.5)));

@@ -26,25 +26,36 @@ pub enum Verdict {
 
 /// The first look at a run that is ready since then.
 pub fn first_look(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
-    on_the_grid(policy, ready, ready.checked_add(policy.idle.max(policy.grace))?)
+    on_the_grid(policy, ready, ready.checked_add(policy.idle)?.max(grown(policy, ready)?))
 }
 
 /// One look.
 pub fn look(policy: &IdlePolicy, ready: Instant, activity: Activity, now: Instant) -> Verdict {
     let quiet = now.saturating_duration_since(activity.last);
     let age = now.saturating_duration_since(ready);
-    if activity.calls_in_flight == 0 && quiet >= policy.idle && age >= policy.grace {
+    if activity.calls_in_flight == 0 && quiet >= policy.idle && age > policy.grace {
         return Verdict::Idle(quiet);
     }
     // A call that is still open may end the moment after: its idle time begins then, and is over no earlier than this.
     let last = if activity.calls_in_flight == 0 { activity.last } else { now };
-    let possible = last.checked_add(policy.idle).zip(ready.checked_add(policy.grace));
-    Verdict::LookAgain(possible.and_then(|(idle, grown)| on_the_grid(policy, ready, idle.max(grown))))
+    let possible = last.checked_add(policy.idle).zip(grown(policy, ready)).zip(after(now));
+    Verdict::LookAgain(
+        possible.and_then(|((idle, grown), later)| on_the_grid(policy, ready, idle.max(grown).max(later))),
+    )
 }
 
 /// The look after one at which it was idle and could not be put to sleep: a call slipped in.
 pub fn next_look(policy: &IdlePolicy, ready: Instant, now: Instant) -> Option<Instant> {
-    on_the_grid(policy, ready, now.checked_add(Duration::from_nanos(1))?)
+    on_the_grid(policy, ready, after(now)?)
+}
+
+/// When it is older than its grace.
+fn grown(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
+    after(ready.checked_add(policy.grace)?)
+}
+
+fn after(time: Instant) -> Option<Instant> {
+    time.checked_add(Duration::from_nanos(1))
 }
 
 /// The first sweep that is not before `earliest`, and never the very moment of `ready`.
@@ -94,13 +105,21 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_put_to_sleep_before_it_is_a_minute_old() {
+    fn it_is_not_put_to_sleep_before_it_is_older_than_a_minute() {
         let policy = IdlePolicy { idle: seconds(1), ..IdlePolicy::default() };
         let ready = Instant::now();
-        assert_eq!(first_look(&policy, ready), Some(ready + seconds(60)));
-        let young = look(&policy, ready, at(0, ready), ready + seconds(59));
-        assert_eq!(young, Verdict::LookAgain(Some(ready + seconds(60))));
-        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(60)), Verdict::Idle(seconds(60)));
+        assert_eq!(first_look(&policy, ready), Some(ready + seconds(90)));
+        let young = look(&policy, ready, at(0, ready), ready + seconds(60));
+        assert_eq!(young, Verdict::LookAgain(Some(ready + seconds(90))));
+        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(61)), Verdict::Idle(seconds(61)));
+    }
+
+    #[test]
+    fn a_call_that_is_open_at_a_look_is_looked_at_again_later_than_now() {
+        let policy = IdlePolicy { idle: Duration::ZERO, ..IdlePolicy::default() };
+        let ready = Instant::now();
+        let busy = look(&policy, ready, at(1, ready), ready + seconds(90));
+        assert_eq!(busy, Verdict::LookAgain(Some(ready + seconds(120))));
     }
 
     #[test]

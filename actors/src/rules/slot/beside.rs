@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Effect, Phase, Slot, Then, Told, Why};
+use super::{Effect, Phase, Refusal, Slot, Then, Told, Why};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::WorkerExit;
@@ -22,8 +22,9 @@ use crate::model::ids::Run;
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Cause;
 
-/// A policy's time may be beyond what a clock shows.
-const DRAIN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// A session that drains ends each call at the call's own deadline, and itself after the last one. No call may ask for
+/// more than a year, so this is for a session that forgets to.
+const DRAIN_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The second incarnation.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,9 +81,9 @@ impl Beside {
 impl Slot {
     /// Starts the new configuration beside the run that takes calls, or beside nothing if it is the one that runs.
     pub(super) fn roll(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
-        self.refused_spec = None;
+        self.refused = None;
         let next = (*spec != *self.spec).then_some(spec);
-        let message = next.is_some().then(|| "its new configuration is started beside the old one".to_owned());
+        let message = next.is_some().then(|| "its new configuration is on its way beside the old one".to_owned());
         self.beside = match (self.beside.take(), next) {
             (None, Some(spec)) => {
                 out.push(Effect::RequestPermit { urgent: false });
@@ -147,9 +148,7 @@ impl Slot {
         let (Some(old), true) = (old, *its == run) else { return };
         let (spec, old_pid) = (spec.clone(), std::mem::replace(&mut self.pid, *pid));
         self.initialized_at = *initialized_at;
-        let session = &self.spec.policy.session;
-        let patience = session.request_timeout_max.max(session.request_timeout).min(DRAIN_MAX);
-        let drain_until = Some(now + patience);
+        let drain_until = Some(now + DRAIN_MAX);
         self.beside = Some(Beside::Leaving { run: old, kind: StopKind::Config, drain_until, next: None });
         self.spec = spec;
         self.history.clear();
@@ -175,7 +174,17 @@ impl Slot {
     /// The run beside is gone.
     pub(super) fn on_ended_beside(&mut self, run: Run, exit: WorkerExit, out: &mut Vec<Effect>) {
         match self.beside.take_if(|beside| beside.run() == Some(run)) {
-            Some(Beside::Starting { spec, .. }) => self.refuses(spec, exit.reason(), out),
+            Some(Beside::Starting { spec, .. }) => {
+                let reason = exit.reason();
+                // Charged to the team like any other, and not to the instance, whose current run has not ended.
+                out.push(Effect::ChargeTeam);
+                out.push(Effect::Tell(if exit.is_crash() {
+                    Told::Crashed { exit, count: 1, will_restart: false }
+                } else {
+                    Told::Exited { exit, will_restart: false }
+                }));
+                self.refuses(spec, reason, out);
+            }
             Some(Beside::Leaving { kind, next, .. }) => {
                 out.push(Effect::Tell(Told::Stopped { kind, exit }));
                 if let Some(spec) = next {
@@ -187,16 +196,12 @@ impl Slot {
         }
     }
 
-    /// The old run goes on with the old configuration. Nothing is charged, and nothing is tried again by itself.
+    /// The old run goes on with the old configuration, and nothing is tried again by itself.
     fn refuses(&mut self, spec: Arc<InstanceSpec>, reason: String, out: &mut Vec<Effect>) {
-        let name = &self.spec.name;
-        let message = format!(
-            "the new configuration did not come up: {reason}; the old one still runs (`satellite restart {name}` starts the new one)"
-        );
-        self.refused_spec = Some(spec);
         out.push(Effect::Tell(Told::NotTaken { reason: reason.clone() }));
-        self.last_error = Some(reason);
-        self.remark(Some(message), out);
+        self.last_error = Some(reason.clone());
+        self.refused = Some(Refusal { spec, reason });
+        self.remark(self.refusal(), out);
     }
 
     /// The current run ended unasked with a new configuration on its way: that one is what is started now.
@@ -236,8 +241,16 @@ impl Slot {
             }
             Beside::Leaving { run, kind, drain_until, .. } => {
                 self.beside = Some(Beside::Leaving { run, kind, drain_until, next: None });
-                self.queue(why, false, out);
+                self.queue(why, out);
             }
+        }
+    }
+
+    /// The run beside that takes no calls any more.
+    pub fn leaving(&self) -> Option<Run> {
+        match self.beside {
+            Some(Beside::Leaving { run, .. }) => Some(run),
+            Some(Beside::Queued { .. } | Beside::Starting { .. }) | None => None,
         }
     }
 
@@ -249,14 +262,14 @@ impl Slot {
     /// A decision of a person is about what is configured, also where that did not come up or has not yet.
     pub(super) fn takes_what_is_configured(&mut self) {
         let waiting = self.beside.as_ref().and_then(Beside::next).cloned();
-        if let Some(spec) = waiting.or_else(|| self.refused_spec.clone()) {
+        if let Some(spec) = waiting.or_else(|| Some(self.refused.as_ref()?.spec.clone())) {
             self.takes_on(spec);
         }
     }
 
     pub(super) fn takes_on(&mut self, spec: Arc<InstanceSpec>) {
         self.spec = spec;
-        self.refused_spec = None;
+        self.refused = None;
         self.catalogue = None;
         self.recalled = false;
         self.history.clear();
@@ -299,7 +312,7 @@ impl Slot {
     }
 
     /// Says something else beside the same status.
-    fn remark(&mut self, message: Option<String>, out: &mut Vec<Effect>) {
+    pub(super) fn remark(&mut self, message: Option<String>, out: &mut Vec<Effect>) {
         if self.message != message {
             self.becomes(self.status, message, out);
         }

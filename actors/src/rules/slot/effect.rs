@@ -76,6 +76,8 @@ pub enum Effect {
     },
     /// End the worker with grace.
     Stop(Run),
+    /// A caller waits for the end of a run that was told to end: little of its grace is left to it.
+    Hurry(Run),
     /// Let the run take no calls any more, and end when those inside are answered.
     Drain(Run),
     /// Let the run take no calls any more, unless one is inside; then say [`Input::Sleep`].
@@ -131,6 +133,7 @@ impl Effect {
             | Self::WithdrawPermit
             | Self::ReleasePermit(_)
             | Self::TrySleep { .. }
+            | Self::Hurry(_)
             | Self::Refused { .. }
             | Self::Admit(_)
             | Self::Refuse(_)
@@ -188,7 +191,7 @@ pub enum Told {
         /// How.
         exit: WorkerExit,
     },
-    /// A new configuration did not come up beside the old one, which still runs.
+    /// A new configuration did not come up beside the old one, which stays.
     NotTaken {
         /// Why.
         reason: String,

@@ -56,9 +56,11 @@ pub struct Memo {
     was_ready: bool,
     last_exit: Option<String>,
     last_error: Option<String>,
-    refused_spec: Option<Arc<InstanceSpec>>,
-    /// It is new, and its tools are known from before.
+    refused: Option<Refusal>,
+    /// Its tools are those of another satellite, and were not read since.
     recalled: bool,
+    /// No supervisor has had it yet.
+    new: bool,
 }
 
 impl Memo {
@@ -70,9 +72,27 @@ impl Memo {
             catalogue: Some(catalogue),
             was_ready: true,
             recalled: true,
+            new: true,
             ..Self::default()
         }
     }
+
+    /// Whether it sleeps, or sleeps again when its supervisor is back.
+    pub fn is_dormant(&self) -> bool {
+        self.dormant.is_some()
+    }
+
+    /// Whether this configuration did not come up beside a run that takes calls, so that it can be tried there again.
+    pub fn can_try_again(&self, spec: &InstanceSpec) -> bool {
+        self.dormant.is_none() && self.refused.as_ref().is_some_and(|refused| *refused.spec == *spec)
+    }
+}
+
+/// A new configuration that did not come up beside the old one.
+#[derive(Debug, Clone)]
+struct Refusal {
+    spec: Arc<InstanceSpec>,
+    reason: String,
 }
 
 /// One instance under its team's supervisor.
@@ -104,11 +124,10 @@ pub struct Slot {
     pub history: History,
     /// The second incarnation, during a rolling update.
     pub beside: Option<Beside>,
-    /// A new configuration that did not come up beside the old one.
-    refused_spec: Option<Arc<InstanceSpec>>,
+    refused: Option<Refusal>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
-    /// A caller has come since it last took calls.
+    /// A caller waits, or has waited, for the start that is under way.
     called: bool,
     /// Its tools are as they were before the satellite was started: they are read again when it is awake.
     recalled: bool,
@@ -130,7 +149,7 @@ impl Slot {
 
     /// An instance whose supervisor died: what it had come to stays, what ran is started again.
     pub fn revive(spec: Arc<InstanceSpec>, memo: &Memo) -> (Self, Vec<Effect>) {
-        if memo.recalled && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || !is_served(&spec)) {
+        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || !is_served(&spec)) {
             return Self::new(spec);
         }
         let mut slot = Self::blank(spec);
@@ -140,7 +159,7 @@ impl Slot {
         slot.was_ready = memo.was_ready;
         slot.last_exit.clone_from(&memo.last_exit);
         slot.last_error.clone_from(&memo.last_error);
-        slot.refused_spec.clone_from(&memo.refused_spec);
+        slot.refused.clone_from(&memo.refused);
         slot.recalled = memo.recalled;
         let mut out = Vec::new();
         if memo.stopped {
@@ -153,11 +172,11 @@ impl Slot {
             slot.becomes(Status::PermanentlyFailed, Some(message.clone()), &mut out);
         } else if let Some((since, not_before)) = memo.dormant {
             slot.phase = Phase::Dormant { since, not_before };
-            if memo.recalled {
+            if memo.new {
                 out.push(Effect::Status { status: Status::Provisioning, message: None });
                 slot.moves(Cause::Recalled, None, &mut out);
             } else {
-                slot.becomes(Status::Online, None, &mut out);
+                slot.becomes(Status::Online, slot.refusal(), &mut out);
             }
         } else {
             slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
@@ -178,9 +197,13 @@ impl Slot {
         Memo {
             stopped: self.want == Want::Stopped,
             failed: matches!(self.phase, Phase::Failed).then(|| self.message.clone().unwrap_or_default()),
+            // A wake that was interrupted has not happened: whoever called calls again.
             dormant: match self.phase {
                 Phase::Dormant { since, not_before } => Some((since, not_before)),
-                Phase::FallingAsleep { since, .. } => Some((since, since)),
+                Phase::Backoff { until, why: Why::Wake { since, .. } } => Some((since, until)),
+                Phase::FallingAsleep { since, .. }
+                | Phase::Queued { why: Why::Wake { since, .. }, .. }
+                | Phase::Starting { why: Why::Wake { since, .. }, .. } => Some((since, since)),
                 _ => None,
             },
             not_before: match self.phase {
@@ -193,8 +216,9 @@ impl Slot {
             was_ready: self.was_ready,
             last_exit: self.last_exit.clone(),
             last_error: self.last_error.clone(),
-            refused_spec: self.refused_spec.clone(),
-            recalled: false,
+            refused: self.refused.clone(),
+            recalled: self.recalled,
+            new: false,
         }
     }
 
@@ -332,7 +356,7 @@ impl Slot {
             initialized_at: None,
             history: History::default(),
             beside: None,
-            refused_spec: None,
+            refused: None,
             permit: None,
             called: false,
             recalled: false,
@@ -344,7 +368,7 @@ impl Slot {
     fn take(&mut self, out: &mut Vec<Effect>) {
         if is_served(&self.spec) {
             self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
-            self.queue(Why::First, false, out);
+            self.queue(Why::First, out);
         } else {
             self.unserved(out);
         }
@@ -370,10 +394,11 @@ impl Slot {
         if self.status == Status::Provisioning {
             self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
         }
-        self.queue(why, false, out);
+        self.queue(why, out);
     }
 
-    fn queue(&mut self, why: Why, urgent: bool, out: &mut Vec<Effect>) {
+    fn queue(&mut self, why: Why, out: &mut Vec<Effect>) {
+        let urgent = self.called || matches!(why, Why::Wake { .. });
         self.phase = Phase::Queued { why, urgent };
         out.push(Effect::RequestPermit { urgent });
     }
@@ -397,11 +422,11 @@ impl Slot {
         };
         // A wake never left it.
         if self.status != Status::Online {
-            self.moves(Cause::Synced, None, out);
+            self.moves(Cause::Synced, self.refusal(), out);
         }
         out.push(Effect::Tell(told));
         out.push(Effect::Admit(run));
-        if std::mem::take(&mut self.recalled) {
+        if self.recalled {
             out.push(Effect::Discover(run));
         }
         let called = std::mem::take(&mut self.called);
@@ -429,7 +454,21 @@ impl Slot {
         self.phase = Phase::Stopping { run, kind, then };
     }
 
+    /// What is said beside a status as long as the configuration is one that did not come up.
+    fn refusal(&self) -> Option<String> {
+        let (name, Refusal { reason, .. }) = (&self.spec.name, self.refused.as_ref()?);
+        Some(format!(
+            "the new configuration did not come up: {reason}; the old one stays (`satellite restart {name}` ends it and starts the new one)"
+        ))
+    }
+
+    fn sleeps(&mut self, since: Instant, not_before: Instant) {
+        self.called = false;
+        self.phase = Phase::Dormant { since, not_before };
+    }
+
     fn stopped(&mut self, out: &mut Vec<Effect>) {
+        self.called = false;
         self.phase = Phase::Stopped;
         self.moves(Cause::Stopped, Some("stopped on request".to_owned()), out);
     }
@@ -468,7 +507,8 @@ impl Slot {
     }
 
     /// The callers that wait are refused with what the status asks of them.
-    fn refuse(&self, out: &mut Vec<Effect>) {
+    fn refuse(&mut self, out: &mut Vec<Effect>) {
+        self.called = false;
         let name = &self.spec.name;
         let message = self.message.as_deref().unwrap_or_default();
         out.push(Effect::Refuse(match self.status {

@@ -155,7 +155,7 @@ impl Slot {
             Phase::FallingAsleep { since, idle, .. } if exit.cause == ExitCause::Asked => {
                 let last_activity = since.checked_sub(idle).unwrap_or(since);
                 out.push(Effect::Tell(Told::Dormant { pid: old_pid, idle, last_activity }));
-                self.phase = Phase::Dormant { since: now, not_before: now };
+                self.sleeps(now, now);
             }
             Phase::Ready { .. } if self.has_successor() => self.succeeds(now, &exit, old_pid, out),
             // Or it ended by itself in the moment in which it was to sleep.
@@ -203,7 +203,7 @@ impl Slot {
             }
             Verdict::Restart { delay, attempt } if sleeps => {
                 out.push(tell(attempt, false));
-                self.phase = Phase::Dormant { since: now, not_before: now + delay };
+                self.sleeps(now, now + delay);
             }
             Verdict::Restart { delay, attempt } => {
                 out.push(tell(attempt, true));
@@ -218,7 +218,7 @@ impl Slot {
                 let message = format!("restarting {when} (attempt {attempt}): {reason}");
                 self.moves(Cause::Ended, Some(message), out);
                 if delay.is_zero() {
-                    self.queue(why, false, out);
+                    self.queue(why, out);
                 } else {
                     self.phase = Phase::Backoff { until: now + delay, why };
                 }
@@ -241,7 +241,7 @@ impl Slot {
                 if !wake {
                     self.moves(Cause::Attempt, Some("waiting for a start permit".to_owned()), out);
                 }
-                self.queue(why, wake, out);
+                self.queue(why, out);
             }
             Phase::Undiscovered { run, retry_at, .. } if retry_at.is_some_and(|at| now >= at) => {
                 *retry_at = None;

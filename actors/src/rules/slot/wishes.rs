@@ -101,7 +101,11 @@ impl Slot {
                 self.end_run(StopKind::Manual, Then::Again(again), out);
                 self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
             }
-            Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
+            // A wake's permit is asked for already, and is as good for this.
+            Phase::Queued { why: Why::Wake { .. }, .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Failed => {
                 self.dismiss(StopKind::Manual, out);
                 self.history.clear();
                 self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
@@ -124,13 +128,21 @@ impl Slot {
         if matches!(self.phase, Phase::Over | Phase::Stopping { then: Then::Over, .. }) {
             return;
         }
-        // It did not come up, and its supervisor, which died, is told of it again.
-        if self.refused_spec.as_ref() == Some(&spec) {
+        let takes_calls = matches!(self.phase, Phase::Ready { .. });
+        // It did not come up. It is tried again only where the old one goes on if it still does not. (A supervisor that
+        // died and is back is told of it before that.)
+        if !takes_calls && self.refused.as_ref().is_some_and(|refused| *refused.spec == *spec) {
+            return;
+        }
+        // Back to what sleeps: there is nothing to start.
+        if self.refused.is_some() && *spec == *self.spec && self.sleeps_on() {
+            self.refused = None;
+            self.remark(None, out);
             return;
         }
         let (complete, served) = (spec.missing.is_empty(), is_served(&spec));
         let rolls = spec.on_update == OnUpdate::Rolling && complete && served;
-        if rolls && matches!(self.phase, Phase::Ready { .. }) {
+        if rolls && takes_calls {
             self.roll(spec, out);
             return;
         }
@@ -177,6 +189,11 @@ impl Slot {
             // What is configured will be started when a person, or the rest of the configuration, allows it.
             Phase::Stopped | Phase::Stopping { .. } | Phase::Over => {}
         }
+    }
+
+    /// Whether it sleeps, or is on its way there or back.
+    fn sleeps_on(&self) -> bool {
+        self.is_dormant() || matches!(self.phase, Phase::FallingAsleep { .. })
     }
 
     fn config_changed(&mut self, out: &mut Vec<Effect>) {
@@ -231,29 +248,37 @@ impl Slot {
     }
 
     pub(super) fn on_call(&mut self, now: Instant, out: &mut Vec<Effect>) {
-        // One that is let in at once is no reason to stay awake for.
-        self.called |= self.open_run().is_none();
         match &mut self.phase {
+            // One that is let in at once is no reason to stay awake for.
             Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => out.push(Effect::Admit(*run)),
             Phase::Dormant { since, not_before } => {
+                self.called = true;
                 let (since, not_before) = (*since, *not_before);
                 let why = Why::Wake { since, asked: now };
                 if now < not_before {
                     self.phase = Phase::Backoff { until: not_before, why };
                 } else {
-                    self.queue(why, true, out);
+                    self.queue(why, out);
                 }
             }
             Phase::Queued { urgent, .. } => {
+                self.called = true;
                 if !*urgent {
                     *urgent = true;
                     out.push(Effect::RequestPermit { urgent: true });
                 }
             }
             // The caller waits, up to its own deadline. It never shortens a restart's delay.
-            Phase::Starting { .. } | Phase::Backoff { .. } | Phase::Stopping { then: Then::Again(_), .. } => {}
-            // Too late for this run. Who still waits when it is gone calls again, and wakes the next.
-            Phase::FallingAsleep { .. } => {}
+            Phase::Starting { .. } | Phase::Backoff { .. } | Phase::Stopping { then: Then::Again(_), .. } => {
+                self.called = true;
+            }
+            // Too late for this run, which is not to use up the caller's time. Who still waits when it is gone calls again,
+            // and wakes the next.
+            Phase::FallingAsleep { run, .. } => {
+                if !std::mem::replace(&mut self.called, true) {
+                    out.push(Effect::Hurry(*run));
+                }
+            }
             Phase::Stopping { then: Then::Over, kind, .. } => out.push(refuse_ending(*kind)),
             Phase::Unconfigured
             | Phase::Unserved
