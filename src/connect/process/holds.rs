@@ -169,7 +169,9 @@ impl Holds {
             }
             let trees: Vec<Arc<Tree>> = self.trees().values().cloned().collect();
             let mut left = self.cgroups.as_ref().is_some_and(|cgroups| cgroups.is_populated());
-            trees.iter().for_each(|tree| tree.kill());
+            for tree in &trees {
+                tree.kill();
+            }
             // One that fails for want of descriptors says nothing; the next one may.
             let census = Census::take();
             left |= census.is_err();

@@ -171,7 +171,7 @@ impl Preparation {
 pub(super) fn die_with(parent: Pid) -> io::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     // A parent that ended before the line above sends no signal any more.
-    if getppid() != parent { Err(Errno::ESRCH.into()) } else { Ok(()) }
+    if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
 }
 
 /// Marks every descriptor but the three standard ones. Ours are marked when they are opened; those of an embedding

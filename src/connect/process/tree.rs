@@ -280,7 +280,9 @@ impl Tree {
 pub(super) fn kill_marked(census: &Census, mark: &str) -> bool {
     let marked: Vec<Stat> =
         census.all().filter(|stat| stat.alive && census.is_marked(stat.pid, mark)).copied().collect();
-    marked.iter().for_each(|member| signal(*member, Signal::KILL));
+    for member in &marked {
+        signal(*member, Signal::KILL);
+    }
     !marked.is_empty()
 }
 
