@@ -5,13 +5,13 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{Home, processes};
+use crate::support::{Home, SATELLITE, pid};
 use crate::yard::{Running, Yard, quoted};
 
 everywhere!(
     a_working_directory_that_cannot_be_seen_is_an_error,
     a_bind_that_is_not_there_is_an_error,
-    in_production_a_command_is_resolved_once,
+    in_production_a_path_of_the_configuration_leads_to_no_command,
 );
 
 const PRODUCTION: &str = "[satellite]\nname = \"sandbox-tests\"\nprofile = \"production\"\n";
@@ -28,7 +28,7 @@ fn one_server(satellite: &str) -> String {
 /// That nothing is started, and why.
 #[track_caller]
 fn is_refused(home: &Home, config: &str, words: &[&str]) {
-    let check = home.bare(&["check", "--config", config]).exits(0);
+    let check = home.bare(&["check", "--config", config]).exits(1);
     assert!(check.stderr.contains("warning: no server will be started on this machine"), "{check:#?}");
     let satellite = home.run(&["--config", config]);
     let row = home.wait_status("server", "permanently_failed");
@@ -64,7 +64,7 @@ fn a_sandbox_that_is_there_and_does_not_work_is_not_used() {
     let config = home.write("satellite.toml", &one_server("isolation = \"nsjail\""));
     let words = ["nsjail is configured and does not work here", "no namespaces for you"];
     is_refused(&home, config.to_str().unwrap(), &words);
-    let check = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
+    let check = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(1);
     assert!(check.stdout.contains("nsjail: cannot be used") && check.stdout.contains("no namespaces"), "{check:#?}");
 }
 
@@ -118,25 +118,42 @@ fn a_bind_that_is_not_there_is_an_error(yard: &Yard) {
     running.end();
 }
 
-fn in_production_a_command_is_resolved_once(yard: &Yard) {
-    let (first, second) = (yard.directory("first"), yard.directory("second"));
-    let escape = yard.escape().display().to_string();
-    let script = format!("#!/bin/sh\nexec {escape}\n");
-    Yard::script(&second.join("tool"), &script);
-    let path = format!("{}:{}:/usr/bin:/bin", first.display(), second.display());
-    let lines = format!("command = \"tool\"\nenv = {{ PATH = \"{path}\" }}");
-    let policy = format!("[policy.isolation]\nbinds = [{}, {}, \"{escape}\"]", quoted(&first), quoted(&second));
-    let running =
-        yard.run("profile = \"production\"\nallowed_commands = [\"tool\"]", &policy, &[("acme", "tool", &lines)]);
-    running.wait_online("tool");
-    // In front of it now: one that would say so by its end.
-    Yard::script(&first.join("tool"), "#!/bin/sh\nexit 66\n");
-    running.satellite(&["restart", "tool"]).exits(0);
-    running.wait_online("tool");
-    let sandboxes: Vec<_> = processes()
-        .into_iter()
-        .filter(|(_, arguments)| arguments.contains(second.join("tool").to_str().unwrap()))
-        .collect();
-    assert!(!sandboxes.is_empty(), "the second one runs");
+fn in_production_a_path_of_the_configuration_leads_to_no_command(yard: &Yard) {
+    let directory = yard.directory("given");
+    Yard::script(&directory.join("tool"), &format!("#!/bin/sh\nexec {}\n", yard.escape().display()));
+    let lines = format!("command = \"tool\"\nenv = {{ PATH = \"{}:/usr/bin:/bin\" }}", directory.display());
+    let escape = quoted(yard.escape());
+    let policy = format!("[policy.isolation]\nbinds = [{}, {escape}]", quoted(&directory));
+    let servers = [("acme", "tool", &*lines)];
+    let running = yard.run("profile = \"production\"\nallowed_commands = [\"tool\"]", &policy, &servers);
+    cannot_start(&running, "tool", "`tool` is in no directory of PATH (/usr/local/sbin:");
     running.end();
+    let running = yard.run("", &policy, &servers);
+    running.wait_online("tool");
+    running.end();
+}
+
+#[test]
+fn in_production_a_command_is_resolved_once() {
+    let mut home = Home::new();
+    let [first, second] = ["first", "second"].map(|name| home.path().join(name));
+    for directory in [&first, &second] {
+        fs::create_dir(directory).unwrap();
+    }
+    let path = format!("{}:{}:{}", first.display(), second.display(), std::env::var("PATH").unwrap());
+    home.env.push(("PATH".to_owned(), path));
+    let tool = |which: &str| format!("#!/bin/sh\nexec {SATELLITE} sim-server --name {}-{which}\n", home.mark());
+    Yard::script(&second.join("tool"), &tool("second"));
+    let config = one_server("isolation = \"none\"").replace("SIM", "command = \"tool\"");
+    let config = home.write("satellite.toml", &config.replace("\"SATELLITE\"", "\"tool\""));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let runs = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+    let before = pid(&home.wait_online("server"));
+    assert!(runs(before).contains("-second\0"), "{}", runs(before));
+    // In front of it from now on.
+    Yard::script(&first.join("tool"), &tool("first"));
+    home.satellite(&["restart", "server"]).exits(0);
+    let again = home.wait_row("server", "online again", |row| row["status"] == "online" && row["pid"] != before);
+    assert!(runs(pid(&again)).contains("-second\0"), "{}", runs(pid(&again)));
+    satellite.terminate().exits(0);
 }
