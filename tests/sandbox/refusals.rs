@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{Home, processes};
+use crate::support::{Home, SATELLITE, pid};
 use crate::yard::{Running, Yard, quoted};
 
 everywhere!(
@@ -142,4 +142,29 @@ fn in_production_a_command_is_resolved_once_and_not_by_the_path_of_a_user(yard: 
         .collect();
     assert!(!sandboxes.is_empty(), "the second one runs");
     running.end();
+}
+
+#[test]
+fn in_production_a_command_is_resolved_once() {
+    let mut home = Home::new();
+    let [first, second] = ["first", "second"].map(|name| home.path().join(name));
+    for directory in [&first, &second] {
+        fs::create_dir(directory).unwrap();
+    }
+    let path = format!("{}:{}:{}", first.display(), second.display(), std::env::var("PATH").unwrap());
+    home.env.push(("PATH".to_owned(), path));
+    let tool = |which: &str| format!("#!/bin/sh\nexec {SATELLITE} sim-server --name {}-{which}\n", home.mark());
+    Yard::script(&second.join("tool"), &tool("second"));
+    let config = one_server("isolation = \"none\"").replace("SIM", "command = \"tool\"");
+    let config = home.write("satellite.toml", &config.replace("\"SATELLITE\"", "\"tool\""));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let runs = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+    let before = pid(&home.wait_online("server"));
+    assert!(runs(before).contains("-second\0"), "{}", runs(before));
+    // In front of it from now on.
+    Yard::script(&first.join("tool"), &tool("first"));
+    home.satellite(&["restart", "server"]).exits(0);
+    let again = home.wait_row("server", "online again", |row| row["status"] == "online" && row["pid"] != before);
+    assert!(runs(pid(&again)).contains("-second\0"), "{}", runs(pid(&again)));
+    satellite.terminate().exits(0);
 }
