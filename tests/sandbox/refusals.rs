@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{Home, SATELLITE, pid};
+use crate::support::{Home, SATELLITE, pid, processes};
 use crate::yard::{Running, Yard, quoted};
 
 everywhere!(
