@@ -262,10 +262,15 @@ mod tests {
 
     use std::os::unix::fs::{PermissionsExt, symlink};
 
+    use futures::FutureExt;
+    use futures::future::BoxFuture;
+    use mcp_satellite_actors::Options;
     use mcp_satellite_actors::model::spec::{InstanceConfig, Layer, OnUpdate, Target, Value};
+    use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
     use tempfile::TempDir;
 
     use super::*;
+    use crate::connect::sim::{Script, SimConnector};
 
     fn spec(change: impl FnOnce(&mut InstanceConfig)) -> InstanceSpec {
         let mut config = InstanceConfig {
@@ -401,6 +406,40 @@ mod tests {
         let mut left = vec![KEY.to_owned(), cache.name(&new)];
         left.sort();
         assert_eq!(files(&cache), left);
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_written_is_written_with_the_next_picture() {
+        let (_directory, cache) = cache();
+        let spec = spec(|_| {});
+        cache.keep(std::slice::from_ref(&spec));
+        let name = cache.name(&spec);
+        let runtime = recalled(&spec).await;
+        // A directory is in the way.
+        let in_the_way = cache.directory.join(format!("{name}.new"));
+        std::fs::create_dir(&in_the_way).unwrap();
+        cache.store(&runtime.snapshot());
+        assert!(cache.read(&spec).is_none());
+        std::fs::remove_dir(in_the_way).unwrap();
+        cache.store(&runtime.snapshot());
+        assert!(cache.read(&spec).is_some());
+        runtime.shutdown().await;
+    }
+
+    /// A runtime with this server asleep, its tools known.
+    async fn recalled(spec: &InstanceSpec) -> RuntimeHandle {
+        struct Nowhere;
+        impl EventSink for Nowhere {
+            fn send(&self, _: Arc<Batch>) -> BoxFuture<'static, Answer> {
+                std::future::ready(Answer::Accepted).boxed()
+            }
+        }
+        let connector = Arc::new(SimConnector::new(Script::default()));
+        let options = Options::new(connector, Arc::new(Nowhere), Arc::new(jiff::Timestamp::now));
+        let (runtime, _) = mcp_satellite_actors::start(options).await.unwrap();
+        runtime.install_known(spec.clone(), Arc::new(catalogue())).await.unwrap();
+        runtime.wait_for(&spec.id, |view| view.dormant).await.unwrap();
+        runtime
     }
 
     #[test]

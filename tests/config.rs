@@ -294,6 +294,28 @@ fn what_makes_no_sense_is_an_error() {
 }
 
 #[test]
+fn what_says_nothing_is_warned_about() {
+    let http = "transport = \"http\"\nurl = \"https://example.com\"";
+    for (installation, message) in [
+        (
+            "command = \"x\"\nkeep = \"always_on\"\n[teams.installations.policy.idle]\nidle = \"1m\"".to_owned(),
+            "installation `i` is `always_on`, so its [policy.idle] says nothing",
+        ),
+        (
+            format!("{http}\nkeep = \"lazy\""),
+            "installation `i` is a remote server: `lazy` is for processes that we start",
+        ),
+        (
+            format!("{http}\nupdate = \"rolling\""),
+            "installation `i` is a remote server: `rolling` is for processes that we start",
+        ),
+    ] {
+        let warnings = parse(&small("", &installation)).unwrap().warnings;
+        assert!(matches!(&warnings[..], [warning] if warning.ends_with(message)), "{warnings:?}");
+    }
+}
+
+#[test]
 fn in_production_only_listed_commands_are_started() {
     let production = "[satellite]\nprofile = \"production\"\nallowed_commands = [\"/opt/server\"]";
     for command in ["npx", "deno", "/opt/server"] {

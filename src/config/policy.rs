@@ -189,6 +189,12 @@ impl Tier {
         }
     }
 
+    /// Whether it says something about sleep.
+    pub(super) fn speaks_of_sleep(&self) -> bool {
+        let Sleep { idle, grace, sweep, at: _ } = &self.idle;
+        idle.is_some() || grace.is_some() || sweep.is_some()
+    }
+
     /// The policy of the tier above with what this one says in its place.
     pub(super) fn over(self, above: &Policy, findings: &mut Findings) -> Policy {
         let mut policy = above.clone();

@@ -177,6 +177,10 @@ impl Teams<'_> {
         let keep = self.check.word(&typed.keep, "way to keep a server", &keeps).unwrap_or_default();
         let updates = [("restart", OnUpdate::Restart), ("rolling", OnUpdate::Rolling)];
         let on_update = self.check.word(&typed.update, "way to update a server", &updates).unwrap_or_default();
+        if keep == Keep::AlwaysOn && typed.policy.speaks_of_sleep() {
+            let message = format!("{who} is `always_on`, so its [policy.idle] says nothing");
+            self.check.findings.warning(typed.keep.given().map_or(at, |keep| keep.span), message);
+        }
         let policy = typed.policy.over(&team.policy, self.check.findings);
         let policy = self.shared(policy);
         let slug = self.server_slug(&typed.server, &who, at);
@@ -191,6 +195,13 @@ impl Teams<'_> {
             let near = nearest(&slug, &templates).map(str::to_owned);
             self.check.server(&who, typed.own, near.as_deref())
         };
+        if let Some(Target::Remote { .. }) = &server.target {
+            let asked = [(keep == Keep::Lazy, &typed.keep), (on_update == OnUpdate::Rolling, &typed.update)];
+            for word in asked.into_iter().filter_map(|(asked, word)| word.given().filter(|_| asked)) {
+                let message = format!("{who} is a remote server: `{}` is for processes that we start", word.value);
+                self.check.findings.warning(word.span, message);
+            }
+        }
         self.check.layer(&who, server.target.as_ref(), typed.team, &mut team_layer);
 
         for index in members {

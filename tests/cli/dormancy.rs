@@ -1,6 +1,7 @@
 //! Servers that sleep, that are lazy, and that are rolled out, as the operator sees them.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -106,6 +107,17 @@ fn what_is_kept_of_a_lazy_server_and_cannot_be_used_costs_a_start_and_nothing_el
 }
 
 #[test]
+fn a_satellite_that_cannot_keep_the_tools_of_lazy_servers_serves_them_all_the_same() {
+    let home = Home::new();
+    fs::create_dir_all(home.data_dir()).unwrap();
+    fs::set_permissions(home.data_dir(), PermissionsExt::from_mode(0o700)).unwrap();
+    fs::write(home.data_dir().join("catalogues"), "in the way").unwrap();
+    let satellite = home.run(&["--config", &config(&home, "", "keep = \"lazy\"")]);
+    home.wait_row("notes", "dormant", |row| row["dormant"] == true && row["tools"] == 3);
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn a_reload_rolls_out_what_asks_for_it_and_shows_what_does_not_come_up() {
     let home = Home::new();
     let rolling = "update = \"rolling\"";
@@ -114,7 +126,8 @@ fn a_reload_rolls_out_what_asks_for_it_and_shows_what_does_not_come_up() {
     config(&home, r#""--tools", "5""#, rolling);
     reload(&mut satellite);
     let row = home.wait_row("notes", "rolled out", |row| row["tools"] == 5);
-    assert!(pid(&row) != first);
+    let second = pid(&row);
+    assert!(second != first);
     let restarted = &told(&home, "mcp.server.restarted")[0]["data"];
     assert_eq!((&restarted["restart_reason"], &restarted["old_pid"]), (&"config".into(), &first.into()));
     wait_for("the old one to go", || (home.processes().len() == 1).then_some(()), || format!("{:?}", home.processes()));
@@ -123,7 +136,7 @@ fn a_reload_rolls_out_what_asks_for_it_and_shows_what_does_not_come_up() {
     reload(&mut satellite);
     let refused = |row: &Value| row["status_message"].as_str().is_some_and(|why| why.contains("did not come up"));
     let row = home.wait_row("notes", "as it was", refused);
-    assert_eq!((&row["status"], &row["tools"], &row["pid"]), (&"online".into(), &5.into(), &row["pid"]));
+    assert_eq!((&row["status"], &row["tools"], &row["pid"]), (&"online".into(), &5.into(), &second.into()));
     assert_eq!(row["last_error"], "exited with code 3");
     let statuses = told(&home, "mcp.server.status_changed");
     let online = statuses.iter().position(|event| event["data"]["status"] == "online").unwrap();

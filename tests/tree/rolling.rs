@@ -329,13 +329,13 @@ async fn the_end_of_the_old_one_is_told_under_its_own_name() {
     let fleet = Fleet::start().await;
     let (server, id) = first_version(&fleet, Vec::new()).await;
     let mut renamed = version(&server, 2).spec;
-    renamed.user_slug = "alicia".into();
+    renamed.server = "papers".into();
     assert_eq!(fleet.runtime.install(renamed).await, Ok(Installed::Updated));
     until_settled(&fleet, &id, 2).await;
     sleep(seconds(1.0)).await;
     let stopped = fleet.told(&id, "mcp.server.stopped").await;
     let restarted = fleet.told(&id, "mcp.server.restarted").await;
-    assert_eq!((&stopped[0]["user_slug"], &restarted[0]["user_slug"]), (&json!("alice"), &json!("alicia")));
+    assert_eq!((&stopped[0]["server_slug"], &restarted[0]["server_slug"]), (&json!("files"), &json!("papers")));
     fleet.world.rolls_out(1);
     fleet.finish().await;
 }

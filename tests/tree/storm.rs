@@ -160,7 +160,7 @@ async fn who_is_waited_for_in_a_restarts_delay_starts_before_who_is_not() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
     let id = fleet.online(Server::new("called").plans([exits(1.0, 1).into(), Script::default().into()])).await;
     fleet.until(&id, Status::Connecting).await;
-    let servers = (0..10).map(|nth| Server::of("other", &format!("s{nth}")).script(answering_after(1.0)));
+    let servers = (0..10).map(|nth| Server::new(&format!("s{nth}")).script(answering_after(1.0)));
     let ids = join_all(servers.map(|server| fleet.add(server))).await;
     fleet.world.until_openings(&ids[0], 1).await;
     let began = Instant::now();
