@@ -73,16 +73,16 @@ async fn measure() {
         "spawn",
         ["launcher", "held by", "until its first line", "ratio", "difference", "until all is gone"],
     );
-    let base = median(bare);
-    report.row(["bare fork and exec".into(), "-".into(), time(base), number(1.0), "-".into(), "-".into()]);
+    let baseline = median(bare);
+    report.row(["bare fork and exec".into(), "-".into(), time(baseline), number(1.0), "-".into(), "-".into()]);
     for ((subject, ours), gone) in subjects.iter().zip(ours).zip(gone) {
         let median_up = median(ours);
         report.row([
             subject.launcher.to_owned(),
             subject.held_by.to_owned(),
             time(median_up),
-            number(median_up.div_duration_f64(base)),
-            time(median_up.saturating_sub(base)),
+            number(median_up.div_duration_f64(baseline)),
+            time(median_up.saturating_sub(baseline)),
             time(median(gone)),
         ]);
     }

@@ -20,16 +20,18 @@ use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
 use nix::sys::prctl::{set_child_subreaper, set_dumpable, set_name};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 use tokio::sync::mpsc;
 
-use crate::connect::process::has_reaper;
+use crate::connect::process::{Census, LeftBy, Stat, children_of, set_reaper, signals};
 
 /// What does not die of SIGKILL within this is left to the kernel, and named.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
+/// Added to the number of a signal it is an exit code.
+const SIGNAL_BASE: u8 = 128;
 /// For people, and for the next satellite on the same data directory.
 const NAME: &CStr = c"satellite-reaper";
 
@@ -59,14 +61,21 @@ impl Below {
 /// Runs `satellite` in a child of this process, which stays above it. To be called while there is one thread.
 pub(crate) fn above(satellite: impl FnOnce(Below) -> ExitCode) -> io::Result<ExitCode> {
     let (below, pipe) = io::pipe()?;
-    let mut signals = SigSet::empty();
-    for signal in ASKING.into_iter().chain(PLAIN).chain([Signal::SIGCHLD]) {
-        signals.add(signal);
+    let mut waited_for = SigSet::empty();
+    waited_for.add(Signal::SIGCHLD);
+    // What `nohup` and the like have switched off stays so.
+    for signal in ASKING.into_iter().chain(PLAIN).filter(|signal| !signals::are_ignored(*signal)) {
+        waited_for.add(signal);
     }
-    let before = signals.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK)?;
+    #[expect(unsafe_code, reason = "there is no safe way to set a signal's action")]
+    // SAFETY: it is the default action, not a handler. Who has started us may ignore this one, and then the kernel would
+    // tell neither of us how anything ended.
+    unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
+    let before = waited_for.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK)?;
     // Servers that run as the same user must not read our environment in /proc.
     if let Err(error) = set_dumpable(false) {
-        tracing::warn!(%error, "cannot keep this process's environment from the servers");
+        // Nobody has opened a log yet.
+        let _ = writeln!(io::stderr(), "satellite: cannot keep this process's environment from the servers: {error}");
     }
     let reaper = getpid();
     #[expect(unsafe_code, reason = "there is no safe fork")]
@@ -77,7 +86,7 @@ pub(crate) fn above(satellite: impl FnOnce(Below) -> ExitCode) -> io::Result<Exi
             before.thread_set_mask()?;
             // Killed before it could do anything: the pipe will say so.
             if getppid() == reaper {
-                has_reaper(reaper.as_raw().unsigned_abs());
+                set_reaper(reaper.as_raw().unsigned_abs());
             }
             let (ask, asked) = mpsc::unbounded_channel();
             thread::Builder::new().name("satellite-below".into()).spawn(move || listen(below, &ask))?;
@@ -88,15 +97,14 @@ pub(crate) fn above(satellite: impl FnOnce(Below) -> ExitCode) -> io::Result<Exi
             let _ = set_name(NAME);
             // Inherited by nobody; a kernel without it leaves orphans to the process above us.
             let _ = set_child_subreaper(true);
-            Ok(watch(child, pipe, &signals))
+            Ok(watch(child, pipe, &waited_for))
         }
     }
 }
 
 /// Whether the satellite `pid` has lost its reaper.
 pub(crate) fn is_orphan(pid: u32) -> bool {
-    let parent = fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(parent_of);
-    let name = parent.and_then(|parent| fs::read_to_string(format!("/proc/{parent}/comm")).ok());
+    let name = Stat::read(pid).and_then(|stat| fs::read_to_string(format!("/proc/{}/comm", stat.parent)).ok());
     // The kernel cuts names.
     name.is_some_and(|name| !NAME.to_string_lossy().starts_with(name.trim()))
 }
@@ -125,9 +133,9 @@ fn listen(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
 }
 
 /// The reaper's life.
-fn watch(satellite: Pid, mut pipe: PipeWriter, signals: &SigSet) -> ExitCode {
+fn watch(satellite: Pid, mut pipe: PipeWriter, waited_for: &SigSet) -> ExitCode {
     let code = loop {
-        match signals.wait() {
+        match waited_for.wait() {
             Ok(Signal::SIGCHLD) => {
                 if let Some(code) = reap(satellite) {
                     break code;
@@ -142,7 +150,13 @@ fn watch(satellite: Pid, mut pipe: PipeWriter, signals: &SigSet) -> ExitCode {
             Err(_) => {}
         }
     };
-    end_orphans();
+    let ended = end_orphans(&LeftBy::satellite(satellite.as_raw().unsigned_abs()));
+    if let Some(signal) = code.checked_sub(SIGNAL_BASE).and_then(|signal| Signal::try_from(i32::from(signal)).ok()) {
+        let _ = writeln!(
+            io::stderr(),
+            "satellite: the satellite was ended by {signal}; its reaper ended {ended} processes that it left"
+        );
+    }
     ExitCode::from(code)
 }
 
@@ -157,33 +171,39 @@ fn reap(satellite: Pid) -> Option<u8> {
         if status.pid() == Some(satellite) {
             code = match status {
                 WaitStatus::Exited(_, code) => Some(u8::try_from(code).unwrap_or(u8::MAX)),
-                WaitStatus::Signaled(_, signal, _) => Some(128 + signal as u8),
+                WaitStatus::Signaled(_, signal, _) => Some(SIGNAL_BASE + signal as u8),
                 _ => code,
             };
         }
     }
 }
 
-/// Kills what was adopted until there is nobody left. Each is a child of ours that was not waited for, so its number is
-/// its own.
-fn end_orphans() {
+/// Kills what was adopted until there is nobody left, and says how many they were. Each is a child of ours that was not
+/// waited for, so its number is its own.
+fn end_orphans(cgroups: &LeftBy) -> usize {
     let until = Instant::now() + PATIENCE;
+    let mut ended = 0;
     loop {
+        // In one act, where it can be: what forks faster than it is looked for cannot get away.
+        let cgroups_are_empty = cgroups.end();
         for child in children() {
             let _ = kill(child, Signal::SIGKILL);
         }
-        loop {
+        let childless = loop {
             match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
                 // What it has left in turn is ours now.
-                Ok(WaitStatus::StillAlive) => break,
-                Ok(_) => {}
-                Err(_) => return,
+                Ok(WaitStatus::StillAlive) => break false,
+                Ok(_) => ended += 1,
+                Err(_) => break true,
             }
+        };
+        if childless && cgroups_are_empty {
+            return ended;
         }
         if Instant::now() >= until {
             let left: Vec<String> = children().iter().map(Pid::to_string).collect();
             let _ = writeln!(io::stderr(), "satellite: these processes do not die: {}", left.join(", "));
-            return;
+            return ended;
         }
         thread::sleep(PAUSE);
     }
@@ -191,22 +211,11 @@ fn end_orphans() {
 
 /// The children of this process, which has one thread.
 fn children() -> Vec<Pid> {
-    let own = getpid();
-    let pid = |text: &str| text.parse().ok().map(Pid::from_raw);
-    if let Ok(children) = fs::read_to_string(format!("/proc/{own}/task/{own}/children")) {
-        return children.split_ascii_whitespace().filter_map(pid).collect();
-    }
-    // A kernel without that file.
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.filter_map(|entry| pid(entry.ok()?.file_name().to_str()?));
-    let is_ours = |pid: &Pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        parent_of(&stat) == Some(own.as_raw())
-    };
-    pids.filter(is_ours).collect()
-}
-
-/// From `/proc/PID/stat`.
-fn parent_of(stat: &str) -> Option<i32> {
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+    let own = getpid().as_raw().unsigned_abs();
+    let pids = children_of(own).unwrap_or_else(|_| {
+        // A kernel without that file.
+        let Ok(census) = Census::take() else { return Vec::new() };
+        census.all().filter(|stat| stat.parent == own).map(|stat| stat.pid).collect()
+    });
+    pids.into_iter().map(|pid| Pid::from_raw(pid.cast_signed())).collect()
 }

@@ -31,6 +31,7 @@ use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::console::server::{self, Console};
+use crate::reaper::Below;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
@@ -109,7 +110,7 @@ impl Satellite {
         let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.display().to_string(), why };
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir).map_err(in_data_dir)?;
         let data_dir = data_dir.canonicalize().map_err(in_data_dir)?;
-        let lock = lock(&data_dir)?;
+        let lock = lock(&data_dir).await?;
         let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.display().to_string(), why };
         match raise_descriptor_limit() {
             Ok(limit) => tracing::debug!(limit, "open files"),
@@ -157,6 +158,8 @@ impl Satellite {
             cgroups: plan.cgroups,
         });
         let connector = connector.map_err(machine("get ready to start servers"))?;
+        let last_act = connector.clone();
+        Below::when_orphaned(move || last_act.end_all(ORPHAN_PATIENCE));
         let mut options = Options::new(Arc::new(connector.clone()), sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
         options.batch = plan.batch.clone();
@@ -212,11 +215,6 @@ impl Satellite {
         &self.runtime
     }
 
-    /// What starts its servers.
-    pub(crate) fn connector(&self) -> &StdioConnector {
-        &self.connector
-    }
-
     /// Where its data is.
     pub(crate) fn data_dir(&self) -> &Path {
         &self.data_dir
@@ -247,8 +245,15 @@ impl Satellite {
         // What is new does not wait for the grace of what goes, nor do those that go wait for each other's.
         let removals = known.difference(&wanted).map(|id| async move {
             let removed = self.runtime.uninstall(id).await;
-            if let Err(error) = &removed {
-                tracing::error!(instance = %id, %error, "cannot uninstall");
+            match &removed {
+                Ok(_) => {
+                    let (connector, gone) = (self.connector.clone(), id.clone());
+                    let forgotten = tokio::task::spawn_blocking(move || connector.forget(&gone)).await;
+                    if let Ok(Err(error)) = forgotten {
+                        tracing::warn!(instance = %id, %error, "cannot remove its home");
+                    }
+                }
+                Err(error) => tracing::error!(instance = %id, %error, "cannot uninstall"),
             }
             removed.is_ok()
         });
@@ -308,7 +313,9 @@ impl Satellite {
     pub(crate) async fn shut_down(&self) -> Farewell {
         // What was discovered a moment ago.
         let (catalogues, snapshot) = (self.catalogues.clone(), self.runtime.snapshot());
-        let _ = tokio::task::spawn_blocking(move || catalogues.inspect(|catalogues| catalogues.store(&snapshot))).await;
+        let storing = tokio::task::spawn_blocking(move || catalogues.inspect(|catalogues| catalogues.store(&snapshot)));
+        // A disk that does not answer keeps no server from its end.
+        let _ = tokio::time::timeout(LAST_ANSWERS, storing).await;
         let farewell = self.runtime.shutdown().await;
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -336,7 +343,7 @@ impl Satellite {
     async fn end_all(&self) {
         let connector = self.connector.clone();
         // An error says that it panicked: the reaper sees to the rest.
-        let _ = tokio::task::spawn_blocking(move || connector.end_all()).await;
+        let _ = tokio::task::spawn_blocking(move || connector.end_all(LAST_ANSWERS)).await;
     }
 }
 
@@ -346,7 +353,7 @@ async fn reclaim(data_dir: &Path) -> std::io::Result<Option<Reclaimed>> {
     tokio::task::spawn_blocking(move || StdioConnector::reclaim(&data_dir)).await.map_err(std::io::Error::other)?
 }
 
-fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
+async fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
     let shown = || data_dir.display().to_string();
     let path = data_dir.join("lock");
     let file = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
@@ -362,7 +369,7 @@ fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
             Err((unlocked, Errno::EWOULDBLOCK)) if orphan() && Instant::now() < until => file = unlocked,
             locked => break locked,
         }
-        std::thread::sleep(Duration::from_millis(5));
+        tokio::time::sleep(Duration::from_millis(5)).await;
     };
     match locked {
         Ok(mut lock) => {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use mcp_satellite_actors::model::spec::Target;
 
-use super::{BAD_INPUT, DONE, Failed, complain, say};
+use super::{BAD_INPUT, DONE, FAILED, Failed, complain, say};
 use crate::config::Profile;
 use crate::config::{self, ConfigErrors, Plan};
 use crate::connect::isolation::{Finding, Isolation};
@@ -118,13 +118,12 @@ impl Check {
             count(plan.users, "user"),
             count(plan.instances.len() - remote, "server")
         ));
-        machine(&plan).await?;
-        Ok(DONE)
+        Ok(if machine(&plan).await? { DONE } else { FAILED })
     }
 }
 
-/// What this machine has to hold servers with, found out by trying it.
-async fn machine(plan: &Plan) -> Result<(), Failed> {
+/// What this machine has to hold servers with, found out by trying it. Whether it can start any.
+async fn machine(plan: &Plan) -> Result<bool, Failed> {
     let home = tempfile::tempdir()?;
     let options =
         StdioOptions { data_dir: Some(home.path().to_owned()), cgroups: plan.cgroups, ..StdioOptions::default() };
@@ -139,7 +138,7 @@ async fn machine(plan: &Plan) -> Result<(), Failed> {
         }
     }
     // Trials leave nothing behind, not even an empty cgroup.
-    let _ = tokio::task::spawn_blocking(move || connector.end_all()).await;
+    let _ = tokio::task::spawn_blocking(move || connector.end_all(std::time::Duration::from_secs(1))).await;
     let works = |name: &str| findings.iter().any(|finding| finding.sandbox == name && finding.usable.is_ok());
     let refused = match (plan.isolation, plan.profile) {
         (Isolation::None, _) | (Isolation::Auto, Profile::Development) => false,
@@ -152,5 +151,5 @@ async fn machine(plan: &Plan) -> Result<(), Failed> {
             "warning: no server will be started on this machine: the sandbox that the configuration asks for does not work here",
         );
     }
-    Ok(())
+    Ok(!refused)
 }

@@ -126,12 +126,14 @@ pub(super) async fn supervise(
 ) -> Result<u8, Failed> {
     let servers = plan.instances.len();
     let mut signals = Signals::new(below)?;
-    let satellite = Satellite::start(plan, data_dir).await.map_err(|error| {
-        let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
-        Failed::new(code, error.to_string())
-    })?;
-    let connector = satellite.connector().clone();
-    Below::when_orphaned(move || connector.end_all());
+    let satellite = tokio::select! {
+        started = Satellite::start(plan, data_dir) => started.map_err(|error| {
+            let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
+            Failed::new(code, error.to_string())
+        })?,
+        // What was started by then is ended by its guards, and by the reaper.
+        () = signals.end() => return Err(Failed::new(FAILED, "ended by a signal before it was up")),
+    };
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
     // A server that is removed has its grace; meanwhile a signal is heard all the same.

@@ -2,6 +2,7 @@
 //! error too. TOML and JSON both arrive here as `toml_span`'s tree, in which every key and value knows its place.
 
 use mcp_satellite_actors::model::policy::Bind;
+use std::path::{Component, Path};
 use std::time::Duration;
 
 use toml_span::value::{Key, Table, Value, ValueInner};
@@ -230,8 +231,12 @@ impl<'f, 'de> Fields<'f, 'de> {
                 None => (text.value.strip_suffix(":ro").unwrap_or(&text.value), false),
             };
             let (source, target) = paths.split_once(':').unwrap_or((paths, paths));
-            let plain = |path: &str| path.starts_with('/') && !path.contains([':', '\0']) && !path.contains("/../");
-            if plain(source) && plain(target) && target != "/" {
+            let plain = |path: &str| {
+                let mut parts = Path::new(path).components();
+                let below_the_root = parts.next() == Some(Component::RootDir) && parts.clone().next().is_some();
+                below_the_root && parts.all(|part| matches!(part, Component::Normal(_))) && !path.contains([':', '\0'])
+            };
+            if plain(source) && plain(target) {
                 binds.push(Bind { source: source.into(), target: target.into(), writable });
             } else {
                 let hint =

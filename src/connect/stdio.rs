@@ -4,9 +4,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
 use mcp_satellite_actors::seam::{Connector, Link, OpenError};
 
@@ -75,9 +76,14 @@ impl StdioConnector {
         self.processes.usage()
     }
 
+    /// Removes the home that an instance had in its sandbox, once it is uninstalled. Blocks.
+    pub fn forget(&self, id: &InstanceId) -> io::Result<()> {
+        self.launchers.forget(id)
+    }
+
     /// Which sandboxes work on this machine, and why others do not: found out by a trial run of each, the first time.
     pub async fn sandboxes(&self) -> Vec<Finding> {
-        self.launchers.findings(&self.processes).await.to_vec()
+        self.launchers.findings(&self.processes).await
     }
 
     /// What holds the trees of servers together here, in a few words.
@@ -85,10 +91,10 @@ impl StdioConnector {
         self.processes.held_by()
     }
 
-    /// Kills everything at once and without grace, and waits until it is gone. Nothing is started afterwards. For a host
-    /// that must end now.
-    pub fn end_all(&self) {
-        self.processes.end_all();
+    /// Kills everything at once and without grace, and waits until it is gone, `patience` at most. Nothing is started
+    /// afterwards. For a host that must end now.
+    pub fn end_all(&self, patience: Duration) {
+        self.processes.end_all(patience);
     }
 }
 
@@ -106,8 +112,8 @@ impl Connector for StdioConnector {
             };
             let withheld: Vec<String> =
                 withheld.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
-            let Prepared { launch, identity } =
-                launchers.prepare(&spec, &withheld, &processes).await.map_err(&failed)?;
+            let preparing = launchers.prepare(Arc::clone(&spec), withheld, &processes);
+            let Prepared { launch, identity } = preparing.await.map_err(&failed)?;
             processes.launch(launch, identity).await.map_err(|error| failed(error.to_string()))
         })
     }

@@ -119,6 +119,15 @@ impl Scene {
     }
 }
 
+/// What a test that failed has left goes with it.
+impl Drop for Scene {
+    fn drop(&mut self) {
+        for pid in self.home.traces() {
+            send(pid, Signal::SIGKILL);
+        }
+    }
+}
+
 /// A satellite that runs; dropped, it is ended without a word.
 pub(crate) struct Playing<'a> {
     scene: &'a Scene,

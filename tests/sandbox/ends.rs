@@ -25,11 +25,11 @@ fn stopped(running: &Running, server: &str) -> Value {
     running.wait_event(0, "mcp.server.stopped", |event| event["data"]["server_slug"] == server)["data"].take()
 }
 
-fn its_own_handler_runs_when_it_is_stopped(yard: Yard) {
+fn its_own_handler_runs_when_it_is_stopped(yard: &Yard) {
     let lines = "command = \"ESCAPE\"\nargs = [\"--on-term\", \"ended\"]";
     let running = yard.run("", NO_GRACE, &[("acme", "escape", lines)]);
     running.wait_online("escape");
-    let file = yard.home_of("escape-acme-alice-escape1").join("ended");
+    let file = yard.home_of("team_acme", "user_alice", "escape1").join("ended");
     assert_eq!(fs::read_to_string(&file).unwrap(), "");
     let event = stopped(&running, "escape");
     assert_eq!(fs::read_to_string(&file).unwrap(), "handled\n");
@@ -38,7 +38,7 @@ fn its_own_handler_runs_when_it_is_stopped(yard: Yard) {
     running.end();
 }
 
-fn one_without_a_handler_ends_at_once_and_is_not_killed_for_it(yard: Yard) {
+fn one_without_a_handler_ends_at_once_and_is_not_killed_for_it(yard: &Yard) {
     let lines = "command = \"ESCAPE\"\nargs = [\"--no-term-handler\"]";
     let running = yard.run("", NO_GRACE, &[("acme", "escape", lines)]);
     running.wait_online("escape");
@@ -50,7 +50,7 @@ fn one_without_a_handler_ends_at_once_and_is_not_killed_for_it(yard: Yard) {
     running.end();
 }
 
-fn what_it_started_inside_ends_with_it(yard: Yard) {
+fn what_it_started_inside_ends_with_it(yard: &Yard) {
     let flags = |kind: &str| format!("SIM \"--grandchild\", \"{kind}\"");
     let [plain, deaf, apart] = ["plain", "ignore-term", "setsid"].map(flags);
     let servers = [("acme", "plain", &*plain), ("acme", "deaf", &*deaf), ("acme", "apart", &*apart)];
@@ -61,11 +61,11 @@ fn what_it_started_inside_ends_with_it(yard: Yard) {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             name.trim() == "sleep"
         };
-        yard.left().into_iter().map(|(pid, _)| pid).filter(is_grandchild).collect::<Vec<_>>()
+        yard.home.traces().into_iter().filter(is_grandchild).collect::<Vec<_>>()
     };
     let wait = |count| {
         let there = || (grandchildren().len() == count).then_some(());
-        wait_for(&format!("{count} grandchildren"), there, || format!("{:?}", yard.left()));
+        wait_for(&format!("{count} grandchildren"), there, || format!("{:?}", yard.home.traces()));
     };
     wait(3);
     // One by a kill from outside, the others in order.
@@ -76,7 +76,7 @@ fn what_it_started_inside_ends_with_it(yard: Yard) {
     running.end();
 }
 
-fn exit_codes_and_signals_are_the_servers(yard: Yard) {
+fn exit_codes_and_signals_are_the_servers(yard: &Yard) {
     let servers = [
         ("acme", "three", "SIM \"--exit-after\", \"1ms\", \"--exit-code\", \"3\""),
         ("acme", "killed", "SIM"),
@@ -106,7 +106,7 @@ fn exit_codes_and_signals_are_the_servers(yard: Yard) {
     running.end();
 }
 
-fn a_limit_that_ends_it_is_named(yard: Yard) {
+fn a_limit_that_ends_it_is_named(yard: &Yard) {
     let crash = |what: &str, limit: &str| {
         format!("command = \"ESCAPE\"\nargs = [\"--crash\", \"{what}\"]\npolicy = {{ isolation = {{ {limit} }} }}")
     };

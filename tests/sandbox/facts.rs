@@ -19,7 +19,7 @@ fn cmdline(pid: &Value) -> Vec<String> {
     text.split('\0').map(str::to_owned).collect()
 }
 
-fn it_is_who_status_says(yard: Yard) {
+fn it_is_who_status_says(yard: &Yard) {
     let running = yard.run_escape("");
     let row = running.row("escape").unwrap();
     let facts = running.facts_of("escape");
@@ -66,7 +66,7 @@ fn it_is_who_status_says(yard: Yard) {
     running.end();
 }
 
-fn its_environment_is_what_the_configuration_gives(mut yard: Yard) {
+fn its_environment_is_what_the_configuration_gives(yard: &mut Yard) {
     for name in ["OF_THE_SATELLITE", "LD_DEBUG_OUTPUT", "SSH_AUTH_SOCK"] {
         yard.home.env.push((name.to_owned(), "not for servers".to_owned()));
     }
@@ -100,7 +100,7 @@ fn its_environment_is_what_the_configuration_gives(mut yard: Yard) {
     running.end();
 }
 
-fn a_secret_is_in_no_argument_and_paths_of_the_data_directory_are_not_shown(mut yard: Yard) {
+fn a_secret_is_in_no_argument_and_paths_of_the_data_directory_are_not_shown(yard: &mut Yard) {
     const SECRET: &str = "planted-secret-4711";
     yard.home.env.push(("PLANTED".to_owned(), SECRET.to_owned()));
     let lines = "command = \"ESCAPE\"\nenv = { API_KEY = \"env:PLANTED\", OTHER = \"planted-secret-4712\" }";

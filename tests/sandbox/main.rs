@@ -22,8 +22,8 @@ macro_rules! everywhere {
             $(
                 #[test]
                 fn $test() {
-                    if let Some(yard) = Yard::new(Sandbox::$sandbox, User::$user) {
-                        super::$test(yard);
+                    if let Some(mut yard) = Yard::new(Sandbox::$sandbox, User::$user) {
+                        super::$test(&mut yard);
                     }
                 }
             )+
@@ -37,6 +37,6 @@ mod facts;
 mod refusals;
 mod servers;
 #[path = "../cli/support.rs"]
-#[expect(dead_code, reason = "shared with tests/cli, which needs the rest")]
+#[allow(dead_code, reason = "shared with the tests of the command line, which need all of it")]
 mod support;
 mod yard;

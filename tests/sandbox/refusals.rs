@@ -5,13 +5,13 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{Home, processes};
-use crate::yard::{Running, Yard};
+use crate::support::{Home, SATELLITE, pid, processes};
+use crate::yard::{Running, Yard, quoted};
 
 everywhere!(
     a_working_directory_that_cannot_be_seen_is_an_error,
     a_bind_that_is_not_there_is_an_error,
-    in_production_a_command_is_resolved_once,
+    in_production_a_command_is_resolved_once_and_not_by_the_path_of_a_user,
 );
 
 const PRODUCTION: &str = "[satellite]\nname = \"sandbox-tests\"\nprofile = \"production\"\n";
@@ -28,8 +28,8 @@ fn one_server(satellite: &str) -> String {
 /// That nothing is started, and why.
 #[track_caller]
 fn is_refused(home: &Home, config: &str, words: &[&str]) {
-    let check = home.bare(&["check", "--config", config]).exits(0);
-    assert!(check.stderr.contains("warning: no server will be started on this machine"), "{check:#?}");
+    let check = home.bare(&["check", "--config", config]).exits(1);
+    assert!(check.stderr.contains("no server will be started on this machine"), "{check:#?}");
     let satellite = home.run(&["--config", config]);
     let row = home.wait_status("server", "permanently_failed");
     let told = [&row["last_error"], &row["status_message"]].map(Value::to_string).join(" ");
@@ -64,7 +64,7 @@ fn a_sandbox_that_is_there_and_does_not_work_is_not_used() {
     let config = home.write("satellite.toml", &one_server("isolation = \"nsjail\""));
     let words = ["nsjail is configured and does not work here", "no namespaces for you"];
     is_refused(&home, config.to_str().unwrap(), &words);
-    let check = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
+    let check = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(1);
     assert!(check.stdout.contains("nsjail: cannot be used") && check.stdout.contains("no namespaces"), "{check:#?}");
 }
 
@@ -97,11 +97,11 @@ fn cannot_start(running: &Running, server: &str, why: &str) {
     assert!(told.starts_with("cannot start `") && told.contains(why), "{told}");
 }
 
-fn a_working_directory_that_cannot_be_seen_is_an_error(yard: Yard) {
+fn a_working_directory_that_cannot_be_seen_is_an_error(yard: &Yard) {
     let (seen, unseen) = (yard.directory("seen"), yard.directory("unseen"));
-    let lines = |cwd: &std::path::Path| format!("command = \"ESCAPE\"\ncwd = {cwd:?}");
+    let lines = |cwd: &std::path::Path| format!("command = \"ESCAPE\"\ncwd = {}", quoted(cwd));
     let (good, bad) = (lines(&seen), lines(&unseen));
-    let policy = format!("[policy.isolation]\nbinds = [{seen:?}]");
+    let policy = format!("[policy.isolation]\nbinds = [{}]", quoted(&seen));
     let running = yard.run("", &policy, &[("acme", "good", &good), ("acme", "bad", &bad)]);
     running.wait_online("good");
     assert_eq!(running.facts_of("good")["cwd"], seen.to_str().unwrap());
@@ -111,26 +111,29 @@ fn a_working_directory_that_cannot_be_seen_is_an_error(yard: Yard) {
     running.end();
 }
 
-fn a_bind_that_is_not_there_is_an_error(yard: Yard) {
+fn a_bind_that_is_not_there_is_an_error(yard: &Yard) {
     let policy = "[policy.isolation]\nbinds = [\"/no/such/directory\"]";
     let running = yard.run("", policy, &[("acme", "escape", "command = \"ESCAPE\"")]);
     cannot_start(&running, "escape", "`/no/such/directory` is to be seen in the sandbox and does not exist");
     running.end();
 }
 
-fn in_production_a_command_is_resolved_once(yard: Yard) {
-    let (first, second) = (yard.directory("first"), yard.directory("second"));
+fn in_production_a_command_is_resolved_once_and_not_by_the_path_of_a_user(yard: &mut Yard) {
+    let (first, second, of_the_user) = (yard.directory("first"), yard.directory("second"), yard.directory("user"));
+    yard.in_front_of_path(&[&first, &second]);
     let escape = yard.escape().display().to_string();
-    let script = format!("#!/bin/sh\nexec {escape}\n");
-    yard.script(&second.join("tool"), &script);
-    let path = format!("{}:{}:/usr/bin:/bin", first.display(), second.display());
-    let lines = format!("command = \"tool\"\nenv = {{ PATH = \"{path}\" }}");
-    let policy = format!("[policy.isolation]\nbinds = [{first:?}, {second:?}, \"{escape}\"]");
+    Yard::script(&second.join("tool"), &format!("#!/bin/sh\nexec {escape}\n"));
+    // Those that must not be started say so by their end.
+    let wrong = "#!/bin/sh\nexit 66\n";
+    Yard::script(&of_the_user.join("tool"), wrong);
+    let lines = format!("command = \"tool\"\nenv = {{ PATH = \"{}:/usr/bin:/bin\" }}", of_the_user.display());
+    let binds = [&first, &second, &of_the_user].map(|directory| quoted(directory)).join(", ");
+    let policy = format!("[policy.isolation]\nbinds = [{binds}, \"{escape}\"]");
     let running =
         yard.run("profile = \"production\"\nallowed_commands = [\"tool\"]", &policy, &[("acme", "tool", &lines)]);
     running.wait_online("tool");
-    // In front of it now: one that would say so by its end.
-    yard.script(&first.join("tool"), "#!/bin/sh\nexit 66\n");
+    // In front of it now.
+    Yard::script(&first.join("tool"), wrong);
     running.satellite(&["restart", "tool"]).exits(0);
     running.wait_online("tool");
     let sandboxes: Vec<_> = processes()
@@ -139,4 +142,29 @@ fn in_production_a_command_is_resolved_once(yard: Yard) {
         .collect();
     assert!(!sandboxes.is_empty(), "the second one runs");
     running.end();
+}
+
+#[test]
+fn in_production_a_command_is_resolved_once() {
+    let mut home = Home::new();
+    let [first, second] = ["first", "second"].map(|name| home.path().join(name));
+    for directory in [&first, &second] {
+        fs::create_dir(directory).unwrap();
+    }
+    let path = format!("{}:{}:{}", first.display(), second.display(), std::env::var("PATH").unwrap());
+    home.env.push(("PATH".to_owned(), path));
+    let tool = |which: &str| format!("#!/bin/sh\nexec {SATELLITE} sim-server --name {}-{which}\n", home.mark());
+    Yard::script(&second.join("tool"), &tool("second"));
+    let config = one_server("isolation = \"none\"").replace("SIM", "command = \"tool\"");
+    let config = home.write("satellite.toml", &config.replace("\"SATELLITE\"", "\"tool\""));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let runs = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+    let before = pid(&home.wait_online("server"));
+    assert!(runs(before).contains("-second\0"), "{}", runs(before));
+    // In front of it from now on.
+    Yard::script(&first.join("tool"), &tool("first"));
+    home.satellite(&["restart", "server"]).exits(0);
+    let again = home.wait_row("server", "online again", |row| row["status"] == "online" && row["pid"] != before);
+    assert!(runs(pid(&again)).contains("-second\0"), "{}", runs(pid(&again)));
+    satellite.terminate().exits(0);
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::yard::{User, Yard, skip};
+use crate::yard::{User, Yard, quoted, skip};
 
 everywhere!(
     server_everything_answers_in_standard_and_says_why_it_cannot_run_in_strict,
@@ -38,16 +38,17 @@ fn reached_by(user: User, directory: &Path) -> bool {
     reached
 }
 
-fn server_everything_answers_in_standard_and_says_why_it_cannot_run_in_strict(yard: Yard) {
+fn server_everything_answers_in_standard_and_says_why_it_cannot_run_in_strict(yard: &Yard) {
     const INDEX: &str = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
     let Some(directory) = installed(INDEX).filter(|directory| reached_by(yard.user, directory)) else { return };
     let node = Command::new("sh").args(["-c", "command -v node"]).output().unwrap().stdout;
     let node = PathBuf::from(String::from_utf8(node).unwrap().trim()).canonicalize().unwrap();
     // One of the system is found by its name, as in production; another one may need more than its own file.
     let node = if node.starts_with("/usr/bin") { PathBuf::from("node") } else { node };
-    let lines = |more: &str| format!("command = {node:?}\nargs = [{:?}]\n{more}", directory.join(INDEX));
+    let lines =
+        |more: &str| format!("command = {}\nargs = [{}]\n{more}", quoted(&node), quoted(&directory.join(INDEX)));
     let (standard, strict) = (lines(""), lines("policy = { isolation = { preset = \"strict\" } }"));
-    let policy = format!("[policy.isolation]\npreset = \"standard\"\nbinds = [{directory:?}]");
+    let policy = format!("[policy.isolation]\npreset = \"standard\"\nbinds = [{}]", quoted(&directory));
     let running = yard.run("", &policy, &[("acme", "everything", &standard), ("acme", "cramped", &strict)]);
     running.wait_online("everything");
     let answer = running.call("everything", "get-sum", &json!({"a": 2, "b": 40}));
@@ -60,7 +61,7 @@ fn server_everything_answers_in_standard_and_says_why_it_cannot_run_in_strict(ya
     running.end();
 }
 
-fn mcp_server_time_answers_in_standard(yard: Yard) {
+fn mcp_server_time_answers_in_standard(yard: &Yard) {
     let Some(directory) = installed("venv/bin/python3").filter(|directory| reached_by(yard.user, directory)) else {
         return;
     };
@@ -71,8 +72,9 @@ fn mcp_server_time_answers_in_standard(yard: Yard) {
     if !reached_by(yard.user, &base) {
         return;
     }
-    let policy = format!("[policy.isolation]\nbinds = [{directory:?}, {base:?}]");
-    let lines = format!("command = {python:?}\nargs = [\"-m\", \"mcp_server_time\", \"--local-timezone\", \"UTC\"]");
+    let policy = format!("[policy.isolation]\nbinds = [{}, {}]", quoted(&directory), quoted(&base));
+    let lines =
+        format!("command = {}\nargs = [\"-m\", \"mcp_server_time\", \"--local-timezone\", \"UTC\"]", quoted(&python));
     let running = yard.run("", &policy, &[("acme", "time", &lines)]);
     running.wait_online("time");
     let noon = json!({"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Kolkata"});
@@ -81,7 +83,7 @@ fn mcp_server_time_answers_in_standard(yard: Yard) {
     running.end();
 }
 
-fn a_native_server_answers_in_strict(yard: Yard) {
+fn a_native_server_answers_in_strict(yard: &Yard) {
     let strict = "[policy.isolation]\npreset = \"strict\"";
     let running = yard.run("", strict, &[("acme", "native", "SIM"), ("acme", "escape", "command = \"ESCAPE\"")]);
     running.wait_all_online();

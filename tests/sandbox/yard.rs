@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{Home, SATELLITE, Satellite, processes, wait_for};
+use crate::support::{Home, SATELLITE, Satellite, wait_for};
 
 /// Anybody but root.
 pub(crate) const NOBODY: u32 = 65534;
@@ -66,6 +66,11 @@ pub(crate) enum User {
     Ourselves,
     /// Where that is root, somebody else, too.
     Nobody,
+}
+
+/// A path, as it is written in a configuration.
+pub(crate) fn quoted(path: &Path) -> String {
+    format!("\"{}\"", path.display())
 }
 
 /// Says why something is not tested. Not by `eprintln`: what a passing test prints that way is not shown.
@@ -269,7 +274,7 @@ impl Yard {
     }
 
     /// Writes a program.
-    pub(crate) fn script(&self, path: &Path, text: &str) {
+    pub(crate) fn script(path: &Path, text: &str) {
         // By another process, so that it is not busy: see `copied`.
         let mut shell = Command::new("sh");
         shell.args(["-c", "cat > \"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
@@ -278,20 +283,17 @@ impl Yard {
         assert!(shell.wait().unwrap().success());
     }
 
-    /// The home of an instance, outside.
-    pub(crate) fn home_of(&self, instance: &str) -> PathBuf {
-        self.home.data_dir().join("homes").join(instance)
+    /// The satellite looks for commands here first.
+    pub(crate) fn in_front_of_path(&mut self, directories: &[&Path]) {
+        let path = self.home.env.iter_mut().rev().find(|(name, _)| name == "PATH").unwrap();
+        let front: String =
+            directories.iter().map(|directory| format!("{}:", directory.display())).collect::<Vec<_>>().concat();
+        path.1.insert_str(0, &front);
     }
 
-    /// What is left of this test: by the mark in its environment, or by a path of the home in its arguments.
-    pub(crate) fn left(&self) -> Vec<(i32, String)> {
-        let home = self.home.path().to_str().unwrap();
-        let ours = |(pid, arguments): &(i32, String)| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            let has_mark = memchr::memmem::find(&environment, self.home.mark().as_bytes()).is_some();
-            *pid != std::process::id().cast_signed() && (has_mark || arguments.contains(home))
-        };
-        processes().into_iter().filter(ours).collect()
+    /// The home of an instance, outside: by the ids of its team, its user and its installation.
+    pub(crate) fn home_of(&self, team: &str, user: &str, installation: &str) -> PathBuf {
+        self.home.data_dir().join("homes").join(format!("{team}+{user}+{installation}"))
     }
 }
 
@@ -355,7 +357,7 @@ impl Running<'_> {
     pub(crate) fn end(self) {
         let Self { yard, satellite } = self;
         satellite.terminate().exits(0);
-        assert_eq!(yard.left(), [], "processes are left");
+        assert_eq!(yard.home.traces(), Vec::<i32>::new(), "processes are left");
     }
 }
 

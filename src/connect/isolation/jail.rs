@@ -1,7 +1,7 @@
 //! What a server sees and may in a sandbox: pure description. The launchers translate it, each into the words of its
 //! sandbox.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use mcp_satellite_actors::model::policy::IsolationPolicy;
 
@@ -90,10 +90,25 @@ impl Jail {
             target: bind.target.clone(),
             kind: if bind.writable { Kind::Writable } else { Kind::ReadOnly },
         }));
+        // What is below another must not be hidden by it. Those of equal depth stay in order.
+        mounts.sort_by_key(|mount| mount.target.components().count());
         let mut hostname = format!("mcp-{team}");
         hostname.truncate(hostname.floor_char_boundary(HOSTNAME_MAX));
         let (tmp_size, network) = (policy.tmp_size, policy.network);
         Self { hostname, mounts, tmp_size, network, directory: HOME.into(), identity }
+    }
+
+    /// Whether there is something under `path` inside.
+    pub(super) fn has(&self, path: &Path) -> bool {
+        let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let made = self.directories();
+        plain
+            && (path == Path::new("/tmp")
+                || made.iter().any(|directory| directory == path)
+                || self.mounts.iter().any(|mount| {
+                    let below = path.strip_prefix(&mount.target);
+                    below.is_ok_and(|below| mount.source.join(below).is_dir())
+                }))
     }
 
     /// Whether `path` is there inside, as it is outside.
@@ -158,6 +173,8 @@ mod tests {
         let jail = jail(&[("/srv/acme", "/data"), ("/opt/tools", "/opt/tools")]);
         assert!(jail.shows(Path::new("/opt/tools/bin/server")));
         assert!(!jail.shows(Path::new("/srv/acme")));
+        assert!(jail.has(Path::new("/tmp")) && jail.has(Path::new("/usr/bin")) && !jail.has(Path::new("/srv/acme")));
+        assert!(!jail.has(Path::new("/usr/../root")));
         assert_eq!(jail.directories().iter().filter(|path| path.starts_with("/opt")).count(), 1);
     }
 

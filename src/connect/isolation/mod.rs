@@ -12,8 +12,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::IsolationPolicy;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
@@ -21,7 +22,6 @@ use mcp_satellite_actors::seam::Link;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access, getegid, geteuid};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::sync::OnceCell;
 
 use self::bubblewrap::Bubblewrap;
 use self::jail::{HOME, Identity, Jail, Mount};
@@ -35,6 +35,8 @@ const HOMES: &str = "homes";
 const COMPLAINT_MAX: u64 = 1024;
 /// A sandbox that takes longer for nothing is taken for broken.
 const TRIAL_PATIENCE: Duration = Duration::from_secs(10);
+/// Where none works, they are tried again after this.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
 
 /// What servers are started in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -98,14 +100,15 @@ pub(super) struct Launchers {
     isolation: Isolation,
     strictness: Strictness,
     data_dir: Option<PathBuf>,
-    found: OnceCell<Found>,
+    found: tokio::sync::Mutex<Option<Arc<Found>>>,
     /// Commands as they were first resolved, in production.
-    resolved: Mutex<HashMap<(String, Option<OsString>), PathBuf>>,
+    resolved: Mutex<HashMap<String, PathBuf>>,
 }
 
 struct Found {
     findings: Vec<Finding>,
     best: Option<Arc<dyn Launcher>>,
+    at: Instant,
 }
 
 /// What is started and as whom, for `status`.
@@ -116,19 +119,19 @@ pub(super) struct Prepared {
 
 impl Launchers {
     pub(super) fn new(isolation: Isolation, strictness: Strictness, data_dir: Option<PathBuf>) -> Self {
-        Self { isolation, strictness, data_dir, found: OnceCell::new(), resolved: Mutex::default() }
+        Self { isolation, strictness, data_dir, found: tokio::sync::Mutex::default(), resolved: Mutex::default() }
     }
 
     /// What was found out about the sandboxes that this machine may have. Tries them all, once.
-    pub(super) async fn findings(&self, processes: &Processes) -> &[Finding] {
-        &self.found(processes).await.findings
+    pub(super) async fn findings(&self, processes: &Processes) -> Vec<Finding> {
+        self.found(processes).await.findings.clone()
     }
 
     /// How `spec` is started. The error says why it is not, and what to do.
     pub(super) async fn prepare(
-        &self,
-        spec: &InstanceSpec,
-        withheld: &[String],
+        self: Arc<Self>,
+        spec: Arc<InstanceSpec>,
+        withheld: Vec<String>,
         processes: &Processes,
     ) -> Result<Prepared, String> {
         let launcher = match (self.isolation, self.strictness) {
@@ -138,10 +141,13 @@ impl Launchers {
                 Some(found.best.clone().ok_or_else(|| self.refusal(&found.findings))?)
             }
         };
-        match launcher {
-            None => self.bare(spec, withheld),
-            Some(launcher) => self.jailed(spec, &*launcher, processes),
-        }
+        let controllers = processes.controllers();
+        // A path may be on a file system that does not answer, and that is no matter of other teams.
+        let preparing = tokio::task::spawn_blocking(move || match launcher {
+            None => self.bare(&spec, &withheld),
+            Some(launcher) => self.jailed(&spec, &*launcher, controllers),
+        });
+        preparing.await.map_err(|error| error.to_string())?
     }
 
     /// Without a sandbox.
@@ -151,10 +157,8 @@ impl Launchers {
             environment(std::env::vars_os(), withheld, &spec.env).map_err(|invalid| invalid.to_string())?;
         let command = match self.strictness {
             Strictness::Development => command.into(),
-            Strictness::Production => {
-                let path = environment.get(OsStr::new("PATH")).cloned();
-                self.resolve_once(command, path)?.into_os_string()
-            }
+            // Not by the PATH that a user may give: the allow-list would be worth nothing.
+            Strictness::Production => self.resolve_once(command)?.into_os_string(),
         };
         let launch = Launch {
             instance: spec.name.to_string(),
@@ -170,17 +174,26 @@ impl Launchers {
     }
 
     /// In a sandbox.
-    fn jailed(&self, spec: &InstanceSpec, launcher: &dyn Launcher, processes: &Processes) -> Result<Prepared, String> {
+    fn jailed(
+        &self,
+        spec: &InstanceSpec,
+        launcher: &dyn Launcher,
+        controllers: Controllers,
+    ) -> Result<Prepared, String> {
         let (command, cwd) = stdio(spec)?;
         let policy = &spec.policy.isolation;
         let environment =
             sandboxed(HOME, std::env::var_os("LANG"), &spec.env).map_err(|invalid| invalid.to_string())?;
-        let program = self.resolve_once(command, environment.get(OsStr::new("PATH")).cloned())?;
-        let home = self.home(&spec.name)?;
+        let given = environment.get(OsStr::new("PATH")).map(OsString::as_os_str);
+        let program = match self.strictness {
+            Strictness::Development => resolve(command, given)?,
+            Strictness::Production => self.resolve_once(command)?,
+        };
+        let home = self.home(&home_name(&spec.id))?;
         let mut jail = Jail::new(policy, spec.id.team.as_str(), &home, identity());
         jail.show_program(&program);
         if let Some(cwd) = cwd {
-            if !jail.shows(Path::new(cwd)) {
+            if !jail.has(Path::new(cwd)) {
                 return Err(format!("the working directory `{cwd}` cannot be seen in the sandbox: {BIND_IT}"));
             }
             jail.directory = cwd.into();
@@ -200,7 +213,7 @@ impl Launchers {
             return Err(objection);
         }
         let wrapped = launcher.wrap(&jail, &program, exposed(&spec.args));
-        let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, processes.controllers());
+        let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, controllers);
         let launch = Launch {
             instance: spec.name.to_string(),
             command: wrapped.command.into(),
@@ -214,19 +227,29 @@ impl Launchers {
         Ok(Prepared { launch, identity: as_text(jail.identity) })
     }
 
-    /// An absolute path for a command; in production the same for ever, so that what is put into `PATH` later is not
+    /// An absolute path for a command, the same for ever, so that what is put into `PATH` later is not
     /// started under a name that was allowed.
-    fn resolve_once(&self, command: &str, path: Option<OsString>) -> Result<PathBuf, String> {
-        let key = (command.to_owned(), path);
-        let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.strictness == Strictness::Production
-            && let Some(known) = resolved.get(&key)
-        {
-            return Ok(known.clone());
+    fn resolve_once(&self, command: &str) -> Result<PathBuf, String> {
+        self.resolve_once_by(command, &satellites_path())
+    }
+
+    fn resolve_once_by(&self, command: &str, path: &OsStr) -> Result<PathBuf, String> {
+        let known = || self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(resolved) = known().get(command) {
+            return Ok(resolved.clone());
         }
-        let found = resolve(command, key.1.as_deref())?;
-        resolved.insert(key, found.clone());
-        Ok(found)
+        let resolved = resolve(command, Some(path))?;
+        // The first answer holds, whoever came first.
+        Ok(known().entry(command.to_owned()).or_insert(resolved).clone())
+    }
+
+    /// Removes what an instance had in its home.
+    pub(super) fn forget(&self, id: &InstanceId) -> io::Result<()> {
+        let Some(data_dir) = &self.data_dir else { return Ok(()) };
+        match fs::remove_dir_all(data_dir.join(HOMES).join(home_name(id))) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// The home of an instance in a sandbox, outside.
@@ -260,32 +283,34 @@ impl Launchers {
         )
     }
 
-    async fn found(&self, processes: &Processes) -> &Found {
-        self.found
-            .get_or_init(|| async {
-                let candidates = match self.isolation {
-                    Isolation::Nsjail => vec![nsjail()],
-                    Isolation::Bubblewrap => vec![bubblewrap()],
-                    Isolation::Auto | Isolation::None => vec![nsjail(), bubblewrap()],
-                };
-                let mut found = Found { findings: Vec::new(), best: None };
-                for (sandbox, candidate) in candidates {
-                    let usable = match candidate {
-                        Ok((path, launcher)) => self.tried(&*launcher, processes).await.map(|()| {
-                            found.best.get_or_insert(launcher);
-                            path
-                        }),
-                        Err(why) => Err(why),
-                    };
-                    match &usable {
-                        Ok(path) => tracing::info!(sandbox, path = %path.display(), "a sandbox that works"),
-                        Err(why) => tracing::info!(sandbox, why, "a sandbox that cannot be used"),
-                    }
-                    found.findings.push(Finding { sandbox, usable });
-                }
-                found
-            })
-            .await
+    async fn found(&self, processes: &Processes) -> Arc<Found> {
+        let mut known = self.found.lock().await;
+        // What failed may have failed for want of descriptors, or because the tool is installed only now.
+        if let Some(found) = known.as_ref().filter(|found| found.best.is_some() || found.at.elapsed() < TRY_AGAIN) {
+            return Arc::clone(found);
+        }
+        let candidates = match self.isolation {
+            Isolation::Nsjail => vec![nsjail()],
+            Isolation::Bubblewrap => vec![bubblewrap()],
+            Isolation::Auto | Isolation::None => vec![nsjail(), bubblewrap()],
+        };
+        let mut found = Found { findings: Vec::new(), best: None, at: Instant::now() };
+        for (sandbox, candidate) in candidates {
+            let usable = match candidate {
+                Ok((path, launcher)) => self.tried(&*launcher, processes).await.map(|()| {
+                    found.best.get_or_insert(launcher);
+                    path
+                }),
+                Err(why) => Err(why),
+            };
+            match &usable {
+                Ok(path) => tracing::info!(sandbox, path = %path.display(), "a sandbox that works"),
+                Err(why) => tracing::info!(sandbox, why, "a sandbox that cannot be used"),
+            }
+            found.findings.push(Finding { sandbox, usable });
+        }
+        found.at = Instant::now();
+        Arc::clone(known.insert(Arc::new(found)))
     }
 
     /// Runs a shell in the sandbox, with all that a server would get.
@@ -352,6 +377,18 @@ pub fn kernel() -> String {
         }
     }
     words
+}
+
+/// A name for a home that no two instances share and that is one part of a path, whatever their ids are made of.
+fn home_name(id: &InstanceId) -> String {
+    let part = |id: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        id.bytes()
+            .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") })
+            .collect::<String>()
+    };
+    let parts = [id.team.as_str(), id.user.as_str(), id.installation.as_str()].map(part);
+    parts.join("+")
 }
 
 const BIND_IT: &str = "name it, or a directory above it, in `binds` of [policy.isolation]";
@@ -427,6 +464,16 @@ fn bubblewrap() -> Candidate {
     ("bubblewrap", found)
 }
 
+/// Where the operator has programs: our own `PATH`, and then where every system has them.
+fn satellites_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    if !path.is_empty() {
+        path.push(":");
+    }
+    path.push(SANDBOX_PATH);
+    path
+}
+
 fn which(command: &str) -> Result<PathBuf, String> {
     resolve(command, std::env::var_os("PATH").as_deref())
 }
@@ -470,14 +517,21 @@ mod tests {
         let path = std::env::join_paths([&first, &second]).unwrap();
         tool(&second);
         let production = Launchers::new(Isolation::None, Strictness::Production, None);
-        let development = Launchers::new(Isolation::None, Strictness::Development, None);
-        for launchers in [&production, &development] {
-            assert_eq!(launchers.resolve_once("tool", Some(path.clone())), Ok(second.join("tool")));
-        }
+        assert_eq!(production.resolve_once_by("tool", &path), Ok(second.join("tool")));
+        assert_eq!(resolve("tool", Some(&path)), Ok(second.join("tool")));
         tool(&first);
-        assert_eq!(production.resolve_once("tool", Some(path.clone())), Ok(second.join("tool")));
-        assert_eq!(development.resolve_once("tool", Some(path.clone())), Ok(first.join("tool")));
-        assert!(development.resolve_once("missing", Some(path)).unwrap_err().contains("missing"));
+        assert_eq!(production.resolve_once_by("tool", &path), Ok(second.join("tool")));
+        assert_eq!(resolve("tool", Some(&path)), Ok(first.join("tool")));
+        assert!(production.resolve_once_by("missing", &path).unwrap_err().contains("missing"));
+    }
+
+    #[test]
+    fn no_two_instances_share_a_home_and_none_leaves_the_directory_of_homes() {
+        let name = |team: &str, user: &str| home_name(&InstanceId::new(team.into(), user.into(), "i".into()));
+        assert_eq!(name("team_acme", "alice"), "team_acme+alice+i");
+        assert_ne!(name("a-b", "c"), name("a", "b-c"));
+        assert_ne!(name("a+b", "c"), name("a", "b+c"));
+        assert_eq!(name("..", "/"), "%2e%2e+%2f+i");
     }
 
     #[test]

@@ -16,9 +16,9 @@ pub(super) const MARK: &str = "MCP_SATELLITE_RUN";
 
 /// One process, from its `/proc/PID/stat`: see proc(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stat {
-    pub(super) pid: u32,
-    pub(super) parent: u32,
+pub(crate) struct Stat {
+    pub(crate) pid: u32,
+    pub(crate) parent: u32,
     pub(super) group: u32,
     pub(super) session: u32,
     /// In clock ticks since the machine started: with the pid it names one process for ever.
@@ -32,7 +32,7 @@ pub(super) struct Stat {
 
 impl Stat {
     /// `None` once it is reaped.
-    pub(super) fn read(pid: u32) -> Option<Self> {
+    pub(crate) fn read(pid: u32) -> Option<Self> {
         Self::parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
     }
 
@@ -69,7 +69,7 @@ fn read(path: &str) -> io::Result<Vec<u8>> {
 }
 
 /// Every process that can be seen, at one time.
-pub(super) struct Census {
+pub(crate) struct Census {
     all: HashMap<u32, Stat>,
     /// Who carries which mark: read once for all who ask, and only where somebody does.
     marked: OnceCell<HashMap<String, HashSet<u32>>>,
@@ -77,7 +77,7 @@ pub(super) struct Census {
 
 impl Census {
     /// Fails where `/proc` cannot be read, or descriptors or memory are short: then nothing is known.
-    pub(super) fn take() -> io::Result<Self> {
+    pub(crate) fn take() -> io::Result<Self> {
         let mut all = HashMap::new();
         for entry in fs::read_dir("/proc")? {
             let name = entry?.file_name();
@@ -97,7 +97,7 @@ impl Census {
     }
 
     /// All of them.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Stat> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Stat> {
         self.all.values()
     }
 
@@ -164,7 +164,7 @@ pub(super) fn mark_of(pid: u32) -> Option<String> {
 }
 
 /// The children of a process's first thread.
-pub(super) fn children_of(pid: u32) -> io::Result<Vec<u32>> {
+pub(crate) fn children_of(pid: u32) -> io::Result<Vec<u32>> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     Ok(children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }

@@ -243,6 +243,41 @@ fn remove(directory: &Path) {
     }
 }
 
+/// What a satellite below this process has in cgroups, for its reaper.
+pub(crate) struct LeftBy {
+    parents: Vec<PathBuf>,
+    prefix: String,
+}
+
+impl LeftBy {
+    /// Of the satellite with this process id, which is a child that was not waited for.
+    pub(crate) fn satellite(pid: u32) -> Self {
+        let read = |file| fs::read_to_string(file).unwrap_or_default();
+        let own = own_directory(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        // We may have been moved to its leaf.
+        let above = own.iter().filter(|own| own.ends_with(LEAF)).filter_map(|own| own.ancestors().nth(2));
+        let parents = above.map(Path::to_owned).chain(own.clone()).collect();
+        Self { parents, prefix: format!("{PREFIX}{pid}-") }
+    }
+
+    /// Kills what is in them. Whether nothing is left.
+    pub(crate) fn end(&self) -> bool {
+        let mut gone = true;
+        for base in self.parents.iter().flat_map(|parent| directories(parent)) {
+            let name = base.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if !name.starts_with(&self.prefix) {
+                continue;
+            }
+            for run in directories(&base).into_iter().filter(|directory| !directory.ends_with(LEAF)) {
+                let _ = fs::write(run.join("cgroup.kill"), "1");
+                gone &= !is_populated(&run);
+            }
+            remove(&base);
+        }
+        gone
+    }
+}
+
 /// Removes what satellites left that were killed, where nothing is in it.
 fn sweep(parent: &Path) {
     for directory in directories(parent) {
@@ -316,8 +351,8 @@ fn own_directory(mounts: &str, own: &str) -> Option<PathBuf> {
             return None;
         }
         // A container may see a part of the tree only.
-        let below = if root == "/" { own } else { own.strip_prefix(root)? };
-        Some(Path::new(point).join(below.trim_start_matches('/')))
+        let below = Path::new(own).strip_prefix(root).ok()?;
+        Some(Path::new(point).join(below))
     })
 }
 

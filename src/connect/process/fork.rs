@@ -84,10 +84,10 @@ fn start(
     fork: ForkThread,
 ) -> Result<Started, LaunchError> {
     if holds.is_closed() {
-        return Err(LaunchError::Thread);
+        return Err(LaunchError::Ending);
     }
     let run = holds.next_run();
-    let cgroup = holds.cgroup(run, launch.cgroup_limits);
+    let cgroup = holds.cgroup(run, launch.cgroup_limits)?;
     let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
     // A sandbox holds by itself, and its server gets no variable that was not configured.
     let mark = launch.confinement.is_none().then(|| {
@@ -102,5 +102,9 @@ fn start(
     let tree = Arc::new(Tree::new(group, run, cgroup, mark, launch.confinement, Arc::clone(&holds.ledger)));
     holds.take(&tree);
     let guard = Guard { tree: Arc::clone(&tree), holds: Arc::clone(holds), scanner, _fork: fork };
+    if holds.is_closed() {
+        // Who ends everything may not have seen this one.
+        return Err(LaunchError::Ending);
+    }
     Ok(Started { tree, guard, stdin, stdout, stderr })
 }

@@ -36,14 +36,13 @@ pub struct Usage {
     pub cpu_seconds: f64,
 }
 
-/// What does not die of SIGKILL within this is left to the kernel.
-const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) struct Holds {
     /// Random: what our servers carry in their marks.
     id: String,
     cgroups: Option<Arc<Cgroups>>,
+    cgroups_required: bool,
     /// For people.
     pub(super) description: String,
     pub(super) ledger: Arc<Ledger>,
@@ -93,6 +92,7 @@ impl Holds {
         Ok(Self {
             id,
             cgroups,
+            cgroups_required: mode == CgroupMode::Required,
             description,
             ledger: Arc::new(ledger),
             trees: Mutex::default(),
@@ -115,13 +115,18 @@ impl Holds {
         self.cgroups.as_ref().map(|cgroups| cgroups.controllers).unwrap_or_default()
     }
 
-    /// A cgroup for a run; none where there are none, or no further one.
-    pub(super) fn cgroup(&self, run: u64, limits: CgroupLimits) -> Option<Cgroup> {
-        match self.cgroups.as_ref()?.create(run, limits) {
-            Ok(cgroup) => Some(cgroup),
+    /// A cgroup for a run; none where there are none, or no further one. An error where it is not to go without: it is
+    /// what limits the run, or it is required.
+    pub(super) fn cgroup(&self, run: u64, limits: CgroupLimits) -> io::Result<Option<Cgroup>> {
+        let Some(cgroups) = &self.cgroups else { return Ok(None) };
+        match cgroups.create(run, limits) {
+            Ok(cgroup) => Ok(Some(cgroup)),
+            Err(error) if self.cgroups_required || limits != CgroupLimits::default() => {
+                Err(io::Error::new(error.kind(), format!("no cgroup for it: {error}")))
+            }
             Err(error) => {
                 tracing::warn!(run, %error, "no cgroup for this run: it is held by its process group, session and mark");
-                None
+                Ok(None)
             }
         }
     }
@@ -152,18 +157,25 @@ impl Holds {
     }
 
     /// Kills every tree at once, without grace, and whatever carries our mark, until nothing is left or it will not die.
-    /// Nothing is started afterwards. For a process that is about to end.
-    pub(super) fn end_all(&self) {
+    /// Nothing is started afterwards. For a process that is about to end. What does not die within `patience` is left to
+    /// the kernel.
+    pub(super) fn end_all(&self, patience: Duration) {
         self.closed.store(true, Ordering::Release);
         let prefix = format!("{}.", self.id);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patience;
         loop {
             if let Some(cgroups) = &self.cgroups {
                 cgroups.kill();
             }
             let trees: Vec<Arc<Tree>> = self.trees().values().cloned().collect();
             let mut left = self.cgroups.as_ref().is_some_and(|cgroups| cgroups.is_populated());
-            if let Ok(census) = Census::take() {
+            for tree in &trees {
+                tree.kill();
+            }
+            // One that fails for want of descriptors says nothing; the next one may.
+            let census = Census::take();
+            left |= census.is_err();
+            if let Ok(census) = census {
                 for tree in trees {
                     left |= !tree.is_empty(Some(&census));
                     tree.kill_strays(&census);

@@ -69,6 +69,9 @@ pub(in crate::connect) enum LaunchError {
     /// The sandbox did not come up: what it says.
     #[error("the sandbox {sandbox} failed: {said}")]
     Sandbox { sandbox: &'static str, said: String },
+    /// Everything is being ended.
+    #[error("the satellite is ending")]
+    Ending,
     /// The fork thread has ended, or could not finish this order.
     #[error("the thread that starts processes failed: restart the satellite")]
     Thread,
@@ -147,12 +150,8 @@ impl Preparation {
             userns::enter(confinement.namespaces_below, self.mapping)?;
             confinement.limits.set()?;
         }
-        // After the user namespace: a change of credentials may clear it.
-        set_pdeathsig(Signal::SIGKILL)?;
-        // A parent that ended before the line above sends no signal any more.
-        if getppid() != self.parent {
-            return Err(Errno::ESRCH.into());
-        }
+        // Again after the user namespace: a change of credentials may clear it.
+        die_with(self.parent)?;
         set_no_new_privs()?;
         if self.confinement.is_some() {
             leave_keys_and_sockets();
@@ -166,6 +165,13 @@ impl Preparation {
         // the child.
         Ok(SigSet::empty().thread_set_mask()?)
     }
+}
+
+/// Has the calling process killed when the thread that forked it ends.
+pub(super) fn die_with(parent: Pid) -> io::Result<()> {
+    set_pdeathsig(Signal::SIGKILL)?;
+    // A parent that ended before the line above sends no signal any more.
+    if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
 }
 
 /// Marks every descriptor but the three standard ones. Ours are marked when they are opened; those of an embedding

@@ -135,7 +135,9 @@ impl Ledger {
         open.lines += 1;
         let written = if open.lines > LINES_SPARE + 4 * open.running.len() {
             open.lines = 0;
-            rewrite(&open.path, &open.satellite, &open.running).map(|file| open.file = file)
+            let rewritten = rewrite(&open.path, &open.satellite, &open.running).map(|file| open.file = file);
+            // Where there is no room for another one, the old one goes on.
+            rewritten.or_else(|_| write_line(&mut open.file, &line))
         } else {
             write_line(&mut open.file, &line)
         };
@@ -183,8 +185,8 @@ pub(super) fn pid_namespace() -> String {
 /// Ends what the ledger in `directory` says was left, and waits until it is gone. `None` if nothing was. The caller
 /// holds the lock of the directory, so whoever wrote the ledger is dead.
 pub(super) fn reclaim(directory: &Path) -> io::Result<Option<Reclaimed>> {
-    let text = match fs::read_to_string(directory.join(FILE)) {
-        Ok(text) => text,
+    let text = match fs::read(directory.join(FILE)) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -197,7 +199,7 @@ pub(super) fn reclaim(directory: &Path) -> io::Result<Option<Reclaimed>> {
         // The machine, or the container, went down meanwhile and took everything with it.
         return Ok(None);
     }
-    Ok(left.end())
+    left.end()
 }
 
 /// What a ledger says was there at its end.
@@ -227,7 +229,7 @@ impl Left {
         Some(left)
     }
 
-    fn end(&self) -> Option<Reclaimed> {
+    fn end(&self) -> io::Result<Option<Reclaimed>> {
         let mut killed = HashSet::new();
         let mut instances = HashSet::new();
         let cgroup = self.satellite.cgroup.as_deref().filter(|cgroup| cgroup::was_of(cgroup, &self.satellite.id));
@@ -237,10 +239,12 @@ impl Left {
             let cgroup_gone = cgroup.is_none_or(cgroup::reclaim);
             let found = match Census::take() {
                 Ok(census) => self.find(&census),
-                Err(error) => {
-                    tracing::error!(%error, "cannot read /proc; what was left by the last satellite may go on");
-                    Vec::new()
+                // The ledger is the only record: it is not given up before it was looked at.
+                Err(_) if Instant::now() < until => {
+                    thread::sleep(PAUSE);
+                    continue;
                 }
+                Err(error) => return Err(error),
             };
             for (member, run) in &found {
                 if let Some(known) = Known::hold(member.pid, member.start_time) {
@@ -260,14 +264,14 @@ impl Left {
         };
         let processes = killed.len().max(in_cgroup);
         if processes == 0 && left == 0 {
-            return None;
+            return Ok(None);
         }
         if in_cgroup > killed.len() {
             instances.extend(self.started.values().map(|started| started.instance.clone()));
         }
         let mut instances: Vec<String> = instances.into_iter().collect();
         instances.sort();
-        Some(Reclaimed { processes, instances, satellite_pid: self.satellite.pid, left })
+        Ok(Some(Reclaimed { processes, instances, satellite_pid: self.satellite.pid, left }))
     }
 
     /// The live processes that are meant, each with its run if that is known.

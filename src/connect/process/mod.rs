@@ -25,6 +25,7 @@ mod launch;
 mod ledger;
 mod limits;
 mod scan;
+pub(crate) mod signals;
 mod spawn;
 mod tree;
 mod userns;
@@ -40,10 +41,13 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::snapshot::Custody;
 use mcp_satellite_actors::seam::{Autopsy, Link, Process, ProcessEnd};
+use nix::sys::signal::Signal;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::pipe;
 
+pub(crate) use self::census::{Census, Stat, children_of};
+pub(crate) use self::cgroup::LeftBy;
 pub(super) use self::cgroup::{CgroupLimits, Controllers};
 pub use self::descriptors::raise_descriptor_limit;
 use self::fork::{ForkThread, Started};
@@ -66,7 +70,7 @@ const SAID_MAX: u64 = 1024;
 static REAPER: OnceLock<u32> = OnceLock::new();
 
 /// Says that `pid`, the parent of this process, is its reaper.
-pub(crate) fn has_reaper(pid: u32) {
+pub(crate) fn set_reaper(pid: u32) {
     let _ = REAPER.set(pid);
 }
 
@@ -85,6 +89,11 @@ pub(super) struct Processes {
 impl Processes {
     /// With a data directory there is a ledger in it.
     pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&Path>) -> io::Result<Self> {
+        if signals::are_ignored(Signal::SIGCHLD) {
+            return Err(io::Error::other(
+                "SIGCHLD is ignored in this process, so nobody would learn how a server ended: give it its default action",
+            ));
+        }
         let holds = Arc::new(Holds::new(cgroups, data_dir)?);
         Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: Scanner::start()?, holds })
     }
@@ -109,9 +118,9 @@ impl Processes {
         self.holds.usage()
     }
 
-    /// Kills everything at once, for a process that is about to end. Blocks until it is gone.
-    pub(super) fn end_all(&self) {
-        self.holds.end_all();
+    /// Kills everything at once, for a process that is about to end. Blocks until it is gone, or `patience` is over.
+    pub(super) fn end_all(&self, patience: Duration) {
+        self.holds.end_all(patience);
     }
 
     /// Starts one process; with a sandbox around it, waits until the server is there. Cancel-safe: one that nobody takes
@@ -264,7 +273,7 @@ struct Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.holds.forget(self.tree.run);
-        if !self.tree.group.is_reaped() {
+        if !self.tree.is_let_go() {
             self.tree.kill();
             self.scanner.bury(Arc::clone(&self.tree));
         }

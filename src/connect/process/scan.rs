@@ -2,6 +2,7 @@
 //! reads `/proc`, once for all who wait. It also ends who has strayed from a tree that is to be killed.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::census::Census;
-use super::tree::Tree;
+use super::tree::{self, Tree};
 
 /// Between two rounds at least.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -17,6 +18,10 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Between two rounds at least this many times what a round took, so that on a machine with very many processes the
 /// thread is mostly idle all the same.
 const IDLE_SHARE: u32 = 4;
+
+/// After this many rounds in which nothing ended the pause grows, up to this.
+const QUIET_ROUNDS: u32 = 20;
+const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// A handle to the thread, which ends with its last handle and the last tree it was given.
 #[derive(Clone)]
@@ -27,6 +32,8 @@ enum Order {
     Watch(Watched),
     /// SIGTERM to all of it.
     Terminate(Arc<Tree>),
+    /// SIGKILL to whoever carries this mark: its tree is gone.
+    Sweep(String),
 }
 
 struct Watched {
@@ -52,12 +59,12 @@ impl Scanner {
 
     /// Resolves when the leader has ended and is reaped, and no member of its tree is left.
     pub(super) async fn gone(&self, tree: &Arc<Tree>) {
-        if tree.group.is_reaped() {
+        if tree.is_let_go() {
             return;
         }
         // A cgroup says so at once.
         if tree.is_empty(None) {
-            return tree.reap();
+            return self.let_go(tree);
         }
         let (tell, told) = oneshot::channel();
         let _ = self.0.send(Order::Watch(Watched { tree: Arc::clone(tree), tell: Some(tell) }));
@@ -65,6 +72,14 @@ impl Scanner {
         if told.await.is_err() {
             tree.kill();
             tree.reap();
+        }
+    }
+
+    /// Reaps an empty tree. Who has left its cgroup is looked for afterwards, so that nobody waits for that.
+    fn let_go(&self, tree: &Tree) {
+        tree.reap();
+        if let Some(mark) = tree.mark_outside() {
+            let _ = self.0.send(Order::Sweep(mark.to_owned()));
         }
     }
 
@@ -83,6 +98,9 @@ impl Scanner {
 struct Rounds {
     watched: Vec<Watched>,
     to_terminate: Vec<Arc<Tree>>,
+    to_sweep: Vec<String>,
+    /// Rounds in which nothing has ended.
+    quiet: u32,
     /// Those that may have to be helped.
     terminating: Vec<Arc<Tree>>,
 }
@@ -90,7 +108,7 @@ struct Rounds {
 impl Rounds {
     fn run(mut self, orders: &mpsc::Receiver<Order>) {
         loop {
-            if self.watched.is_empty() && self.terminating.is_empty() && self.to_terminate.is_empty() {
+            if self.is_idle() {
                 let Ok(first) = orders.recv() else { return };
                 self.take(first);
             }
@@ -98,38 +116,54 @@ impl Rounds {
                 self.take(order);
             }
             self.watched.retain(|one| !one.is_given_up());
-            let began = Instant::now();
-            self.round();
-            thread::sleep(PAUSE.max(began.elapsed() * IDLE_SHARE));
+            let (began, before) = (Instant::now(), self.watched.len());
+            // A panic that ended this thread would leave every server that ends unreaped.
+            if catch_unwind(AssertUnwindSafe(|| self.round())).is_err() {
+                tracing::error!("the thread that looks after ended servers has panicked, and goes on");
+            }
+            self.quiet = if self.watched.len() == before { self.quiet + 1 } else { 0 };
+            // Who takes its whole grace, or never dies, is looked at less and less often.
+            let pause = (PAUSE * (1 + self.quiet / QUIET_ROUNDS)).min(PAUSE_MAX);
+            thread::sleep(pause.max(began.elapsed() * IDLE_SHARE));
         }
     }
 
+    fn is_idle(&self) -> bool {
+        self.watched.is_empty()
+            && self.terminating.is_empty()
+            && self.to_terminate.is_empty()
+            && self.to_sweep.is_empty()
+    }
+
     fn take(&mut self, order: Order) {
+        self.quiet = 0;
         match order {
             Order::Watch(watched) => self.watched.push(watched),
             Order::Terminate(tree) => self.to_terminate.push(tree),
+            Order::Sweep(mark) => self.to_sweep.push(mark),
         }
     }
 
     /// Reaps the trees that are empty and tells who waits for them.
     fn round(&mut self) {
         self.terminating.retain(|tree| tree.end().is_none());
-        let to_terminate = std::mem::take(&mut self.to_terminate);
         // Only those whose leader had ended before the census: after that no member can appear but from another member.
         let ended = |one: &Watched| one.tree.end().is_some();
         let due: Vec<bool> = self.watched.iter().map(|one| ended(one) || one.tree.is_condemned()).collect();
         let in_question = self.watched.iter().zip(&due).any(|(one, due)| *due && one.tree.needs_census());
         // One that fails for want of descriptors or memory says nothing; the next one may.
-        let wanted = in_question || !self.terminating.is_empty() || !to_terminate.is_empty();
-        let census = wanted.then(Census::take).and_then(Result::ok);
-        for tree in to_terminate {
-            tree.terminate(census.as_ref());
-            if tree.may_be_deaf() {
-                self.terminating.push(tree);
-            }
-        }
+        let asked = !self.terminating.is_empty() || !self.to_terminate.is_empty() || !self.to_sweep.is_empty();
+        let census = (in_question || asked).then(Census::take).and_then(Result::ok);
         if let Some(census) = &census {
+            for tree in std::mem::take(&mut self.to_terminate) {
+                tree.terminate(census);
+                if tree.may_be_deaf() {
+                    self.terminating.push(tree);
+                }
+            }
             self.terminating.iter().for_each(|tree| tree.end_deaf_server(census));
+            // Until nobody is found: what is being killed may still have forked.
+            self.to_sweep.retain(|mark| tree::kill_marked(census, mark));
         }
         let mut due = due.into_iter();
         self.watched.retain_mut(|one| {
@@ -138,13 +172,17 @@ impl Rounds {
             }
             if one.tree.is_empty(census.as_ref()) {
                 one.tree.reap();
+                self.to_sweep.extend(one.tree.mark_outside().map(str::to_owned));
                 if let Some(tell) = one.tell.take() {
                     let _ = tell.send(());
                 }
                 return false;
             }
-            if let Some(census) = census.as_ref().filter(|_| one.tree.is_condemned()) {
-                one.tree.kill_strays(census);
+            if one.tree.is_condemned() {
+                match &census {
+                    Some(census) => one.tree.kill_strays(census),
+                    None => one.tree.kill(),
+                }
             }
             true
         });

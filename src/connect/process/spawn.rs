@@ -3,14 +3,19 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, PipeReader, Read};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::ptr;
+use std::time::{Duration, Instant};
+use std::{ptr, thread};
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{self, c_char, c_int};
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::getpid;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+use super::launch::die_with;
 
 #[expect(unsafe_code, reason = "exec searches the PATH that this points to")]
 unsafe extern "C" {
@@ -19,6 +24,9 @@ unsafe extern "C" {
 
 /// What the constant of the same name is in the kernel's headers; libc's is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Every start waits for the one before it, and a file system may not answer: no longer than this.
+const EXEC_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a child is to become, in the form that exec takes. It holds secrets, so it is not `Debug`.
 pub(super) struct Image {
@@ -86,12 +94,20 @@ impl Image {
             args: pointers(&self.args),
             environment: pointers(&self.environment),
             directory: self.directory.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
+            parent: getpid(),
         };
         #[expect(unsafe_code, reason = "there is no other way to start a process in a cgroup")]
         // SAFETY: after the fork of a threaded process only async-signal-safe calls are allowed. `become_it` makes no
         // others, does not allocate, and never returns.
         let Some(pid) = (unsafe { fork(cgroup) }).map_err(becoming)? else { becomes.become_it(prepare) };
         drop((its_stdin, its_stdout, its_stderr, its_failure));
+        if !speaks_within(&failure, EXEC_PATIENCE) {
+            let _ = kill_process(pid, Signal::KILL);
+            // Perhaps it hangs in the kernel, and a wait would as well. It is not reaped, so the number stays its own.
+            let _ = thread::Builder::new().name("satellite-wait".into()).spawn(move || wait(pid));
+            let why = "its program or directory is on a file system that does not answer";
+            return Err(becoming(io::Error::new(io::ErrorKind::TimedOut, why)));
+        }
         match told(failure) {
             None => Ok(Child { pid, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }),
             Some(failed) => {
@@ -109,6 +125,7 @@ struct Becomes {
     args: Vec<*const c_char>,
     environment: Vec<*const c_char>,
     directory: *const c_char,
+    parent: nix::unistd::Pid,
 }
 
 impl Becomes {
@@ -127,6 +144,10 @@ impl Becomes {
 
     /// Returns only if it failed.
     fn attempt(&self, prepare: impl Fn() -> io::Result<()>) -> (Stage, io::Error) {
+        // First of all: whatever this waits for, it does not outlive us.
+        if let Err(error) = die_with(self.parent) {
+            return (Stage::Becoming, error);
+        }
         for (from, to) in self.standard.into_iter().zip(0..) {
             #[expect(unsafe_code, reason = "the plain call: the standard descriptors are nobody's to own")]
             // SAFETY: both are numbers of descriptors, and what is closed by this was inherited.
@@ -186,6 +207,20 @@ pub(super) fn try_cgroup(cgroup: BorrowedFd<'_>) -> io::Result<()> {
         None => unsafe { libc::_exit(0) },
     }
     Ok(())
+}
+
+/// Whether the child has executed or failed within this time.
+fn speaks_within(failure: &PipeReader, patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(failure.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(0) => return false,
+            Err(nix::errno::Errno::EINTR) => {}
+            Ok(_) | Err(_) => return true,
+        }
+    }
 }
 
 /// What the child has to say about its failure; nothing, if it has executed.

@@ -106,7 +106,13 @@ impl Tree {
         let mut path = vec![self.group.pid()];
         for _ in 0..confinement.depth {
             let parent = path[path.len() - 1];
-            let Some(child) = children_of(parent)?.first().copied() else { return Ok(false) };
+            let children = match children_of(parent) {
+                Ok(children) => children,
+                // The sandbox has just ended: what it said is told by whoever looks.
+                Err(_) if Stat::read(parent).is_none_or(|stat| !stat.alive) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            let Some(child) = children.first().copied() else { return Ok(false) };
             path.push(child);
         }
         let hold = |at: usize| Known::hold_if(path[at], |stat| stat.parent == path[at - 1]);
@@ -124,14 +130,14 @@ impl Tree {
 
     /// SIGTERM to every member, once: there are servers that take a second one for impatience. A sandbox's own
     /// processes are left out: they would take the server with them before its handler has run.
-    pub(super) fn terminate(&self, census: Option<&Census>) {
+    pub(super) fn terminate(&self, census: &Census) {
         let in_group = self.confinement.is_none();
         if in_group {
             self.group.terminate();
         }
         let own = self.group.pid();
         let sandbox = self.sandbox_pids();
-        for member in census.map(|census| self.members(census)).unwrap_or_default() {
+        for member in self.members(census) {
             let reached = in_group && (member.pid == own || member.group == own);
             if !reached && !sandbox.contains(&member.pid) {
                 signal(member, Signal::TERM);
@@ -201,7 +207,7 @@ impl Tree {
 
     /// Lets go of an ended leader, and with it of all that was kept for the run.
     pub(super) fn reap(&self) {
-        if self.group.is_reaped() {
+        if self.is_let_go() {
             return;
         }
         let cpu_ticks = Stat::read(self.group.pid()).map_or(0, |stat| stat.cpu_ticks);
@@ -214,15 +220,24 @@ impl Tree {
         self.ledger.ended(self.run);
     }
 
+    /// Whether nothing of it is kept any more. A leader that somebody else has reaped is another matter.
+    pub(super) fn is_let_go(&self) -> bool {
+        self.last.get().is_some()
+    }
+
+    /// What a stray of it carries that has left its cgroup: a server without a sandbox may.
+    pub(super) fn mark_outside(&self) -> Option<&str> {
+        self.cgroup.as_ref().and(self.mark.as_deref())
+    }
+
     /// The live members.
     pub(super) fn members(&self, census: &Census) -> Vec<Stat> {
         if let Some(cgroup) = &self.cgroup {
             return cgroup.members().into_iter().filter_map(|pid| census.get(pid).copied()).collect();
         }
-        if self.group.is_reaped() {
-            return Vec::new();
-        }
-        let near = census.under(&HashSet::from([self.group.pid()]));
+        // A number that is not held is nobody's.
+        let leader = (!self.group.is_reaped()).then(|| self.group.pid());
+        let near = census.under(&leader.into_iter().collect::<HashSet<u32>>());
         let is_marked = |pid| self.mark.as_ref().is_some_and(|mark| census.is_marked(pid, mark));
         let is_member = |stat: &&Stat| stat.alive && (near.contains_key(&stat.pid) || is_marked(stat.pid));
         census.all().filter(is_member).copied().collect()
@@ -242,7 +257,7 @@ impl Tree {
     /// Which limit ended it, if one did; known once it is reaped. `complained` says that it spoke of a want of memory.
     pub(super) fn blamed(&self, complained: bool) -> Option<Limit> {
         let last = self.last.get()?;
-        if last.killed_for_memory {
+        if last.killed_for_memory && self.end()?.signal == Some(Signal::KILL.as_raw()) {
             return Some(Limit { of: Resource::Memory, suspected: false });
         }
         let limits = self.confinement.map_or(Limits::default(), |confinement| confinement.limits);
@@ -259,6 +274,16 @@ impl Tree {
         let init = self.inside.get().filter(|inside| inside.server.is_some()).map(|inside| inside.init.pid);
         std::iter::once(self.group.pid()).chain(init).collect()
     }
+}
+
+/// SIGKILL to whoever carries this mark. Whether there was anybody.
+pub(super) fn kill_marked(census: &Census, mark: &str) -> bool {
+    let marked: Vec<Stat> =
+        census.all().filter(|stat| stat.alive && census.is_marked(stat.pid, mark)).copied().collect();
+    for member in &marked {
+        signal(*member, Signal::KILL);
+    }
+    !marked.is_empty()
 }
 
 /// To a process as it was counted, if it is that still.
