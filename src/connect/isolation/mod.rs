@@ -1,4 +1,4 @@
-//! What a server is started in: nothing, or a sandbox. A [`Launcher`] says how a sandbox is asked for what a `Jail`
+//! What a server is started in: nothing, or a sandbox. A `Launcher` says how a sandbox is asked for what a `Jail`
 //! describes; whether it works here is found out by a trial run, not by a file's presence.
 
 mod bubblewrap;
