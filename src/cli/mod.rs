@@ -181,7 +181,16 @@ pub fn main() -> ExitCode {
         Verb::Demo(verb) => {
             return below_the_reaper(|below| told(in_runtime(verb.run(below))));
         }
-        verb => in_runtime(run_verb(verb)),
+        Verb::Status(verb) => in_runtime(verb.run()),
+        Verb::Call(verb) => in_runtime(verb.run()),
+        Verb::Tools(verb) => in_runtime(verb.run()),
+        Verb::Events(verb) => in_runtime(verb.run()),
+        Verb::Logs(verb) => in_runtime(verb.run()),
+        Verb::Restart(verb) => in_runtime(verb.run("restart")),
+        Verb::Stop(verb) => in_runtime(verb.run()),
+        Verb::Start(verb) => in_runtime(verb.run("start")),
+        Verb::Check(verb) => in_runtime(verb.run()),
+        Verb::Completions(verb) => Ok(verb.run()),
     };
     told(outcome)
 }
@@ -212,22 +221,6 @@ fn told(outcome: Result<u8, Failed>) -> ExitCode {
             complain(&failed.message);
             ExitCode::from(failed.code)
         }
-    }
-}
-
-async fn run_verb(verb: Verb) -> Result<u8, Failed> {
-    match verb {
-        Verb::Status(verb) => verb.run().await,
-        Verb::Call(verb) => verb.run().await,
-        Verb::Tools(verb) => verb.run().await,
-        Verb::Events(verb) => verb.run().await,
-        Verb::Logs(verb) => verb.run().await,
-        Verb::Restart(verb) => verb.run("restart").await,
-        Verb::Stop(verb) => verb.run().await,
-        Verb::Start(verb) => verb.run("start").await,
-        Verb::Check(verb) => verb.run().await,
-        Verb::Completions(verb) => Ok(verb.run()),
-        Verb::Run(_) | Verb::Demo(_) | Verb::SimServer(_) => unreachable!("these are run by themselves"),
     }
 }
 
