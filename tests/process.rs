@@ -497,3 +497,24 @@ async fn a_descriptor_of_ours_is_not_the_childs() {
     let script = format!("test -e /proc/self/fd/{} && echo seen || echo hidden", file.as_raw_fd());
     assert_eq!(sh(&script).await.line().await, "hidden");
 }
+
+/// Where there are no cgroups that we may use there is none to leave.
+#[tokio::test]
+async fn who_leaves_its_cgroup_is_found_by_its_mark() {
+    let connector = StdioConnector::new(Vec::new()).unwrap();
+    if !connector.held_by().starts_with("a cgroup") {
+        return;
+    }
+    let script = "root=$(grep -m1 cgroup2 /proc/mounts | cut -d' ' -f2); \
+                  setsid sh -c 'echo 0 >\"$0/cgroup.procs\" && echo $$ && exec sleep 3600; echo 0' \"$root\" & wait";
+    let mut server = open_with(&connector, config("/bin/sh", &["-c", script], &[], None)).await.unwrap();
+    let stray = server.number().await;
+    if stray == 0 {
+        // It may not: so much the better.
+        return;
+    }
+    assert!(!fs::read_to_string(format!("/proc/{stray}/cgroup")).unwrap().contains("mcp-satellite-"), "it left");
+    server.link.process.kill();
+    server.gone().await;
+    until("the stray is ended, too", || !is_alive(stray)).await;
+}

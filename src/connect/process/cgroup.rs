@@ -1,5 +1,5 @@
-//! One cgroup (version 2) for each run: what is in it cannot leave it, is killed in one act, and is known to be gone
-//! without looking at any other process.
+//! One cgroup (version 2) for each run: what is in it is killed in one act, and is known to be gone without looking at
+//! any other process. A server without a sandbox that may write cgroups may leave its own; it is found by its mark.
 //!
 //! Ours are `mcp-satellite-PID-START-ID/RUN` under the cgroup that we were started in. Controllers are passed on where that
 //! cgroup is delegated to us (or is the root); without them a cgroup still holds and kills.
