@@ -143,7 +143,7 @@ impl CatalogueCache {
                 return Err(std::io::Error::new(ErrorKind::InvalidData, "it is of another form or configuration"));
             }
             let tools = entry.tools.into_iter().map(Tool::parse).collect::<Result<_, _>>()?;
-            Ok(Catalogue { tools })
+            Ok(Catalogue { tools, ..Catalogue::default() })
         });
         match entry {
             Ok(catalogue) => Some(Arc::new(catalogue)),
@@ -297,7 +297,10 @@ mod tests {
 
     fn catalogue() -> Catalogue {
         let raw = r#"{"name":"read",  "_meta": {"x": [null]}}"#;
-        Catalogue { tools: vec![Tool::parse(RawValue::from_string(raw.to_owned()).unwrap()).unwrap()] }
+        Catalogue {
+            tools: vec![Tool::parse(RawValue::from_string(raw.to_owned()).unwrap()).unwrap()],
+            ..Catalogue::default()
+        }
     }
 
     fn cache() -> (TempDir, CatalogueCache) {

@@ -89,7 +89,11 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!((carol.keep, search.request_logging), (Keep::Listed, false));
     assert_eq!(
         search.target,
-        Target::Remote { transport: RemoteTransport::Http, url: "https://search.example.com/mcp".to_owned() }
+        Target::Remote {
+            transport: RemoteTransport::Http,
+            url: "https://search.example.com/mcp".to_owned(),
+            health_url: None
+        }
     );
 
     // Global, then team, then installation.

@@ -201,7 +201,7 @@ async fn an_error_shows_no_argument_and_no_value() {
 
 #[tokio::test]
 async fn a_remote_server_is_refused() {
-    let target = Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/".into() };
+    let target = Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/".into(), health_url: None };
     assert_eq!(refusal(spec(target, Layer::default())).await, "remote servers are not served by the stdio connector");
 }
 

@@ -100,6 +100,7 @@ pub struct Counters {
     errors: AtomicU64,
     malformed: AtomicU64,
     last_activity: AtomicI64,
+    last_check: AtomicI64,
 }
 
 impl Counters {
@@ -141,11 +142,25 @@ impl Counters {
         self.malformed.load(Ordering::Relaxed)
     }
 
+    #[expect(dead_code, reason = "the next commit has its caller")]
+    pub(crate) fn checked(&self, at: Timestamp) {
+        self.last_check.store(at.as_millisecond(), Ordering::Relaxed);
+    }
+
     /// When the server last said something.
     pub fn last_activity(&self) -> Option<Timestamp> {
-        let at = self.last_activity.load(Ordering::Relaxed);
-        (at != 0).then(|| Timestamp::from_millisecond(at).ok()).flatten()
+        shown(&self.last_activity)
     }
+
+    /// When its health was last found out, in whatever way.
+    pub fn last_check(&self) -> Option<Timestamp> {
+        shown(&self.last_check)
+    }
+}
+
+fn shown(at: &AtomicI64) -> Option<Timestamp> {
+    let at = at.load(Ordering::Relaxed);
+    (at != 0).then(|| Timestamp::from_millisecond(at).ok()).flatten()
 }
 
 /// What the door of a run and its session share: who is inside, whether more may come in, and when something last

@@ -1,14 +1,18 @@
 //! Where the world begins: a connector brings servers to life, a sink takes events away. Everything on the other side
 //! of these traits may block, fail, lie or die; everything on this side is messages and rules.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::model::event::Envelope;
 use crate::model::exit::Limit;
+use crate::model::failure::{Failure, FailureKind};
 use crate::model::ids::Run;
 use crate::model::snapshot::Custody;
 use crate::model::spec::InstanceSpec;
@@ -19,6 +23,120 @@ pub trait Connector: Send + Sync + 'static {
     /// Brings up the server that `spec` describes. `run` tags what is started. An error says what the OS said and
     /// names the command, never an argument or a value.
     fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>>;
+
+    /// A line to the remote server that `spec` describes. Instant: nothing is connected before something is sent, and
+    /// what goes wrong is told then.
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line>;
+}
+
+/// The client's side of one session with a remote server, whatever carries it. Dropping it ends every exchange and
+/// closes every stream at once. It never sends anything twice: whether that is safe is not its business.
+pub trait Line: Send + 'static {
+    /// Takes a message and never waits. Messages may overtake each other, but none overtakes `Initialized`, and
+    /// `Credentials` are used by everything after them.
+    fn send(&mut self, message: Outgoing);
+    /// What comes next. Polled by one task.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming>;
+}
+
+/// What a session wants of its line.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// A JSON-RPC request. It comes to a message with its id, or to `Failed`, unless it is abandoned.
+    Request {
+        /// Its JSON-RPC id, a number of ours.
+        id: u64,
+        /// The whole message.
+        body: Bytes,
+        /// How long the server may take to begin an answer; `None` where the deadline of its caller is enough.
+        header_timeout: Option<Duration>,
+    },
+    /// A notification, or a response to the server. One that is not delivered because the server cannot be reached or
+    /// refuses the session or the credentials comes to `Lost`.
+    Notification {
+        /// The whole message.
+        body: Bytes,
+    },
+    /// `notifications/initialized`: the handshake is done. The line says the version with everything after it, and
+    /// listens for what the server says unasked.
+    Initialized {
+        /// The protocol version that was agreed on.
+        version: String,
+        /// The whole message.
+        body: Bytes,
+    },
+    /// A GET of the `health_url` with the instance's credentials: comes to `Probed` or `Failed`.
+    Probe {
+        /// A number of ours, from the same count as the ids of requests.
+        id: u64,
+    },
+    /// Nobody waits for this request or probe any more.
+    Abandon {
+        /// Its number.
+        id: u64,
+    },
+    /// Headers and query parameters from now on. What is open stays open.
+    Credentials(Arc<InstanceSpec>),
+    /// End the session tidily; comes to `Closed`.
+    Close,
+}
+
+/// What a line brings.
+#[derive(Debug)]
+pub enum Incoming {
+    /// One JSON-RPC message, whole.
+    Message(Bytes),
+    /// No answer will come to this request or probe.
+    Failed {
+        /// Its number.
+        id: u64,
+        /// Why.
+        failure: Failure,
+    },
+    /// The probe was answered with success.
+    Probed {
+        /// Its number.
+        id: u64,
+    },
+    /// The session is over, whatever was asked.
+    Lost(Failure),
+    /// The session was ended tidily, as was asked.
+    Closed,
+}
+
+/// A line for a host that has no connector for a transport: whatever is asked fails, and says so.
+#[derive(Debug, Default)]
+pub struct Unserved {
+    asked: VecDeque<u64>,
+    closing: bool,
+    waker: Option<Waker>,
+}
+
+impl Line for Unserved {
+    fn send(&mut self, message: Outgoing) {
+        match message {
+            Outgoing::Request { id, .. } | Outgoing::Probe { id } => self.asked.push_back(id),
+            Outgoing::Close => self.closing = true,
+            Outgoing::Notification { .. }
+            | Outgoing::Initialized { .. }
+            | Outgoing::Abandon { .. }
+            | Outgoing::Credentials(_) => {}
+        }
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+        if let Some(id) = self.asked.pop_front() {
+            return Poll::Ready(Incoming::Failed { id, failure: Failure::unsent(FailureKind::Unserved) });
+        }
+        if self.closing {
+            return Poll::Ready(Incoming::Closed);
+        }
+        self.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
 }
 
 /// Why nothing was started: the OS reason and the command's name, with no secret in it.

@@ -417,7 +417,7 @@ impl Session {
             }
             tracing::warn!(installation_name = %self.spec.name, pages = listing.pages, "tools/list has too many pages; the rest is left out");
         }
-        (self.news)(News::Discovered(Arc::new(Catalogue { tools: listing.tools })));
+        (self.news)(News::Discovered(Arc::new(Catalogue { tools: listing.tools, ..Catalogue::default() })));
     }
 
     // ---- what the server sends ----
@@ -736,12 +736,14 @@ impl Session {
                 asked.ticket.answer(Err(CallError::Terminated { fate: Fate::NotSent, reason: reason.clone() }));
             }
         }
-        self.writer = None;
         if exit.cause == ExitCause::Asked {
+            self.writer = None;
             self.process.terminate();
             exit.forced = !self.is_gone_within(self.spec.policy.session.terminate_grace, HURRY_GRACE).await;
         }
+        // Killed before it can see the end of its stdin: what ended it is then what is told.
         self.process.kill();
+        self.writer = None;
         if !self.is_gone_within(KILL_PATIENCE, KILL_PATIENCE).await {
             tracing::error!(installation_name = %self.spec.name, pid = self.process.pid(), "the process does not die; it is left to the kernel");
             return exit;

@@ -247,7 +247,7 @@ impl<'a> Check<'a> {
                     let mut url = self.url(text)?;
                     query = self.query_of(text, &url);
                     url.set_query(None);
-                    Some(Target::Remote { transport, url: url.into() })
+                    Some(Target::Remote { transport, url: url.into(), health_url: None })
                 })
             }
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
-use mcp_satellite_actors::seam::{Connector, Link, OpenError};
+use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Unserved};
 
 use super::isolation::{Finding, Isolation, Launchers, Prepared, Strictness};
 use super::process::{CgroupMode, Processes, Reclaimed, Usage};
@@ -116,5 +116,9 @@ impl Connector for StdioConnector {
             let Prepared { launch, identity } = preparing.await.map_err(&failed)?;
             processes.launch(launch, identity).await.map_err(|error| failed(error.to_string()))
         })
+    }
+
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
+        Box::new(Unserved::default())
     }
 }

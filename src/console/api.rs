@@ -85,6 +85,8 @@ impl From<CallError> for Failure {
             CallError::NotFound { .. }
             | CallError::Terminated { .. }
             | CallError::TimedOut { .. }
+            | CallError::Reconnecting { .. }
+            | CallError::Remote { .. }
             | CallError::Busy { .. }
             | CallError::BadInput(_) => {}
         }

@@ -17,7 +17,7 @@ use crate::support::{Fleet, Server, exits, seconds, tenths};
 /// The tools of the default script but the last, as they were known once.
 fn known() -> Arc<Catalogue> {
     let tool = |name| Tool::parse(RawValue::from_string(format!(r#"{{"name":"{name}"}}"#)).unwrap()).unwrap();
-    Arc::new(Catalogue { tools: vec![tool("echo"), tool("old")] })
+    Arc::new(Catalogue { tools: vec![tool("echo"), tool("old")], ..Catalogue::default() })
 }
 
 async fn add_known(fleet: &Fleet, server: Server) -> InstanceId {

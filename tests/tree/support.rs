@@ -17,7 +17,7 @@ use mcp_satellite_actors::model::secret::Mask;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Link, OpenError};
+use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Line, Link, OpenError};
 use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle, WallClock, start};
 use serde_json::Value;
 use tokio::io::{AsyncRead, ReadBuf};
@@ -183,6 +183,10 @@ impl Connector for World {
             let link = opening.await?;
             Ok(Link { reader: Box::new(FirstByte { reader: link.reader, starting: Some(starting) }), ..link })
         })
+    }
+
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+        self.sim.dial(spec, run)
     }
 }
 

@@ -5,11 +5,26 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// A server's tools, in the order in which it lists them.
+/// What a server offers, in the order in which it lists it.
 #[derive(Debug, Clone, Default)]
 pub struct Catalogue {
     /// The tools.
     pub tools: Vec<Tool>,
+    /// The resources, by `uri`.
+    pub resources: Vec<Entry>,
+    /// The resource templates, by `uriTemplate`.
+    pub resource_templates: Vec<Entry>,
+    /// The prompts, by `name`.
+    pub prompts: Vec<Entry>,
+}
+
+/// One resource, resource template or prompt.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// By what its server knows it.
+    pub key: Box<str>,
+    /// The whole definition, as sent.
+    pub raw: Box<RawValue>,
 }
 
 /// One tool.
@@ -110,7 +125,7 @@ mod tests {
     }
 
     fn catalogue(definitions: &[&str]) -> Catalogue {
-        Catalogue { tools: definitions.iter().map(|definition| tool(definition)).collect() }
+        Catalogue { tools: definitions.iter().map(|definition| tool(definition)).collect(), ..Catalogue::default() }
     }
 
     #[test]

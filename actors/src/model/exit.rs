@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::failure::Failure;
 use super::status::Status;
 
 /// Why a run ended, as its worker tells its team's supervisor.
@@ -184,6 +186,24 @@ pub enum CallError {
         /// The deadline that passed.
         after: Duration,
     },
+    /// It is not connected, an attempt that was made for this call failed, and it is tried again.
+    #[error("the server is not connected: {last_error}")]
+    Reconnecting {
+        /// When the attempt was over.
+        last_attempt: Timestamp,
+        /// Until the next one; none if only a call or a person brings one.
+        next_retry_ms: Option<u64>,
+        /// Why it failed.
+        last_error: String,
+    },
+    /// The remote server was reached and did not take the request, which says nothing about the server as a whole.
+    #[error("{failure}")]
+    Remote {
+        /// What became of the call.
+        fate: Fate,
+        /// Why.
+        failure: Failure,
+    },
     /// A limit at the door.
     #[error("{what}: at most {limit} at once; try again when one has been answered")]
     Busy {
@@ -211,9 +231,13 @@ impl CallError {
     /// What became of the call, where it is not known to have been answered.
     pub fn fate(&self) -> Option<Fate> {
         match self {
-            Self::Terminated { fate, .. } => Some(*fate),
+            Self::Terminated { fate, .. } | Self::Remote { fate, .. } => Some(*fate),
             Self::TimedOut { .. } => Some(Fate::TimedOut),
-            Self::NotFound { .. } | Self::Refused { .. } | Self::Busy { .. } | Self::BadInput(_) => Some(Fate::NotSent),
+            Self::NotFound { .. }
+            | Self::Refused { .. }
+            | Self::Reconnecting { .. }
+            | Self::Busy { .. }
+            | Self::BadInput(_) => Some(Fate::NotSent),
             Self::Server { .. } => None,
         }
     }
@@ -225,6 +249,8 @@ impl CallError {
             Self::Refused { .. } => "refused",
             Self::Terminated { .. } => "terminated",
             Self::TimedOut { .. } => "timed_out",
+            Self::Reconnecting { .. } => "reconnecting",
+            Self::Remote { .. } => "remote",
             Self::Busy { .. } => "busy",
             Self::Server { .. } => "server_error",
             Self::BadInput(_) => "bad_input",

@@ -3,8 +3,10 @@
 pub mod catalogue;
 pub mod event;
 pub mod exit;
+pub mod failure;
 pub mod ids;
 pub mod policy;
+pub mod remote;
 pub mod secret;
 pub mod snapshot;
 pub mod spec;

@@ -42,18 +42,140 @@ impl Default for TeamBudgetPolicy {
     }
 }
 
-/// How a failed attempt on something that will come back is spaced. Used for the discovery of a live link.
+/// How attempts to reach something that will come back are spaced: a remote server, the lists of a live link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReconnectPolicy {
-    /// The delay before the first retry; each further one is twice the one before.
+    /// The delay before the first attempt; each further one is twice the one before.
     pub backoff_min: Duration,
     /// The longest delay.
     pub backoff_max: Duration,
+    /// Each delay is up to this many percent longer or shorter, so that thousands do not come back as one.
+    pub jitter_percent: u8,
+    /// Attempts after which it is given up until somebody calls or decides; none: never.
+    pub attempts_max: Option<u32>,
+}
+
+impl ReconnectPolicy {
+    /// For ever, at last every three minutes.
+    pub fn persistent() -> Self {
+        let (backoff_min, backoff_max) = (Duration::from_secs(1), Duration::from_secs(180));
+        Self { backoff_min, backoff_max, jitter_percent: 10, attempts_max: None }
+    }
+
+    /// Five times, at most half a minute apart.
+    pub fn bounded() -> Self {
+        Self { backoff_max: Duration::from_secs(30), attempts_max: Some(5), ..Self::persistent() }
+    }
 }
 
 impl Default for ReconnectPolicy {
     fn default() -> Self {
-        Self { backoff_min: Duration::from_secs(1), backoff_max: Duration::from_secs(180) }
+        Self::persistent()
+    }
+}
+
+/// How the health of a connected remote server is looked after.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthPolicy {
+    /// What is asked.
+    pub check: HealthCheck,
+    /// Between two checks, ten percent more or less; the first comes one interval after connecting.
+    pub interval: Duration,
+    /// A check that takes longer has failed.
+    pub timeout: Duration,
+    /// Failures in a row that make it degraded.
+    pub threshold: u32,
+    /// What is done then.
+    pub on_degraded: OnDegraded,
+}
+
+/// See [`HealthPolicy::check`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum HealthCheck {
+    /// `ping`, or `tools/list` where the server does not know `ping`.
+    #[default]
+    Ping,
+    /// `tools/list`.
+    ToolsList,
+    /// A GET of the configured `health_url` with the instance's credentials; 2xx is healthy.
+    Get,
+}
+
+/// See [`HealthPolicy::on_degraded`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnDegraded {
+    /// It is told, and nothing else.
+    #[default]
+    Warn,
+    /// The connection is given up and made anew.
+    Reconnect,
+}
+
+impl HealthPolicy {
+    /// What goes with [`ReconnectPolicy::persistent`]: it is told.
+    pub fn persistent() -> Self {
+        Self {
+            check: HealthCheck::Ping,
+            interval: Duration::from_secs(120),
+            timeout: Duration::from_secs(60),
+            threshold: 3,
+            on_degraded: OnDegraded::Warn,
+        }
+    }
+
+    /// What goes with [`ReconnectPolicy::bounded`]: looked after closely, and reconnected.
+    pub fn bounded() -> Self {
+        Self {
+            interval: Duration::from_secs(30),
+            timeout: Duration::from_secs(5),
+            on_degraded: OnDegraded::Reconnect,
+            ..Self::persistent()
+        }
+    }
+}
+
+impl Default for HealthPolicy {
+    fn default() -> Self {
+        Self::persistent()
+    }
+}
+
+/// How a call to a remote server is repeated, where that is safe and may heal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Attempts, the first one included.
+    pub attempts_max: u32,
+    /// Between two attempts; the last one repeats.
+    pub delays: Vec<Duration>,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self { attempts_max: 3, delays: [500, 1000, 2000].map(Duration::from_millis).to_vec() }
+    }
+}
+
+/// Limits of the connections to a remote server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemotePolicy {
+    /// From the first packet to a connection, TLS included.
+    pub connect_timeout: Duration,
+    /// From a request to the first bytes of its answer. Not for calls: those have deadlines of their own.
+    pub header_timeout: Duration,
+    /// How long the server may take to confirm the end of a session.
+    pub close_timeout: Duration,
+    /// A single 5xx changes nothing; this many in a row, without a success between, are a server that is not there.
+    pub server_errors_max: u32,
+}
+
+impl Default for RemotePolicy {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(10),
+            header_timeout: Duration::from_secs(30),
+            close_timeout: Duration::from_secs(2),
+            server_errors_max: 3,
+        }
     }
 }
 
@@ -252,8 +374,14 @@ impl Default for IsolationPolicy {
 pub struct Policy {
     /// Restarts after an unwanted exit.
     pub restart: RestartPolicy,
-    /// Retries of a failed discovery.
+    /// Attempts to reach a remote server, and retries of a failed discovery.
     pub reconnect: ReconnectPolicy,
+    /// Health checks of a remote server.
+    pub health: HealthPolicy,
+    /// Repeated calls of a remote server.
+    pub retry: RetryPolicy,
+    /// Connections to a remote server.
+    pub remote: RemotePolicy,
     /// Liveness.
     pub watchdog: WatchdogPolicy,
     /// Sleep.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::catalogue::Catalogue;
 use super::event::Subject;
 use super::ids::{InstallationId, InstanceId, TeamId, UserId};
+use super::remote::{Connection, Health, ServerInfo};
 use super::spec::InstanceSpec;
 use super::status::Status;
 use crate::calls::{CallPort, Counters};
@@ -47,6 +48,12 @@ pub struct InstanceView {
     pub want: Want,
     /// Whether it sleeps or is being woken; shown beside `online`.
     pub dormant: bool,
+    /// The connection of a remote instance; none for a process.
+    pub connection: Option<Connection>,
+    /// Whether it answers; when it was last asked is among the counters.
+    pub health: Health,
+    /// What its server said of itself when it was last there.
+    pub server: Option<Arc<ServerInfo>>,
     /// The process of the current run.
     pub pid: Option<u32>,
     /// How that process is kept.
@@ -160,6 +167,9 @@ mod tests {
             message: None,
             want: Want::Running,
             dormant: false,
+            connection: None,
+            health: Health::Unknown,
+            server: None,
             pid: None,
             custody: None,
             restarts: 0,

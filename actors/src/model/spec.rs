@@ -51,12 +51,14 @@ pub enum Target {
         /// The working directory; the satellite's own if none.
         cwd: Option<String>,
     },
-    /// A remote endpoint. No worker serves it yet: it is installed as `error` and says so.
+    /// A remote endpoint.
     Remote {
         /// `http` or `sse`.
         transport: RemoteTransport,
-        /// Where it listens.
+        /// Where it listens, without a query: that is among the query parameters.
         url: String,
+        /// What is asked for by a health check that is a GET.
+        health_url: Option<String>,
     },
 }
 
@@ -333,7 +335,7 @@ mod tests {
         let mut config = config();
         assert_eq!(config.clone().merge().transport(), "stdio");
         for (transport, name) in [(RemoteTransport::Http, "http"), (RemoteTransport::Sse, "sse")] {
-            config.target = Target::Remote { transport, url: "http://127.0.0.1".to_owned() };
+            config.target = Target::Remote { transport, url: "http://127.0.0.1".to_owned(), health_url: None };
             assert_eq!(config.clone().merge().transport(), name);
         }
     }

@@ -40,13 +40,14 @@ pub(crate) fn incomplete(config: &mut InstanceConfig) {
 
 /// It is remote, which no worker serves yet.
 pub(crate) fn remote(config: &mut InstanceConfig) {
-    config.target = Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/mcp".to_owned() };
+    config.target =
+        Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/mcp".to_owned(), health_url: None };
 }
 
 /// A catalogue of one tool.
 pub(crate) fn catalogue(tool: &str) -> Arc<Catalogue> {
     let raw = RawValue::from_string(format!(r#"{{"name":"{tool}"}}"#)).unwrap();
-    Arc::new(Catalogue { tools: vec![Tool::parse(raw).unwrap()] })
+    Arc::new(Catalogue { tools: vec![Tool::parse(raw).unwrap()], ..Catalogue::default() })
 }
 
 /// A process that ended by itself, `ran` after it was initialized.

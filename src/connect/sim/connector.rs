@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::{Connector, Link, OpenError, Process, ProcessEnd};
+use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Process, ProcessEnd, Unserved};
 use tokio::io::{DuplexStream, duplex};
 use tokio::time::Instant;
 
@@ -168,6 +168,10 @@ impl Connector for SimConnector {
                 None => Ok(connector.start(spec, run, plan)),
             }
         })
+    }
+
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
+        Box::new(Unserved::default())
     }
 }
 

@@ -39,6 +39,7 @@ use super::restart::History;
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::ids::Run;
+use crate::model::remote::{Connection, Health, ServerInfo};
 use crate::model::spec::{InstanceSpec, Keep, Target};
 use crate::model::status::{self, Cause, Status};
 
@@ -120,6 +121,10 @@ pub struct Slot {
     pub last_error: Option<String>,
     /// When the current run was initialized.
     pub initialized_at: Option<Instant>,
+    /// Whether it answers.
+    pub health: Health,
+    /// What its server said of itself when it was last there.
+    pub server: Option<Arc<ServerInfo>>,
     /// Its unwanted exits.
     pub history: History,
     /// The second incarnation, during a rolling update.
@@ -259,6 +264,11 @@ impl Slot {
         }
     }
 
+    /// The connection of a remote instance.
+    pub fn connection(&self) -> Option<Connection> {
+        matches!(self.spec.target, Target::Remote { .. }).then_some(Connection::Error)
+    }
+
     /// When it is tried again and which attempt that is, while a delay runs.
     pub fn next_retry(&self) -> Option<(Instant, usize)> {
         match &self.phase {
@@ -354,6 +364,8 @@ impl Slot {
             last_exit: None,
             last_error: None,
             initialized_at: None,
+            health: Health::Unknown,
+            server: None,
             history: History::default(),
             beside: None,
             refused: None,
