@@ -14,6 +14,7 @@ pub(crate) const USER_AGENT: &str = concat!("mcp-satellite/", env!("CARGO_PKG_VE
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 /// The process has one provider of cryptography. If a host has chosen another one, that is as good.
+#[cfg(feature = "cli")]
 pub(crate) fn install_tls_provider() {
     rustls::crypto::ring::default_provider().install_default().ok();
 }
