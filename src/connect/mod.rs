@@ -8,3 +8,4 @@ pub mod isolation;
 pub mod process;
 pub mod sim;
 pub mod stdio;
+pub mod suspend;
