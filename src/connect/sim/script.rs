@@ -30,7 +30,16 @@ pub struct Script {
     /// called
     #[cfg_attr(feature = "cli", arg(long))]
     pub all_tools: bool,
-    /// Tools on one page of the list; 0 for all
+    /// Resources listed; with none it has no such capability
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub resources: usize,
+    /// Resource templates listed beside them
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub resource_templates: usize,
+    /// Prompts listed; with none it has no such capability
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub prompts: usize,
+    /// Entries on one page of a list; 0 for all
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub page_size: usize,
     /// Offer no tools capability, and know no tools methods
@@ -160,6 +169,9 @@ impl Default for Script {
             protocol_version: None,
             tools: 3,
             all_tools: false,
+            resources: 0,
+            resource_templates: 0,
+            prompts: 0,
             page_size: 0,
             no_tools_capability: false,
             seed: 0,
