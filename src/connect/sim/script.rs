@@ -33,6 +33,15 @@ pub struct Script {
     /// Tools on one page of the list; 0 for all
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub page_size: usize,
+    /// Resources listed, and with them one resource template
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub resources: usize,
+    /// Prompts listed
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub prompts: usize,
+    /// Answer `resources/list` with a JSON-RPC error, although resources are offered
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub resources_error: bool,
     /// Offer no tools capability, and know no tools methods
     #[cfg_attr(feature = "cli", arg(long))]
     pub no_tools_capability: bool,
@@ -161,6 +170,9 @@ impl Default for Script {
             tools: 3,
             all_tools: false,
             page_size: 0,
+            resources: 0,
+            prompts: 0,
+            resources_error: false,
             no_tools_capability: false,
             seed: 0,
             jitter: 0.0,

@@ -310,6 +310,24 @@ impl Server {
                 self.answer(id, |line| line.put_slice(b"\"result\":{}"));
             }
             (Some("tools/list"), Some(id)) if !self.script.no_tools_capability => self.list(id, message.params),
+            (Some("resources/list"), Some(_)) if self.script.resources_error => {
+                self.refuse(message.id.unwrap_or(RawValue::NULL), INTERNAL_ERROR, "cannot list the resources");
+            }
+            (Some("resources/list"), Some(id)) if self.script.resources > 0 => {
+                self.pages(id, message.params, "resources", self.script.resources, |at| {
+                    format!(r#"{{"uri":"sim://{at}","name":"resource_{at}"}}"#)
+                });
+            }
+            (Some("resources/templates/list"), Some(id)) if self.script.resources > 0 => {
+                self.pages(id, message.params, "resourceTemplates", 1, |_| {
+                    r#"{"uriTemplate":"sim://{at}","name":"any"}"#.to_owned()
+                });
+            }
+            (Some("prompts/list"), Some(id)) if self.script.prompts > 0 => {
+                self.pages(id, message.params, "prompts", self.script.prompts, |at| {
+                    format!(r#"{{"name":"prompt_{at}","x-kept":[{at}]}}"#)
+                });
+            }
             (Some("tools/call"), Some(id)) if !self.script.no_tools_capability => self.call(now, id, message.params),
             (Some(method), Some(id)) => self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}")),
             (Some("notifications/initialized"), None) => self.initialized(now),
@@ -335,11 +353,17 @@ impl Server {
         let body = |line: &mut BytesMut| {
             line.put_slice(b"\"result\":{\"protocolVersion\":");
             put_text(line, version);
-            line.put_slice(if script.no_tools_capability {
-                b",\"capabilities\":{}".as_slice()
-            } else {
-                b",\"capabilities\":{\"tools\":{\"listChanged\":true}}".as_slice()
-            });
+            line.put_slice(b",\"capabilities\":{");
+            let offers = [
+                ("tools", !script.no_tools_capability),
+                ("resources", script.resources > 0 || script.resources_error),
+                ("prompts", script.prompts > 0),
+            ];
+            for (at, (what, _)) in offers.iter().filter(|(_, offered)| *offered).enumerate() {
+                let comma = if at > 0 { "," } else { "" };
+                line.put_slice(format!("{comma}\"{what}\":{{\"listChanged\":true}}").as_bytes());
+            }
+            line.put_u8(b'}');
             line.put_slice(b",\"serverInfo\":{\"name\":");
             put_text(line, &script.name);
             line.put_slice(b",\"version\":");
@@ -386,19 +410,31 @@ impl Server {
         }
         let more = self.more_tools;
         let count = tools::count(&script, more);
+        self.pages(id, params, "tools", count, |at| tools::definition(&script, more, at).into());
+    }
+
+    /// One page of a list of `count` entries.
+    fn pages(
+        &mut self,
+        id: &RawValue,
+        params: Option<&RawValue>,
+        list: &str,
+        count: usize,
+        entry: impl Fn(usize) -> String,
+    ) {
         let cursor = parse::<List<'_>>(params).unwrap_or_default().cursor;
         let Ok(first) = cursor.as_ref().map_or("0", |cursor| &*cursor.0).parse::<usize>() else {
             return self.refuse(id, INVALID_PARAMS, "unknown cursor");
         };
-        let page = if script.page_size == 0 { count } else { script.page_size };
+        let page = if self.script.page_size == 0 { count } else { self.script.page_size };
         let last = first.saturating_add(page).min(count);
         self.answer(id, |line| {
-            line.put_slice(b"\"result\":{\"tools\":[");
+            line.put_slice(format!("\"result\":{{\"{list}\":[").as_bytes());
             for index in first..last {
                 if index > first {
                     line.put_u8(b',');
                 }
-                line.put_slice(tools::definition(&script, more, index).as_bytes());
+                line.put_slice(entry(index).as_bytes());
             }
             line.put_u8(b']');
             if last < count {
