@@ -16,6 +16,8 @@
 mod connector;
 mod control;
 mod engine;
+#[cfg(feature = "cli")]
+mod http;
 mod process;
 mod rmcp_server;
 mod script;
@@ -24,5 +26,7 @@ mod tools;
 mod wire;
 
 pub use connector::{ServerKind, SimConnector, SimHandle, SimPlan};
+#[cfg(feature = "cli")]
+pub use http::{Answers, HttpOptions, HttpStats, serve_http};
 pub use process::serve_stdio;
 pub use script::{Grandchild, Script};
