@@ -118,8 +118,7 @@ async fn a_stream_that_cannot_be_opened_fails_what_waits_for_it_and_is_tried_aga
     line.request(1, "initialize");
     line.asks(&mut peer).await.stream(&[]).await.end().await;
     assert_eq!(line.failed(1).await, Failure::unsent(FailureKind::Cut));
-    peer.stop_listening().await;
-    peer.deserted().await;
+    peer.die().await;
     line.request(1, "initialize");
     assert_eq!(line.failed(1).await, Failure::unsent(FailureKind::Refused));
 }

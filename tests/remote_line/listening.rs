@@ -62,7 +62,7 @@ async fn a_dead_server_is_noticed_at_once() {
     let mut line = Dialed::new(http(&peer));
     let stream = line.greet(&mut peer, Some("s-1")).await.stream(&[]).await;
     line.is_silent().await;
-    peer.stop_listening().await;
+    peer.die().await;
     drop(stream);
     assert_eq!(line.lost().await, FailureKind::Refused);
 }

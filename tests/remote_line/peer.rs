@@ -13,6 +13,7 @@ pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     asked: mpsc::UnboundedReceiver<Asked>,
     connections: watch::Receiver<(usize, usize)>,
+    home: Arc<Home>,
     accepting: JoinHandle<()>,
 }
 
@@ -20,6 +21,7 @@ struct Home {
     asked: mpsc::UnboundedSender<Asked>,
     /// Connections that are there, and that ever were.
     connections: watch::Sender<(usize, usize)>,
+    dead: watch::Sender<bool>,
 }
 
 /// A connection, as long as somebody holds it.
@@ -45,15 +47,16 @@ impl Peer {
         let address = listener.local_addr().unwrap();
         let (sender, asked) = mpsc::unbounded_channel();
         let (count, connections) = watch::channel((0, 0));
-        let home = Arc::new(Home { asked: sender, connections: count });
+        let home = Arc::new(Home { asked: sender, connections: count, dead: watch::Sender::new(false) });
+        let accepts = Arc::clone(&home);
         let accepting = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                home.connections.send_modify(|(there, ever)| (*there, *ever) = (*there + 1, *ever + 1));
-                serve(Connection { stream, home: Arc::clone(&home), buffer: Vec::new() });
+                accepts.connections.send_modify(|(there, ever)| (*there, *ever) = (*there + 1, *ever + 1));
+                serve(Connection { stream, home: Arc::clone(&accepts), buffer: Vec::new() });
             }
         });
-        Self { address, asked, connections, accepting }
+        Self { address, asked, connections, home, accepting }
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -80,8 +83,9 @@ impl Peer {
         self.connections.wait_for(|(there, _)| *there == 0).await.unwrap();
     }
 
-    /// Nobody listens there any more. What is connected stays.
-    pub(crate) async fn stop_listening(&mut self) {
+    /// Nobody listens there any more, and idle connections are closed. What the test holds is for the test to drop.
+    pub(crate) async fn die(&mut self) {
+        self.home.dead.send_replace(true);
         self.accepting.abort();
         assert!((&mut self.accepting).await.unwrap_err().is_cancelled());
     }
@@ -93,38 +97,46 @@ impl Drop for Peer {
     }
 }
 
-/// Reads one request and hands it over.
-fn serve(mut connection: Connection) {
+/// Reads one request and hands it over, unless the peer dies.
+fn serve(connection: Connection) {
+    let mut dead = connection.home.dead.subscribe();
     tokio::spawn(async move {
-        let head_end = loop {
-            if let Some(at) = connection.buffer.windows(4).position(|window| window == b"\r\n\r\n") {
-                break at;
-            }
-            if !connection.fill().await {
-                return;
-            }
-        };
-        let head = String::from_utf8(connection.buffer.drain(..head_end + 4).collect()).unwrap();
-        let mut lines = head.trim_end().split("\r\n");
-        let mut request = lines.next().unwrap().split(' ').map(str::to_owned);
-        let (method, target) = (request.next().unwrap(), request.next().unwrap());
-        let headers = lines.map(|line| {
-            let (name, value) = line.split_once(": ").unwrap();
-            (name.to_ascii_lowercase(), value.to_owned())
-        });
-        let headers: Vec<_> = headers.collect();
-        let length = headers.iter().find(|(name, _)| name == "content-length");
-        let length = length.map_or(0, |(_, length)| length.parse().unwrap());
-        while connection.buffer.len() < length {
-            if !connection.fill().await {
-                return;
-            }
+        tokio::select! {
+            _ = dead.wait_for(|dead| *dead) => {}
+            () = read(connection) => {}
         }
-        let body = String::from_utf8(connection.buffer.drain(..length).collect()).unwrap();
-        let home = Arc::clone(&connection.home);
-        // An error says that the test is over.
-        let _ = home.asked.send(Asked { method, target, headers, body, connection });
     });
+}
+
+async fn read(mut connection: Connection) {
+    let head_end = loop {
+        if let Some(at) = connection.buffer.windows(4).position(|window| window == b"\r\n\r\n") {
+            break at;
+        }
+        if !connection.fill().await {
+            return;
+        }
+    };
+    let head = String::from_utf8(connection.buffer.drain(..head_end + 4).collect()).unwrap();
+    let mut lines = head.trim_end().split("\r\n");
+    let mut request = lines.next().unwrap().split(' ').map(str::to_owned);
+    let (method, target) = (request.next().unwrap(), request.next().unwrap());
+    let headers = lines.map(|line| {
+        let (name, value) = line.split_once(": ").unwrap();
+        (name.to_ascii_lowercase(), value.to_owned())
+    });
+    let headers: Vec<_> = headers.collect();
+    let length = headers.iter().find(|(name, _)| name == "content-length");
+    let length = length.map_or(0, |(_, length)| length.parse().unwrap());
+    while connection.buffer.len() < length {
+        if !connection.fill().await {
+            return;
+        }
+    }
+    let body = String::from_utf8(connection.buffer.drain(..length).collect()).unwrap();
+    let home = Arc::clone(&connection.home);
+    // An error says that the test is over.
+    let _ = home.asked.send(Asked { method, target, headers, body, connection });
 }
 
 impl Connection {

@@ -24,6 +24,7 @@ async fn nothing_is_connected_before_something_is_sent() {
 async fn every_message_after_the_handshake_names_the_session_and_the_version() {
     let mut peer = Peer::new().await;
     let mut line = Dialed::connected(&mut peer).await;
+    line.is_silent().await;
     line.request(1, "tools/list");
     let asked = line.asks(&mut peer).await;
     assert_eq!(asked.line(), "POST /mcp");
@@ -190,7 +191,7 @@ async fn a_server_that_does_not_let_a_stream_be_taken_up_says_what_became_of_it(
     line.request(1, "tools/call");
     let mut stream = line.asks(&mut peer).await.stream(&[]).await;
     stream.chunk("id: 1\n\n").await;
-    peer.stop_listening().await;
+    peer.die().await;
     drop(stream);
     assert_eq!(line.failed(1).await, Failure::sent(FailureKind::Refused), "the request itself was sent");
 }
@@ -383,7 +384,8 @@ async fn dropping_a_line_closes_all_its_connections_at_once() {
     listening.closed().await;
     unanswered.closed().await;
     streaming.closed().await;
-    // What was idle in the pool is there for others, but not for long.
+    // What is idle in the pool is there for others.
+    peer.die().await;
     peer.deserted().await;
 }
 
@@ -409,7 +411,7 @@ async fn a_notification_that_cannot_be_delivered_is_the_loss_and_one_that_is_not
     line.notify("notifications/cancelled");
     drop(line.asks(&mut peer).await);
     line.is_silent().await;
-    peer.stop_listening().await;
+    peer.die().await;
     line.notify("notifications/cancelled");
     assert_eq!(line.lost().await, FailureKind::Refused);
 }

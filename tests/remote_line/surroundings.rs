@@ -18,7 +18,7 @@ use super::peer::Peer;
 use super::support::{Dialed, spec};
 
 /// The environment of a child that none of the machine's may disturb.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "HTTP_PROXY",
     "http_proxy",
     "HTTPS_PROXY",
@@ -28,6 +28,7 @@ const NAMES: [&str; 9] = [
     "NO_PROXY",
     "no_proxy",
     "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
 ];
 
 /// Runs an ignored test of this binary with these variables.
