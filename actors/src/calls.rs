@@ -29,6 +29,8 @@ pub enum Request {
         name: String,
         /// A JSON object, or nothing.
         arguments: Option<Box<RawValue>>,
+        /// Whether it is annotated read-only or idempotent.
+        repeatable: bool,
     },
     /// Any other method, its params untouched.
     Method {
@@ -40,6 +42,24 @@ pub enum Request {
 }
 
 impl Request {
+    /// Whether it may be asked again although it may have been carried out.
+    fn repeatable(&self) -> bool {
+        match self {
+            Self::Tool { repeatable, .. } => *repeatable,
+            Self::Method { method, .. } => matches!(
+                method.as_str(),
+                "ping"
+                    | "tools/list"
+                    | "resources/list"
+                    | "resources/templates/list"
+                    | "resources/read"
+                    | "prompts/list"
+                    | "prompts/get"
+                    | "completion/complete"
+            ),
+        }
+    }
+
     fn method(&self) -> &str {
         match self {
             Self::Tool { .. } => "tools/call",
@@ -89,6 +109,8 @@ pub(crate) struct Asked {
     pub(crate) request: Request,
     pub(crate) started: Instant,
     pub(crate) timeout: Duration,
+    /// Whether it may be sent again although it may have been carried out.
+    pub(crate) repeatable: bool,
     pub(crate) ticket: Ticket,
 }
 
@@ -142,7 +164,6 @@ impl Counters {
         self.malformed.load(Ordering::Relaxed)
     }
 
-    #[expect(dead_code, reason = "the next commit has its caller")]
     pub(crate) fn checked(&self, at: Timestamp) {
         self.last_check.store(at.as_millisecond(), Ordering::Relaxed);
     }
@@ -365,7 +386,8 @@ impl CallPort {
         let mut attendance = Attendance { port, id, answered: false };
         // If the run is over the command comes back, is dropped, and its ticket answers `not_sent`.
         let timeout = timeout.min(TIMEOUT_MAX);
-        let asked = Asked { id, request, started, timeout, ticket };
+        let repeatable = request.repeatable();
+        let asked = Asked { id, request, started, timeout, repeatable, ticket };
         let _ = port.commands.send(Command::Request(Box::new(asked)));
         let answer = answer.await.unwrap_or_else(|_| {
             Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason: "the run ended".to_owned() })

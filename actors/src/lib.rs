@@ -6,7 +6,8 @@
 //! ├── StatusRegistry     every instance's status and catalogue, published as a snapshot
 //! ├── EventBatcher       queue → batches → sink
 //! └── TeamSupervisor     one per team: a slot for each instance
-//!     └── StdioWorker    one incarnation of one server
+//!     ├── StdioWorker    one incarnation of one process
+//!     └── RemoteWorker   one connection to a remote server
 //! ```
 
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ mod calls;
 mod logs;
 pub mod model;
 mod registry;
+mod remote_worker;
 mod root;
 pub mod rules;
 pub mod runtime;
@@ -25,9 +27,10 @@ mod stdio_worker;
 mod tasks;
 mod team;
 mod wire;
+mod worker;
 
 pub use batcher::{Emitter, WallClock};
 pub use calls::{CallPort, Counters, Request};
 pub use root::{Farewell, Installed, Part};
 pub use runtime::{Options, RuntimeHandle, start, start_linked};
-pub use team::{ControlError, Uninstalled, Verb};
+pub use team::{ControlError, Reconnected, Uninstalled, Verb};

@@ -15,8 +15,9 @@ use crate::model::catalogue::Catalogue;
 use crate::model::exit::CallError;
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use crate::model::remote::{Connection, Health};
 use crate::model::snapshot::{InstanceView, Snapshot};
-use crate::model::spec::InstanceSpec;
+use crate::model::spec::{InstanceSpec, Target};
 use crate::model::status::Status;
 use crate::registry::{self, StatusRegistry};
 use crate::rules::outbox::Outbox;
@@ -26,7 +27,7 @@ use crate::rules::slot::{Memo, Want};
 use crate::rules::team_budget::TeamBudget;
 use crate::seam::{Connector, EventSink};
 use crate::tasks::Tasks;
-use crate::team::{self, ControlError, Reply, TeamSupervisor, Uninstalled, Verb};
+use crate::team::{self, ControlError, Reconnected, Reply, TeamSupervisor, Uninstalled, Verb};
 
 /// Beyond the longest grace a shutdown waits this long for workers to be gone, then kills what is left.
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(2);
@@ -46,6 +47,10 @@ pub(crate) enum Msg {
     Uninstall(InstanceId, Reply<Uninstalled>),
     /// A person asks.
     Control(InstanceId, Verb, Reply<()>),
+    /// A person wants a connection made anew, and to know what comes of it.
+    Reconnect(InstanceId, Reply<Reconnected>),
+    /// The machine was suspended for so long: no clock of ours has seen it.
+    Woke(Duration),
     /// A caller wants a run that takes calls.
     Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
     /// An instance wants to start.
@@ -126,6 +131,8 @@ pub(crate) struct Args {
     pub(crate) batch: BatchPolicy,
     pub(crate) team_budget: TeamBudgetPolicy,
     pub(crate) start_permits: usize,
+    pub(crate) connect_permits: usize,
+    pub(crate) seed: u64,
     pub(crate) published: watch::Sender<Arc<Snapshot>>,
 }
 
@@ -147,6 +154,8 @@ pub(crate) struct State {
     registry: ActorRef<registry::Msg>,
     batcher: Option<ActorRef<batcher::Msg>>,
     permits: Permits,
+    /// Of remote servers: connecting is cheap here, and slow there.
+    remote_permits: Permits,
     last_run: u64,
     closing: Option<Closing>,
     tasks: Tasks,
@@ -206,6 +215,7 @@ impl Actor for Root {
         let outbox = Outbox::new(args.batch.clone(), args.next_seq, args.first_batch());
         let batcher = Some(spawn_batcher(outbox, &args, &myself.get_cell()).await?);
         let permits = Permits::new(args.start_permits);
+        let remote_permits = Permits::new(args.connect_permits);
         Ok(State {
             args,
             instances: BTreeMap::new(),
@@ -214,6 +224,7 @@ impl Actor for Root {
             registry,
             batcher,
             permits,
+            remote_permits,
             last_run: 0,
             closing: None,
             tasks: Tasks::default(),
@@ -241,6 +252,19 @@ impl Actor for Root {
                     let _ = reply.send(Err(ControlError::NotFound));
                 }
             }
+            Msg::Reconnect(id, reply) => {
+                let team = id.team.clone();
+                if state.instances.contains_key(&id) {
+                    state.tell_team(&team, team::Msg::Reconnect(id, reply));
+                } else {
+                    let _ = reply.send(Err(ControlError::NotFound));
+                }
+            }
+            Msg::Woke(asleep) => {
+                for team in state.teams.values().filter_map(|team| team.supervisor.as_ref()) {
+                    let _ = cast!(team, team::Msg::Woke(asleep));
+                }
+            }
             Msg::Ensure(id, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
@@ -250,12 +274,15 @@ impl Actor for Root {
                 }
             }
             Msg::RequestPermit(id, urgency) => {
-                state.permits.request(id, urgency);
+                let remote = state.instances.get(&id).is_some_and(|desired| is_remote(&desired.spec));
+                let permits = if remote { &mut state.remote_permits } else { &mut state.permits };
+                permits.request(id, urgency);
                 state.grant();
             }
-            Msg::WithdrawPermit(id) => state.permits.withdraw(&id),
+            Msg::WithdrawPermit(id) => state.withdraw(&id),
             Msg::ReleasePermit(run) => {
                 state.permits.release(run);
+                state.remote_permits.release(run);
                 state.grant();
             }
             Msg::Throttle(team, one_at_a_time, budget) => {
@@ -386,7 +413,7 @@ impl State {
     }
 
     async fn forget(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
-        self.permits.withdraw(id);
+        self.withdraw(id);
         // A registry that died meanwhile may have gone on from a picture that still shows it.
         drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
         if let Some((spec, known)) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
@@ -398,6 +425,7 @@ impl State {
             self.supervisors.remove(&supervisor.get_id());
             supervisor.stop(None);
             self.permits.forget_team(&id.team);
+            self.remote_permits.forget_team(&id.team);
             self.grant();
         }
     }
@@ -427,6 +455,7 @@ impl State {
             budget: self.args.team_budget.clone(),
             charged: self.teams.get(team).map(|entry| entry.budget.clone()).unwrap_or_default(),
             connector: self.args.connector.clone(),
+            seed: self.args.seed,
             events: self.args.events.clone(),
             root: myself.clone(),
             registry: self.registry.clone(),
@@ -494,6 +523,7 @@ impl State {
 
     async fn on_team_death(&mut self, team: &TeamId, why: &str, myself: &ActorRef<Msg>) {
         self.permits.forget_team(team);
+        self.remote_permits.forget_team(team);
         if self.teams.get(team).is_some_and(|entry| entry.budget.is_throttled()) {
             // Its death pays for nothing.
             self.permits.throttle(team.clone(), true);
@@ -543,6 +573,8 @@ impl State {
                 pid: None,
                 custody: None,
                 initialized_at: None,
+                connection: view.connection.map(|_| Connection::Connecting),
+                health: Health::Unknown,
                 ..(**view).clone()
             };
             drop(cast!(self.registry, registry::Msg::Put(Arc::new(view))));
@@ -568,10 +600,17 @@ impl State {
         });
     }
 
+    /// It may have become remote, or the reverse, since it asked.
+    fn withdraw(&mut self, id: &InstanceId) {
+        self.permits.withdraw(id);
+        self.remote_permits.withdraw(id);
+    }
+
     fn grant(&mut self) {
         loop {
             let next = Run(self.last_run + 1);
-            let Some((id, run)) = self.permits.grant(|| next) else { return };
+            let granted = self.permits.grant(|| next).or_else(|| self.remote_permits.grant(|| next));
+            let Some((id, run)) = granted else { return };
             self.last_run = run.0;
             let team = id.team.clone();
             self.tell_team(&team, team::Msg::Granted(id, run));
@@ -664,6 +703,10 @@ impl State {
             Part::Worker(id) => self.tell_team(&id.team.clone(), team::Msg::Panic(Some(id))),
         }
     }
+}
+
+fn is_remote(spec: &InstanceSpec) -> bool {
+    matches!(spec.target, Target::Remote { .. })
 }
 
 async fn spawn_registry(

@@ -22,7 +22,7 @@ use crate::model::spec::InstanceSpec;
 use crate::root::{self, Farewell, Installed, Part, Root};
 use crate::rules::outbox::Statistics;
 use crate::seam::{Connector, EventSink};
-use crate::team::{ControlError, Reply, Uninstalled, Verb};
+use crate::team::{ControlError, Reconnected, Reply, Uninstalled, Verb};
 
 /// Between two questions to a team whose supervisor is being replaced.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
@@ -43,6 +43,10 @@ pub struct Options {
     pub team_budget: TeamBudgetPolicy,
     /// Starts under way at once, over all teams.
     pub start_permits: usize,
+    /// Attempts to connect to remote servers under way at once, over all teams.
+    pub connect_permits: usize,
+    /// For delays that are not to be the same for all: the same seed, the same delays.
+    pub seed: u64,
 }
 
 impl Options {
@@ -57,6 +61,8 @@ impl Options {
             batch: BatchPolicy::default(),
             team_budget: TeamBudgetPolicy::default(),
             start_permits: (2 * cores).max(4),
+            connect_permits: 64,
+            seed: 0,
         }
     }
 }
@@ -113,6 +119,8 @@ fn parts(options: Options) -> (root::Args, Parts) {
         batch: options.batch,
         team_budget: options.team_budget,
         start_permits: options.start_permits,
+        connect_permits: options.connect_permits,
+        seed: options.seed,
         published,
     };
     (args, Parts { snapshot, events })
@@ -169,6 +177,20 @@ impl RuntimeHandle {
     /// Starts an instance again with a clean slate; answers when that is under way.
     pub async fn restart(&self, id: &InstanceId) -> Result<(), ControlError> {
         self.control(id, Verb::Restart).await
+    }
+
+    /// Makes the connection of a remote instance anew, whatever its state; a process is restarted. Answers when it has
+    /// come to something.
+    pub async fn reconnect(&self, id: &InstanceId) -> Result<Reconnected, ControlError> {
+        let outcome = self.ask(|reply| root::Msg::Reconnect(id.clone(), reply)).await;
+        self.see().await;
+        outcome
+    }
+
+    /// The machine was suspended for so long, and the clock that timers go by has not seen it: what is overdue is done
+    /// now.
+    pub fn woke(&self, asleep: Duration) {
+        let _ = cast!(self.root, root::Msg::Woke(asleep));
     }
 
     async fn control(&self, id: &InstanceId, verb: Verb) -> Result<(), ControlError> {
@@ -256,7 +278,7 @@ impl RuntimeHandle {
         let view = self.status(id);
         let known = view.as_ref().and_then(|view| view.catalogue.as_deref()?.tool(tool));
         let repeatable = known.is_some_and(|tool| tool.repeatable);
-        let request = || Request::Tool { name: tool.to_owned(), arguments: arguments.clone() };
+        let request = || Request::Tool { name: tool.to_owned(), arguments: arguments.clone(), repeatable };
         let may_repeat = |fate| fate == Fate::NotSent || (fate == Fate::MaybeExecuted && repeatable);
         let answer = self.request(id, view.as_deref(), request, timeout, may_repeat).await;
         // An instance that the registry had not heard of was tried all the same; by now it has.

@@ -6,7 +6,6 @@
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 
 use futures::FutureExt;
 use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
@@ -14,50 +13,13 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::batcher::Emitter;
-use crate::calls::{CallPort, Counters, PortEnd};
-use crate::model::event::Subject;
+use crate::calls::{CallPort, PortEnd};
 use crate::model::exit::{ExitCause, WorkerExit};
-use crate::model::ids::Run;
-use crate::model::spec::InstanceSpec;
-use crate::rules::slot::Input;
-use crate::seam::{Connector, Link, OpenError};
-use crate::session::{self, Control, News};
+use crate::seam::{Link, OpenError};
+use crate::session::{Control, stdio};
 use crate::tasks::{Tasks, panic_text};
+use crate::worker::{Args, Msg};
 use crate::{logs, team};
-
-/// What a worker is told.
-pub(crate) enum Msg {
-    /// The connector has an answer.
-    Opened(Result<Link, OpenError>),
-    /// End with grace.
-    Stop,
-    /// It was told to end, and somebody waits for that.
-    Hurry,
-    /// Take no calls any more, and end when those inside are answered.
-    Drain,
-    /// Read the lists again.
-    Discover,
-    /// The session is over and nothing of the run is left.
-    Over(WorkerExit),
-    /// For the load harness and the tests: panic, as a fault of ours would.
-    Panic,
-}
-
-#[cfg(feature = "cluster")]
-impl ractor::Message for Msg {}
-
-/// What a worker is made of.
-pub(crate) struct Args {
-    pub(crate) run: Run,
-    pub(crate) spec: Arc<InstanceSpec>,
-    pub(crate) subject: Arc<Subject>,
-    pub(crate) discover: bool,
-    pub(crate) connector: Arc<dyn Connector>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) events: Emitter,
-    pub(crate) team: ActorRef<team::Msg>,
-}
 
 pub(crate) struct StdioWorker;
 
@@ -81,7 +43,7 @@ impl Actor for StdioWorker {
     type Arguments = Args;
 
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let (port, end) = CallPort::new(args.run, args.spec.clone(), args.counters.clone());
+        let (port, end) = args.door();
         let (control, controlled) = mpsc::unbounded_channel();
         let mut tasks = Tasks::default();
         let opening = args.connector.open(args.spec.clone(), args.run);
@@ -106,12 +68,11 @@ impl Actor for StdioWorker {
             Msg::Opened(Ok(link)) => state.begin(link, &myself),
             Msg::Opened(Err(error)) => state.end(WorkerExit::because(ExitCause::Spawn(error.0)), &myself),
             // Nothing is there yet: a start under way is dropped, and what comes of it all the same with it.
-            Msg::Stop if state.waiting.is_some() => state.end(WorkerExit::because(ExitCause::Asked), &myself),
+            Msg::Control(Control::Stop) if state.waiting.is_some() => {
+                state.end(WorkerExit::because(ExitCause::Asked), &myself);
+            }
             // A session that is no longer there has ended anyway.
-            Msg::Stop => drop(state.control.send(Control::Stop)),
-            Msg::Hurry => drop(state.control.send(Control::Hurry)),
-            Msg::Drain => drop(state.control.send(Control::Drain)),
-            Msg::Discover => drop(state.control.send(Control::Discover)),
+            Msg::Control(control) => drop(state.control.send(control)),
             Msg::Over(exit) => state.end(exit, &myself),
             Msg::Panic => std::panic::panic_any("asked to panic"),
         }
@@ -122,13 +83,13 @@ impl Actor for StdioWorker {
 impl State {
     fn begin(&mut self, link: Link, myself: &ActorRef<Msg>) {
         let Some((port, control)) = self.waiting.take() else { return };
-        let Args { run, spec, subject, discover, counters, events, team, .. } = &self.args;
-        let run = *run;
+        let Args { spec, subject, events, .. } = &self.args;
         self.guard = Some(link.guard);
-        // An error from here on says that the team's supervisor has died, and this worker with it.
-        let spawned =
-            team::Spawned { pid: link.process.pid(), custody: link.process.custody(), port: self.port.clone() };
-        let _ = cast!(team, team::Msg::Spawned(spec.id.clone(), run, spawned));
+        self.args.tell_spawned(team::Spawned {
+            pid: link.process.pid(),
+            custody: link.process.custody(),
+            port: self.port.clone(),
+        });
         let autopsy = link.process.autopsy();
         // Dropped by the task that drains stderr when that has ended; at once if there is none.
         let (draining, drained) = oneshot::channel::<Infallible>();
@@ -142,33 +103,13 @@ impl State {
         } else {
             drop(draining);
         }
-        let (id, told) = (spec.id.clone(), team.clone());
-        let news = Box::new(move |news| {
-            let input = match news {
-                News::FirstByte => Input::FirstByte(run),
-                News::Initialized => Input::Initialized(run),
-                News::Discovered(catalogue) => Input::Discovered(run, catalogue),
-                News::DiscoveryFailed(why) => Input::DiscoveryFailed(run, why),
-            };
-            let _ = cast!(told, team::Msg::News(id.clone(), input));
-        });
-        let wall = events.clone();
-        let session = session::run(session::Args {
-            spec: spec.clone(),
+        let session = stdio::run(stdio::Args {
+            basis: self.args.basis(self.since, port, control),
             reader: link.reader,
             writer: link.writer,
             process: link.process,
-            port,
-            control,
-            counters: counters.clone(),
-            wall: Arc::new(move || wall.wall()),
-            since: self.since,
-            discover: *discover,
-            news,
         });
-        let span = tracing::info_span!(
-            "instance", installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team
-        );
+        let span = self.args.span();
         let (me, exit_drain) = (myself.clone(), spec.policy.session.exit_drain);
         // Chained, not awaited in a block of its own, which would have room for the session twice.
         let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {

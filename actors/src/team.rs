@@ -15,15 +15,18 @@ use crate::model::exit::{CallError, ExitCause, WorkerExit};
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::TeamBudgetPolicy;
 use crate::model::snapshot::{Custody, InstanceView};
-use crate::model::spec::InstanceSpec;
+use crate::model::spec::{InstanceSpec, Target};
 use crate::model::status::Status;
+use crate::remote_worker::RemoteWorker;
+use crate::rules::jitter::Dice;
 use crate::rules::permits::Urgency;
-use crate::rules::slot::{Effect, Input, Memo, Phase, Slot, Told, Want};
+use crate::rules::slot::{Effect, HealthNews, Input, Memo, Phase, Slot, Told, Want};
 use crate::rules::team_budget::{Change, TeamBudget};
 use crate::seam::Connector;
+use crate::session::Control;
 use crate::stdio_worker::StdioWorker;
 use crate::tasks::Tasks;
-use crate::{registry, root, stdio_worker};
+use crate::{registry, root, worker};
 
 /// What a person may ask of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +65,17 @@ pub struct Uninstalled {
     pub dormant: bool,
 }
 
+/// What came of a connection that was made anew on request.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Reconnected {
+    /// Whether it takes calls now.
+    pub success: bool,
+    /// What it has come to.
+    pub status: Status,
+    /// And why.
+    pub status_message: Option<String>,
+}
+
 /// A person's answer.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
 
@@ -75,6 +89,10 @@ pub(crate) enum Msg {
     Uninstall(InstanceId, Reply<Uninstalled>),
     /// A person asks.
     Control(InstanceId, Verb, Reply<()>),
+    /// A person wants its connection made anew, and to know what comes of it.
+    Reconnect(InstanceId, Reply<Reconnected>),
+    /// The machine was suspended for so long.
+    Woke(std::time::Duration),
     /// A caller wants a run that takes calls.
     Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
     /// A start permit.
@@ -112,6 +130,8 @@ pub(crate) struct Args {
     /// What it was charged under the supervisor before.
     pub(crate) charged: TeamBudget,
     pub(crate) connector: Arc<dyn Connector>,
+    /// For delays that are not to be the same for all.
+    pub(crate) seed: u64,
     pub(crate) events: Emitter,
     pub(crate) root: ActorRef<root::Msg>,
     pub(crate) registry: ActorRef<registry::Msg>,
@@ -141,6 +161,7 @@ struct Instance {
     deadline: Option<std::time::Instant>,
     callers: Vec<oneshot::Sender<Result<CallPort, CallError>>>,
     stopping: Vec<Reply<()>>,
+    reconnecting: Vec<Reply<Reconnected>>,
     removing: Vec<(Uninstalled, Reply<Uninstalled>)>,
 }
 
@@ -148,7 +169,7 @@ struct Instance {
 struct Worker {
     run: Run,
     subject: Arc<Subject>,
-    actor: ActorRef<stdio_worker::Msg>,
+    actor: ActorRef<worker::Msg>,
     port: Option<CallPort>,
     custody: Option<Arc<Custody>>,
 }
@@ -178,6 +199,8 @@ impl Actor for TeamSupervisor {
             Msg::Update(spec) => state.input(&spec.id.clone(), Input::Update(spec), now, &myself).await,
             Msg::Uninstall(id, reply) => state.uninstall(&id, reply, now, &myself).await,
             Msg::Control(id, verb, reply) => state.control(&id, verb, reply, now, &myself).await,
+            Msg::Reconnect(id, reply) => state.reconnect(&id, reply, now, &myself).await,
+            Msg::Woke(asleep) => state.woke(asleep, now, &myself).await,
             Msg::Ensure(id, reply) => state.ensure(&id, reply, now, &myself).await,
             Msg::Granted(id, run) => state.granted(&id, run, now, &myself).await,
             Msg::Spawned(id, run, spawned) => state.spawned(&id, run, spawned, now, &myself).await,
@@ -191,7 +214,7 @@ impl Actor for TeamSupervisor {
                 if let Some(instance) = state.instances.get(&id)
                     && let Some(run) = instance.slot.run()
                 {
-                    instance.tell_worker(run, stdio_worker::Msg::Panic);
+                    instance.tell_worker(run, worker::Msg::Panic);
                 }
             }
         }
@@ -208,9 +231,7 @@ impl Actor for TeamSupervisor {
     ) -> Result<(), ActorProcessingErr> {
         let (worker, exit) = match event {
             SupervisionEvent::ActorTerminated(worker, worker_state, reason) => {
-                let told = worker_state
-                    .and_then(|mut boxed| boxed.take::<stdio_worker::State>().ok())
-                    .and_then(|worker_state| worker_state.exit);
+                let told = worker_state.and_then(|state| state.msg).and_then(worker::exit_of);
                 let killed = || ExitCause::Panicked(reason.unwrap_or_else(|| "it ended without a reason".to_owned()));
                 (worker, told.unwrap_or_else(|| WorkerExit::because(killed())))
             }
@@ -239,10 +260,12 @@ impl State {
     ) {
         let id = spec.id.clone();
         let subject = Arc::new(Subject::from(&*spec));
-        let (slot, effects) = match memo {
+        let dice = Dice::new(self.args.seed, &spec.name);
+        let (mut slot, effects) = match memo {
             Some(memo) => Slot::revive(spec, &memo),
             None => Slot::new(spec),
         };
+        slot.dice = dice;
         let instance = Instance {
             slot,
             subject,
@@ -252,6 +275,7 @@ impl State {
             deadline: None,
             callers: Vec::new(),
             stopping: Vec::new(),
+            reconnecting: Vec::new(),
             removing: Vec::new(),
         };
         self.instances.insert(id.clone(), instance);
@@ -304,12 +328,8 @@ impl State {
                 Verb::Restart => Input::Restart,
             },
         );
-        let denied = effects.iter().find_map(|effect| match effect {
-            Effect::Denied(why) => Some(why.clone()),
-            _ => None,
-        });
         // A stop is done when the process is gone; the others when they are under way, and `status` has the rest.
-        let reply = match (denied, verb) {
+        let reply = match (denied(&effects), verb) {
             (None, Verb::Stop) => {
                 instance.stopping.push(reply);
                 None
@@ -321,6 +341,33 @@ impl State {
         // Answered after the registry was told, so that whoever asked can see what it did.
         if let Some((reply, answer)) = reply {
             let _ = reply.send(answer);
+        }
+    }
+
+    async fn reconnect(
+        &mut self,
+        id: &InstanceId,
+        reply: Reply<Reconnected>,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        let Some(instance) = self.instances.get_mut(id) else {
+            let _ = reply.send(Err(ControlError::NotFound));
+            return;
+        };
+        let effects = instance.handle(now, Input::Reconnect);
+        // Answered when it has come to something.
+        match denied(&effects) {
+            Some(why) => drop(reply.send(Err(ControlError::Refused(why)))),
+            None => instance.reconnecting.push(reply),
+        }
+        self.carry_out(id, effects, true, now, myself).await;
+    }
+
+    async fn woke(&mut self, asleep: std::time::Duration, now: std::time::Instant, myself: &ActorRef<Msg>) {
+        let ids: Vec<InstanceId> = self.instances.keys().cloned().collect();
+        for id in ids {
+            self.input(&id, Input::Woke(asleep), now, myself).await;
         }
     }
 
@@ -474,8 +521,10 @@ impl State {
                 Effect::WithdrawPermit => self.tell_root(root::Msg::WithdrawPermit(id.clone())),
                 Effect::ReleasePermit(run) => self.tell_root(root::Msg::ReleasePermit(run)),
                 Effect::Spawn { run, spec, discover } => self.spawn(run, spec, discover, myself).await,
-                Effect::Stop(run) => instance.tell_worker(run, stdio_worker::Msg::Stop),
-                Effect::Hurry(run) => instance.tell_worker(run, stdio_worker::Msg::Hurry),
+                Effect::Stop(run) => instance.tell_session(run, Control::Stop),
+                Effect::Hurry(run) => instance.tell_session(run, Control::Hurry),
+                Effect::Check(run) => instance.tell_session(run, Control::Check),
+                Effect::Credentials { run, spec } => instance.tell_session(run, Control::Credentials(spec)),
                 Effect::TrySleep { run, idle } => {
                     // From here on a caller finds the door closed and comes to this slot: none is lost.
                     let port = instance.worker(run).and_then(|worker| worker.port.as_ref());
@@ -486,9 +535,9 @@ impl State {
                     if let Some(port) = instance.worker(run).and_then(|worker| worker.port.as_ref()) {
                         port.close();
                     }
-                    instance.tell_worker(run, stdio_worker::Msg::Drain);
+                    instance.tell_session(run, Control::Drain);
                 }
-                Effect::Discover(run) => instance.tell_worker(run, stdio_worker::Msg::Discover),
+                Effect::Discover(run) => instance.tell_session(run, Control::Discover),
                 Effect::Status { status, message } => {
                     log_status(&instance.slot.spec, status, message.as_deref());
                     let of = instance.subject.clone();
@@ -505,8 +554,8 @@ impl State {
                 Effect::Tell(told) => {
                     log_told(&instance.slot.spec, &told);
                     let ended = instance.ended.as_ref().filter(|_| is_an_end(&told));
-                    let (subject, pid) = (ended.unwrap_or(&instance.subject).clone(), instance.slot.pid);
-                    for event in events_of(told, &subject, pid, &instance.slot.spec, &self.args.events, now) {
+                    let subject = ended.unwrap_or(&instance.subject).clone();
+                    for event in events_of(told, &subject, &instance.slot, &self.args.events, now) {
                         self.args.events.emit(event);
                     }
                 }
@@ -515,6 +564,14 @@ impl State {
                     let status = instance.slot.status;
                     for caller in std::mem::take(&mut instance.callers) {
                         let _ = caller.send(Err(CallError::Refused { status, message: message.clone() }));
+                    }
+                }
+                Effect::Unreachable { last_error, retry_at } => {
+                    let next_retry_ms = retry_at.map(|at| milliseconds(at.saturating_duration_since(now)));
+                    let last_attempt = self.args.events.wall();
+                    for caller in std::mem::take(&mut instance.callers) {
+                        let last_error = last_error.clone();
+                        let _ = caller.send(Err(CallError::Reconnecting { last_attempt, next_retry_ms, last_error }));
                     }
                 }
                 // Answered where the person asked.
@@ -545,6 +602,15 @@ impl State {
             (_, Want::Stopped) => None,
         };
         let answered = stopping.map(|answer| (std::mem::take(&mut instance.stopping), answer));
+        let reconnected = (!instance.reconnecting.is_empty() && !instance.slot.is_under_way()).then(|| {
+            let slot = &instance.slot;
+            let outcome = Reconnected {
+                success: slot.open_run().is_some() && slot.status == Status::Online,
+                status: slot.status,
+                status_message: slot.message.clone(),
+            };
+            (std::mem::take(&mut instance.reconnecting), outcome)
+        });
         if remove {
             let removed = self.instances.remove(id);
             // When the satellite is ending the last picture stays readable; uninstalled means gone from it.
@@ -559,6 +625,9 @@ impl State {
             for reply in removed.stopping {
                 let _ = reply.send(Err(ControlError::Superseded));
             }
+            for reply in removed.reconnecting {
+                let _ = reply.send(Err(ControlError::Superseded));
+            }
         } else if shows {
             let (spec, memo, view) = (instance.slot.spec.clone(), instance.slot.memo(), Arc::new(instance.view()));
             self.tell_root(root::Msg::Remember(spec, memo));
@@ -570,24 +639,37 @@ impl State {
                 let _ = reply.send(answer.clone());
             }
         }
+        if let Some((replies, outcome)) = reconnected {
+            for reply in replies {
+                let _ = reply.send(Ok(outcome.clone()));
+            }
+        }
     }
 
     async fn spawn(&mut self, run: Run, spec: Arc<InstanceSpec>, discover: bool, myself: &ActorRef<Msg>) {
         let id = spec.id.clone();
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let subject = Arc::new(Subject::from(&*spec));
-        let args = stdio_worker::Args {
+        let remote = matches!(spec.target, Target::Remote { .. });
+        let dice = Dice::new(self.args.seed ^ run.0, &spec.name);
+        let args = worker::Args {
             run,
             subject: subject.clone(),
             spec,
+            dice,
             discover,
             connector: self.args.connector.clone(),
             counters: instance.counters.clone(),
             events: self.args.events.clone(),
             team: myself.clone(),
         };
-        // Its `pre_start` is instant: the connector works in a task.
-        match StdioWorker::spawn_linked(None, StdioWorker, args, myself.get_cell()).await {
+        // `pre_start` is instant: a connector works in a task.
+        let spawned = if remote {
+            RemoteWorker::spawn_linked(None, RemoteWorker, args, myself.get_cell()).await
+        } else {
+            StdioWorker::spawn_linked(None, StdioWorker, args, myself.get_cell()).await
+        };
+        match spawned {
             Ok((actor, _)) => {
                 self.workers.insert(actor.get_id(), (id, run));
                 instance.workers.push(Worker { run, subject, actor, port: None, custody: None });
@@ -667,10 +749,14 @@ impl Instance {
     }
 
     /// A worker that has died needs no telling.
-    fn tell_worker(&self, run: Run, msg: stdio_worker::Msg) {
+    fn tell_worker(&self, run: Run, msg: worker::Msg) {
         if let Some(worker) = self.worker(run) {
             let _ = cast!(worker.actor, msg);
         }
+    }
+
+    fn tell_session(&self, run: Run, control: Control) {
+        self.tell_worker(run, worker::Msg::Control(control));
     }
 
     fn admit(&mut self, run: Run) {
@@ -714,6 +800,13 @@ impl Instance {
     }
 }
 
+fn denied(effects: &[Effect]) -> Option<String> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Denied(why) => Some(why.clone()),
+        _ => None,
+    })
+}
+
 /// Where an instance arrives is news; what it passes through on the way is not, with thousands of them.
 fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
     let (installation_name, id) = (&spec.name, &spec.id);
@@ -747,8 +840,21 @@ fn log_told(spec: &InstanceSpec, told: &Told) {
             %installation_name, installation_id = %id.installation, team_id = %id.team,
             dormant_seconds = dormant.as_secs(), took_ms = milliseconds(*took), "awake again"
         ),
+        Told::Health(HealthNews::Degraded { failures, last_error }) => tracing::warn!(
+            %installation_name, installation_id = %id.installation, team_id = %id.team, consecutive_failures = failures,
+            last_error, "its health checks fail"
+        ),
+        Told::Health(HealthNews::Restored { .. }) => tracing::info!(
+            %installation_name, installation_id = %id.installation, team_id = %id.team, "it is well again"
+        ),
+        Told::Reconnecting { attempt, after } => tracing::debug!(
+            %installation_name, installation_id = %id.installation, team_id = %id.team, attempt,
+            next_retry_ms = milliseconds(*after), "not connected"
+        ),
         // Their status is logged.
-        Told::Started { .. }
+        Told::Disconnected { .. }
+        | Told::Reconnected { .. }
+        | Told::Started { .. }
         | Told::Restarted { .. }
         | Told::Discovered { .. }
         | Told::Stopped { .. }
@@ -758,24 +864,22 @@ fn log_told(spec: &InstanceSpec, told: &Told) {
 
 /// Whether it is about a run that is gone, not about what the instance is now.
 fn is_an_end(told: &Told) -> bool {
-    matches!(told, Told::Stopped { .. } | Told::Exited { .. } | Told::Crashed { .. })
+    matches!(told, Told::Stopped { .. } | Told::Disconnected { .. } | Told::Exited { .. } | Told::Crashed { .. })
 }
 
 /// Whether readers see a difference after this, even if no effect says so.
 fn shows(input: &Input) -> bool {
-    matches!(input, Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..))
+    match input {
+        Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..) | Input::Initialized(..) => true,
+        // An attempt begins, or is nearer than it was.
+        Input::Reconnect | Input::Woke(_) | Input::Granted(_) | Input::Call => true,
+        _ => false,
+    }
 }
 
 /// What a slot tells, with names and times.
-fn events_of(
-    told: Told,
-    subject: &Arc<Subject>,
-    pid: Option<u32>,
-    spec: &InstanceSpec,
-    events: &Emitter,
-    now: std::time::Instant,
-) -> Vec<Event> {
-    let of = subject.clone();
+fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, now: std::time::Instant) -> Vec<Event> {
+    let (of, pid, spec) = (subject.clone(), slot.pid, &*slot.spec);
     let seconds = |exit: &WorkerExit| exit.ran.unwrap_or_default().as_secs();
     let one = match told {
         Told::Started { after, tool_count } => {
@@ -812,6 +916,22 @@ fn events_of(
         }
         // The status that goes with it says so.
         Told::NotTaken { .. } => return Vec::new(),
+        Told::Disconnected { intentional: was_intentional } => Event::Disconnected { of, was_intentional },
+        Told::Reconnecting { attempt, after } => {
+            Event::Reconnecting { of, attempt, next_retry_ms: milliseconds(after) }
+        }
+        Told::Reconnected { attempts: attempts_taken } => {
+            let capabilities = slot.server.as_ref().map(|server| serde_json::from_str(server.capabilities.get()));
+            // It was parsed in the handshake.
+            let capabilities = capabilities.and_then(Result::ok).unwrap_or_default();
+            Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken }
+        }
+        Told::Health(HealthNews::Degraded { failures: consecutive_failures, last_error }) => {
+            Event::HealthDegraded { of, consecutive_failures, last_error }
+        }
+        Told::Health(HealthNews::Restored { failures: consecutive_failures, last_error }) => {
+            Event::HealthRestored { of, consecutive_failures, last_error }
+        }
         Told::Stopped { kind, exit } => {
             Event::Stopped { of, kind, exit_code: exit.code, signal: exit.signal, forced: exit.forced }
         }

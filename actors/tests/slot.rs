@@ -17,7 +17,7 @@ use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
 use mcp_satellite_actors::rules::slot::{Beside, Effect, Input, Memo, Phase, Slot, Then, Told, Want, Why};
-use samples::{catalogue, exited, incomplete, remote, rolling, spec, stopped};
+use samples::{catalogue, exited, incomplete, introduced, remote, rolling, spec, stopped};
 
 const QUICK: Option<Duration> = Some(Duration::from_secs(1));
 const LONG: Option<Duration> = Some(Duration::from_secs(61));
@@ -88,7 +88,7 @@ impl Life {
     }
 
     fn initialized(self) -> Self {
-        self.granted().and(|run, _| Input::Initialized(run))
+        self.granted().and(|run, _| Input::Initialized(run, introduced()))
     }
 
     fn ready(self) -> Self {
@@ -122,7 +122,9 @@ fn phase(phase: &Phase, start: Instant) -> String {
     let at = |time: &Instant| format!("{:?}", time.duration_since(start));
     match phase {
         Phase::Unconfigured => "unconfigured".to_owned(),
-        Phase::Unserved => "unserved".to_owned(),
+        Phase::Reconnecting { until, attempt } => format!("reconnecting (attempt {attempt} at {})", at(until)),
+        Phase::Reauth => "reauth".to_owned(),
+        Phase::Exhausted { attempts } => format!("exhausted after {attempts}"),
         Phase::Queued { why: what_for, urgent } => {
             format!("queued ({}{})", why(what_for), if *urgent { ", urgent" } else { "" })
         }
@@ -186,6 +188,8 @@ fn why(why: &Why) -> String {
             RestartReason::Config => "config".to_owned(),
         },
         Why::Wake { .. } => "wake".to_owned(),
+        Why::Reconnect { attempt, resume: None } => format!("reconnect {attempt}"),
+        Why::Reconnect { attempt, resume: Some(_) } => format!("reconnect {attempt}, before its time"),
     }
 }
 
@@ -210,6 +214,11 @@ fn effect(effect: &Effect) -> String {
         Effect::Hurry(run) => format!("hurry {run:?}"),
         Effect::TrySleep { run, idle } => format!("try to put {run:?} to sleep, idle for {idle:?}"),
         Effect::Discover(run) => format!("discover {run:?}"),
+        Effect::Check(run) => format!("check {run:?}"),
+        Effect::Credentials { run, .. } => format!("credentials for {run:?}"),
+        Effect::Unreachable { last_error, retry_at } => {
+            format!("unreachable \"{last_error}\"{}", if retry_at.is_some() { ", tried again" } else { "" })
+        }
         Effect::Status { status, message } => match message {
             Some(message) => format!("[{status}: {message}]"),
             None => format!("[{status}]"),
@@ -228,6 +237,10 @@ fn tell(told: &Told) -> String {
     let restart = |will: &bool| if *will { "will restart" } else { "no restart" };
     match told {
         Told::Started { .. } => "started".to_owned(),
+        Told::Disconnected { intentional } => format!("disconnected{}", if *intentional { " on request" } else { "" }),
+        Told::Reconnecting { attempt, after } => format!("reconnecting (attempt {attempt} in {after:?})"),
+        Told::Reconnected { attempts } => format!("reconnected ({attempts})"),
+        Told::Health(news) => format!("{news:?}"),
         Told::Restarted { reason, attempt, .. } => format!("restarted ({reason:?} {attempt})").to_lowercase(),
         Told::Dormant { idle, .. } => format!("dormant (idle for {idle:?})"),
         Told::Respawned { dormant, took } => format!("respawned after {dormant:?} in {took:?}"),
@@ -278,7 +291,7 @@ fn places() -> Vec<Place> {
     }
     vec![
         ("a value of its user is missing", || Life::of(spec(incomplete))),
-        ("its transport is not served", || Life::of(spec(remote))),
+        ("remote, waits for its first permit", || Life::of(spec(remote))),
         ("new, waits for its first permit", Life::of_listed),
         ("new, waits for its first permit, and a caller with it", || Life::of_listed().then(Input::Call)),
         ("waits for a permit after a delay", || crashed_once().after(1).then(Input::Tick(None))),
@@ -382,7 +395,7 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
             ("spawned", Input::Spawned(run, Some(7))),
             ("first byte", Input::FirstByte(run)),
             ("sleep", Input::Sleep { run, idle: Duration::from_secs(180) }),
-            ("initialized", Input::Initialized(run)),
+            ("initialized", Input::Initialized(run, introduced())),
             ("discovered", Input::Discovered(run, catalogue("read"))),
             ("discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned())),
             ("ended as asked", Input::Ended(run, stopped())),
@@ -399,7 +412,7 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
     }
     if let Some(run) = life.slot.beside.as_ref().and_then(Beside::run) {
         inputs.extend([
-            ("beside: initialized", Input::Initialized(run)),
+            ("beside: initialized", Input::Initialized(run, introduced())),
             ("beside: discovered", Input::Discovered(run, catalogue("other"))),
             ("beside: discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned())),
             ("beside: ended as asked", Input::Ended(run, stopped())),

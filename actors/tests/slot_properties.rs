@@ -16,7 +16,7 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
 use mcp_satellite_actors::rules::slot::{Beside, Effect, Input, Memo, Phase, Slot, Then, Told, Want, Why};
 use proptest::prelude::*;
-use samples::{catalogue, exited, incomplete, remote, rolling, spec, stopped};
+use samples::{catalogue, exited, incomplete, introduced, remote, rolling, spec, stopped};
 
 /// One thing that happens in the world. What makes no sense at the moment does not happen.
 #[derive(Debug, Clone, Copy)]
@@ -338,7 +338,7 @@ impl World {
             Server::FirstByte if worker.appeared => Input::FirstByte(run),
             Server::Initializes if worker.appeared && worker.initialized.is_none() => {
                 worker.initialized = Some(now);
-                Input::Initialized(run)
+                Input::Initialized(run, introduced())
             }
             Server::Lists if worker.initialized.is_some() && (worker.discovers || worker.listed) => {
                 worker.listed = true;
@@ -440,7 +440,7 @@ impl World {
         let input = match server {
             Server::Appears => Input::Spawned(run, Some(7)),
             Server::FirstByte => Input::FirstByte(run),
-            Server::Initializes => Input::Initialized(run),
+            Server::Initializes => Input::Initialized(run, introduced()),
             Server::Lists => Input::Discovered(run, catalogue("old")),
             Server::CannotList => Input::DiscoveryFailed(run, "old".to_owned()),
             Server::Ends(_) => Input::Ended(run, exited(1, None)),
@@ -575,6 +575,8 @@ impl World {
                     assert!(self.workers.is_empty(), "something is left: {:?}", self.workers);
                     self.removed = true;
                 }
+                Effect::Unreachable { .. } => self.caller_waits = false,
+                Effect::Check(_) | Effect::Credentials { .. } => {}
                 Effect::Status { .. } | Effect::ChargeTeam | Effect::Tell(_) | Effect::Denied(_) => {}
             }
         }
@@ -675,7 +677,9 @@ impl World {
         }
         let expected: &[Status] = match phase {
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => &[Status::AwaitingUserConfig],
-            Phase::Unserved | Phase::Undiscovered { .. } => &[Status::Error],
+            Phase::Undiscovered { .. } => &[Status::Error],
+            Phase::Reconnecting { .. } | Phase::Exhausted { .. } => &[Status::Offline, Status::Error],
+            Phase::Reauth => &[Status::RequiresReauth],
             Phase::Queued { why: Why::Wake { .. }, .. }
             | Phase::Starting { why: Why::Wake { .. }, .. }
             | Phase::Backoff { why: Why::Wake { .. }, .. }
@@ -726,7 +730,7 @@ impl World {
             Phase::Ready { look_at: None, .. }
                 | Phase::Dormant { .. }
                 | Phase::Unconfigured
-                | Phase::Unserved
+                | Phase::Reauth
                 | Phase::Stopped
                 | Phase::Failed
                 | Phase::Over

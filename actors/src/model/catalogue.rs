@@ -1,5 +1,6 @@
 //! What a server offers, kept as it was sent: every field, `_meta` and unknown ones too.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
@@ -72,6 +73,17 @@ impl Tool {
             tokens: characters / 4,
             repeatable: annotations.read_only_hint == Some(true) || annotations.idempotent_hint == Some(true),
         })
+    }
+}
+
+impl Entry {
+    /// Keeps a definition as it was sent, under the text of its field `key`; why not, where it has none.
+    pub fn parse(raw: Box<RawValue>, key: &str) -> Result<Self, String> {
+        let fields: BTreeMap<Cow<'_, str>, &RawValue> =
+            serde_json::from_str(raw.get()).map_err(|error| error.to_string())?;
+        let text = fields.get(key).ok_or_else(|| format!("it has no `{key}`"))?;
+        let text: String = serde_json::from_str(text.get()).map_err(|error| format!("its `{key}` is {error}"))?;
+        Ok(Self { key: text.into(), raw })
     }
 }
 

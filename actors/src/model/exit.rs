@@ -73,6 +73,8 @@ pub enum ExitCause {
     Wire(String),
     /// Alive, and answering nothing.
     Unresponsive,
+    /// The remote server was lost, or could not be reached.
+    Lost(Failure),
     /// The worker's own code panicked, and how.
     Panicked(String),
 }
@@ -92,6 +94,7 @@ impl WorkerExit {
             | ExitCause::Handshake(_)
             | ExitCause::Wire(_)
             | ExitCause::Unresponsive
+            | ExitCause::Lost(_)
             | ExitCause::Panicked(_) => true,
         }
     }
@@ -108,6 +111,7 @@ impl WorkerExit {
             ExitCause::Handshake(why) => format!("handshake failed: {why}"),
             ExitCause::Wire(why) => format!("connection broken: {why}"),
             ExitCause::Unresponsive => "unresponsive".to_owned(),
+            ExitCause::Lost(failure) => failure.to_string(),
             ExitCause::Panicked(how) => format!("worker panicked: {how}"),
         }
     }

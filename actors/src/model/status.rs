@@ -206,10 +206,10 @@ pub fn next(status: Status, cause: Cause) -> Option<Status> {
             | Error | RequiresReauth | PermanentlyFailed => None,
         },
         Cause::ConfigChanged => match status {
-            CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Error
+            CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Error | Offline
             | RequiresReauth | PermanentlyFailed => Some(Restarting),
-            // Nothing runs yet, or the instance is stopped: the new configuration is simply what will be started.
-            AwaitingUserConfig | Provisioning | Offline => None,
+            // Nothing runs yet: the new configuration is simply what will be started.
+            AwaitingUserConfig | Provisioning => None,
         },
         Cause::Ended => match status {
             Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Error => Some(Connecting),

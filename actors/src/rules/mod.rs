@@ -1,10 +1,13 @@
 //! Decisions: plain values and functions. Time and run numbers come in as arguments; nothing here waits, spawns, logs
 //! or looks at a clock, so every rule is read and tested without a runtime.
 
+pub mod health;
 pub mod idle;
+pub mod jitter;
 pub mod outbox;
 pub mod permits;
 pub mod restart;
+pub mod retry;
 pub mod slot;
 pub mod team_budget;
 pub mod watchdog;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
+use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::spec::{
     InstanceConfig, InstanceSpec, Layer, OnUpdate, RemoteTransport, Target, Value,
 };
@@ -38,7 +39,18 @@ pub(crate) fn incomplete(config: &mut InstanceConfig) {
     config.user_required = vec!["API_KEY".to_owned()];
 }
 
-/// It is remote, which no worker serves yet.
+/// What a server says of itself.
+pub(crate) fn introduced() -> Arc<ServerInfo> {
+    Arc::new(ServerInfo {
+        name: "files".to_owned(),
+        version: "1".to_owned(),
+        protocol: "2025-11-25".to_owned(),
+        capabilities: RawValue::from_string(r#"{"tools":{}}"#.to_owned()).unwrap(),
+        instructions: None,
+    })
+}
+
+/// It is remote.
 pub(crate) fn remote(config: &mut InstanceConfig) {
     config.target =
         Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/mcp".to_owned(), health_url: None };

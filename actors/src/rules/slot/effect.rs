@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::HealthNews;
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::WorkerExit;
 use crate::model::ids::Run;
+use crate::model::remote::ServerInfo;
 use crate::model::spec::InstanceSpec;
 use crate::model::status::{Cause, Status};
 use crate::rules::idle::Activity;
@@ -20,6 +22,8 @@ pub enum Input {
     Stop,
     /// A person: start again now, with a clean slate.
     Restart,
+    /// A person: make the connection anew; a process is restarted.
+    Reconnect,
     /// The configuration changed.
     Update(Arc<InstanceSpec>),
     /// The installation is gone.
@@ -34,14 +38,20 @@ pub enum Input {
     FirstByte(Run),
     /// The process is there.
     Spawned(Run, Option<u32>),
-    /// The handshake is done.
-    Initialized(Run),
+    /// The handshake is done, and what the server said of itself.
+    Initialized(Run, Arc<ServerInfo>),
     /// All lists were read.
     Discovered(Run, Arc<Catalogue>),
     /// The lists could not be read; the link is alive.
     DiscoveryFailed(Run, String),
     /// The run is over and nothing of it is left.
     Ended(Run, WorkerExit),
+    /// A call has succeeded although the lists could not be read.
+    Recovered(Run),
+    /// What health checks found.
+    Health(Run, HealthNews),
+    /// The machine was suspended for so long.
+    Woke(Duration),
     /// A deadline of this slot may have passed; and what its open run has to do, if there is one.
     Tick(Option<Activity>),
     /// Its run takes no calls any more, as was tried by [`Effect::TrySleep`].
@@ -89,6 +99,15 @@ pub enum Effect {
     },
     /// Read the lists again on the live link.
     Discover(Run),
+    /// Find out at once whether the server is still there.
+    Check(Run),
+    /// Other credentials for a connection that stays.
+    Credentials {
+        /// The incarnation.
+        run: Run,
+        /// With these.
+        spec: Arc<InstanceSpec>,
+    },
     /// The status moved; tell the registry and the events.
     Status {
         /// The new one.
@@ -111,6 +130,13 @@ pub enum Effect {
     Admit(Run),
     /// The callers that wait are refused, with the status and what to do.
     Refuse(String),
+    /// The callers that wait are told that the attempt has failed, and when the next one is.
+    Unreachable {
+        /// Why it failed.
+        last_error: String,
+        /// The next one; none if none comes by itself.
+        retry_at: Option<Instant>,
+    },
     /// The person who asked is told why nothing happens, and what to do instead.
     Denied(String),
     /// The slot is over: drop it.
@@ -128,11 +154,14 @@ impl Effect {
             | Self::Status { .. }
             | Self::ChargeTeam
             | Self::Tell(_)
+            | Self::Credentials { .. }
+            | Self::Unreachable { .. }
             | Self::Remove => true,
             Self::RequestPermit { .. }
             | Self::WithdrawPermit
             | Self::ReleasePermit(_)
             | Self::TrySleep { .. }
+            | Self::Check(_)
             | Self::Hurry(_)
             | Self::Refused { .. }
             | Self::Admit(_)
@@ -184,6 +213,25 @@ pub enum Told {
         /// The catalogue now.
         now: Arc<Catalogue>,
     },
+    /// A connection that was there is not any more.
+    Disconnected {
+        /// Whether somebody wanted that.
+        intentional: bool,
+    },
+    /// It is tried again.
+    Reconnecting {
+        /// Which attempt that is.
+        attempt: u32,
+        /// When.
+        after: Duration,
+    },
+    /// It is there again.
+    Reconnected {
+        /// Attempts since it was lost; 0 where the first one on request succeeded.
+        attempts: u32,
+    },
+    /// What health checks found.
+    Health(HealthNews),
     /// Ended on request.
     Stopped {
         /// Whose.

@@ -15,8 +15,7 @@
 //! ```
 //!
 //! One incarnation takes calls, and a restart waits until the old run is gone. A rolling update has a second one beside it
-//! (`beside.rs`). The reconnect schedule of a remote instance will be a phase between `Ready` and `Starting`, as
-//! `Undiscovered` is for a link that is alive.
+//! (`beside.rs`). What is special about a remote instance, and its drawing, is in `remote.rs`.
 //!
 //! Here is what a slot is; `wishes.rs` has what people, the configuration and callers want of it, `runs.rs` what becomes
 //! of its runs.
@@ -24,6 +23,7 @@
 mod beside;
 mod effect;
 mod phase;
+mod remote;
 mod runs;
 mod wishes;
 
@@ -33,14 +33,18 @@ use std::time::{Duration, Instant};
 pub use beside::Beside;
 pub use effect::{Effect, Input, Told};
 pub use phase::{Phase, Then, Want, Why};
+pub use remote::HealthNews;
+use remote::{Away, is_remote};
 
 use super::idle;
+use super::jitter::Dice;
 use super::restart::History;
+use super::retry;
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::ids::Run;
-use crate::model::remote::{Connection, Health, ServerInfo};
-use crate::model::spec::{InstanceSpec, Keep, Target};
+use crate::model::remote::{Health, ServerInfo};
+use crate::model::spec::{InstanceSpec, Keep};
 use crate::model::status::{self, Cause, Status};
 
 /// What must outlive the team's supervisor: cast to Root at each change, because ractor hands no state back after a
@@ -58,6 +62,8 @@ pub struct Memo {
     last_exit: Option<String>,
     last_error: Option<String>,
     refused: Option<Refusal>,
+    away: Option<(Away, Status, Option<String>)>,
+    server: Option<Arc<ServerInfo>>,
     /// Its tools are those of another satellite, and were not read since.
     recalled: bool,
     /// No supervisor has had it yet.
@@ -129,6 +135,8 @@ pub struct Slot {
     pub history: History,
     /// The second incarnation, during a rolling update.
     pub beside: Option<Beside>,
+    /// For delays that are not to be the same for all.
+    pub(crate) dice: Dice,
     refused: Option<Refusal>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
@@ -136,6 +144,8 @@ pub struct Slot {
     called: bool,
     /// Its tools are as they were before the satellite was started: they are read again when it is awake.
     recalled: bool,
+    /// Its credentials have changed since its run was started.
+    newer_credentials: bool,
 }
 
 impl Slot {
@@ -154,7 +164,7 @@ impl Slot {
 
     /// An instance whose supervisor died: what it had come to stays, what ran is started again.
     pub fn revive(spec: Arc<InstanceSpec>, memo: &Memo) -> (Self, Vec<Effect>) {
-        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || !is_served(&spec)) {
+        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || is_remote(&spec)) {
             return Self::new(spec);
         }
         let mut slot = Self::blank(spec);
@@ -166,6 +176,7 @@ impl Slot {
         slot.last_error.clone_from(&memo.last_error);
         slot.refused.clone_from(&memo.refused);
         slot.recalled = memo.recalled;
+        slot.server.clone_from(&memo.server);
         let mut out = Vec::new();
         if memo.stopped {
             slot.want = Want::Stopped;
@@ -183,11 +194,14 @@ impl Slot {
             } else {
                 slot.becomes(Status::Online, slot.refusal(), &mut out);
             }
+        } else if let Some((away, status, message)) = memo.away.as_ref().filter(|_| slot.is_remote()) {
+            slot.is_away(away);
+            slot.becomes(*status, message.clone(), &mut out);
         } else {
             slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
                 // A delay that was running still holds.
-                Some(until) if is_served(&slot.spec) => {
+                Some(until) if !slot.is_remote() => {
                     let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
                     slot.phase = Phase::Backoff { until, why };
                 }
@@ -222,6 +236,8 @@ impl Slot {
             last_exit: self.last_exit.clone(),
             last_error: self.last_error.clone(),
             refused: self.refused.clone(),
+            away: self.away().map(|away| (away, self.status, self.message.clone())),
+            server: self.server.clone(),
             recalled: self.recalled,
             new: false,
         }
@@ -232,7 +248,9 @@ impl Slot {
         match self.phase {
             Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => Some(run),
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Queued { .. }
             | Phase::Starting { .. }
             | Phase::FallingAsleep { .. }
@@ -253,7 +271,9 @@ impl Slot {
                 matches!(why, Why::Wake { .. })
             }
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Ready { .. }
             | Phase::FallingAsleep { .. }
             | Phase::Undiscovered { .. }
@@ -264,16 +284,12 @@ impl Slot {
         }
     }
 
-    /// The connection of a remote instance.
-    pub fn connection(&self) -> Option<Connection> {
-        matches!(self.spec.target, Target::Remote { .. }).then_some(Connection::Error)
-    }
-
     /// When it is tried again and which attempt that is, while a delay runs.
     pub fn next_retry(&self) -> Option<(Instant, usize)> {
         match &self.phase {
             Phase::Backoff { until, why: Why::Again { attempt, .. } } => Some((*until, *attempt)),
             Phase::Undiscovered { retry_at: Some(at), attempt, .. } => Some((*at, *attempt as usize)),
+            Phase::Reconnecting { until, attempt } => Some((*until, *attempt as usize)),
             _ => None,
         }
     }
@@ -281,11 +297,12 @@ impl Slot {
     /// When this slot wants a [`Input::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         let own = match self.phase {
-            Phase::Backoff { until, .. } => Some(until),
+            Phase::Backoff { until, .. } | Phase::Reconnecting { until, .. } => Some(until),
             Phase::Undiscovered { retry_at, .. } => retry_at,
             Phase::Ready { look_at, .. } => look_at,
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Queued { .. }
             | Phase::Starting { .. }
             | Phase::FallingAsleep { .. }
@@ -309,7 +326,9 @@ impl Slot {
         match input {
             Input::Start => self.on_start(&mut out),
             Input::Stop => self.on_stop(&mut out),
+            Input::Restart if self.is_remote() && self.want == Want::Running => self.on_reconnect(&mut out),
             Input::Restart => self.on_restart(&mut out),
+            Input::Reconnect => self.on_reconnect(&mut out),
             Input::Update(spec) => self.on_update(spec, &mut out),
             Input::Uninstall => self.on_end(StopKind::Uninstall, &mut out),
             Input::Shutdown => self.on_end(StopKind::Shutdown, &mut out),
@@ -322,11 +341,14 @@ impl Slot {
                 }
                 self.on_spawned_beside(run, pid);
             }
-            Input::Initialized(run) => self.on_initialized(now, run, &mut out),
+            Input::Initialized(run, server) => self.on_initialized(now, run, server, &mut out),
             Input::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
             Input::DiscoveryFailed(run, why) => self.on_discovery_failed(now, run, why, &mut out),
             Input::Ended(run, exit) => self.on_ended(now, run, exit, &mut out),
             Input::Tick(activity) => self.on_tick(now, activity, &mut out),
+            Input::Recovered(run) => self.on_recovered(run, &mut out),
+            Input::Health(run, news) => self.on_health(run, news, &mut out),
+            Input::Woke(asleep) => self.on_woke(now, asleep, &mut out),
             Input::Sleep { run, idle } => self.on_sleep(now, run, idle, &mut out),
         }
         out
@@ -341,7 +363,9 @@ impl Slot {
             | Phase::Undiscovered { run, .. }
             | Phase::Stopping { run, .. } => Some(run),
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Queued { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
@@ -368,41 +392,32 @@ impl Slot {
             server: None,
             history: History::default(),
             beside: None,
+            dice: Dice::new(0, ""),
             refused: None,
             permit: None,
             called: false,
             recalled: false,
+            newer_credentials: false,
             was_ready: false,
         }
     }
 
     /// The satellite takes a configured instance: `command_received`, and a permit is asked for.
     fn take(&mut self, out: &mut Vec<Effect>) {
-        if is_served(&self.spec) {
-            self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
-            self.queue(Why::First, out);
-        } else {
-            self.unserved(out);
-        }
-    }
-
-    fn unserved(&mut self, out: &mut Vec<Effect>) {
-        self.phase = Phase::Unserved;
-        let message = format!("transport `{}` is not served by this version", self.spec.transport());
-        self.moves(Cause::Failed, Some(message), out);
-        self.refuse(out);
+        self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
+        self.queue(Why::First, out);
     }
 
     fn begin_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<Effect>) {
-        let why = if self.was_ready { Why::Again { reason, old_pid, attempt: 0 } } else { Why::First };
+        let why = match (self.was_ready, self.is_remote()) {
+            (false, _) => Why::First,
+            (true, true) => Why::Reconnect { attempt: 0, resume: None },
+            (true, false) => Why::Again { reason, old_pid, attempt: 0 },
+        };
         self.again(why, out);
     }
 
     fn again(&mut self, why: Why, out: &mut Vec<Effect>) {
-        if !is_served(&self.spec) {
-            self.unserved(out);
-            return;
-        }
         if self.status == Status::Provisioning {
             self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
         }
@@ -426,8 +441,9 @@ impl Slot {
             Why::Again { reason, old_pid, attempt } if !first => {
                 Told::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
             }
+            Why::Reconnect { attempt, .. } if !first => Told::Reconnected { attempts: *attempt },
             // A restart of what never got to `online` is its first time there.
-            Why::First | Why::Again { .. } => Told::Started {
+            Why::First | Why::Again { .. } | Why::Reconnect { .. } => Told::Started {
                 after: now.saturating_duration_since(since),
                 tool_count: self.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
             },
@@ -442,7 +458,7 @@ impl Slot {
             out.push(Effect::Discover(run));
         }
         let called = std::mem::take(&mut self.called);
-        if self.spec.keep == Keep::Lazy && !called {
+        if self.spec.keep == Keep::Lazy && !called && !self.is_remote() {
             out.push(Effect::TrySleep { run, idle: Duration::ZERO });
         }
     }
@@ -450,6 +466,8 @@ impl Slot {
     fn opens(&mut self, now: Instant, run: Run) {
         let policy = &self.spec.policy.idle;
         let look_at = match self.spec.keep {
+            // Nothing is saved by a connection that sleeps.
+            Keep::Listed | Keep::Lazy if self.is_remote() => None,
             Keep::Listed | Keep::Lazy => idle::first_look(policy, now),
             Keep::AlwaysOn => None,
         };
@@ -533,6 +551,7 @@ impl Slot {
             Status::Offline if self.want == Want::Stopped => {
                 format!("`{name}` is stopped. Run `satellite start {name}` to have it back.")
             }
+            Status::RequiresReauth => retry::reauth_message(name, message),
             status => format!("`{name}` is {status}: {message}"),
         }));
     }
@@ -549,10 +568,6 @@ impl Slot {
         self.message.clone_from(&message);
         out.push(Effect::Status { status, message });
     }
-}
-
-fn is_served(spec: &InstanceSpec) -> bool {
-    matches!(spec.target, Target::Stdio { .. })
 }
 
 fn refuse_ending(kind: StopKind) -> Effect {

@@ -29,6 +29,13 @@ pub enum Why {
         /// Unwanted exits in the window; 0 after a person's request.
         attempt: usize,
     },
+    /// The connection to a remote server is made anew.
+    Reconnect {
+        /// The attempt's number since it was lost; 0 after a person's request.
+        attempt: u32,
+        /// A caller wanted it before its time, which was this: the schedule goes on if it fails.
+        resume: Option<Instant>,
+    },
     /// A call wakes it. The status stays `online`.
     Wake {
         /// Asleep since then.
@@ -43,8 +50,6 @@ pub enum Why {
 pub enum Phase {
     /// A required value is missing.
     Unconfigured,
-    /// No worker of this version can serve its transport.
-    Unserved,
     /// Waits for a start permit.
     Queued {
         /// What for.
@@ -79,7 +84,7 @@ pub enum Phase {
         /// How long nobody had needed it then.
         idle: Duration,
     },
-    /// The link is alive and its lists cannot be read. Retried; a call is tried on the link.
+    /// The link is alive and its lists cannot be read, or are being read anew. Calls are tried on the link.
     Undiscovered {
         /// The incarnation.
         run: Run,
@@ -87,10 +92,24 @@ pub enum Phase {
         why: Why,
         /// When it was started.
         since: Instant,
-        /// Failed discoveries.
+        /// Failed discoveries; 0 while the first one after a reconnect is under way.
         attempt: u32,
         /// The next one; none while one is under way.
         retry_at: Option<Instant>,
+    },
+    /// The remote server is not connected; it is tried again.
+    Reconnecting {
+        /// When.
+        until: Instant,
+        /// Which attempt that is.
+        attempt: u32,
+    },
+    /// The remote server does not accept the credentials: nothing is tried until they change.
+    Reauth,
+    /// The remote server was tried as often as the policy says.
+    Exhausted {
+        /// How often.
+        attempts: u32,
     },
     /// A restart's delay.
     Backoff {

@@ -8,6 +8,7 @@ use crate::model::catalogue::Catalogue;
 use crate::model::event::RestartReason;
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::ids::Run;
+use crate::model::remote::{Health, ServerInfo};
 use crate::model::spec::Keep;
 use crate::model::status::{Cause, Status};
 use crate::rules::idle::{self, Activity};
@@ -23,17 +24,24 @@ impl Slot {
         let wake = matches!(why, Why::Wake { .. });
         self.restarts += u64::from(matches!(why, Why::Again { .. }));
         let discover = !wake || self.catalogue.is_none();
-        self.phase = Phase::Starting { run, why, since: now };
+        self.phase = Phase::Starting { run, why: why.clone(), since: now };
         self.hold_permit(now, run, self.spec.policy.session.permit_hold_max, out);
         self.pid = None;
         self.initialized_at = None;
-        if !wake {
-            self.moves(Cause::Attempt, Some("starting".to_owned()), out);
+        self.newer_credentials = false;
+        match why {
+            // The status stays what it is until it is there: `online` where it sleeps, `offline` where it was lost.
+            Why::Wake { .. } => {}
+            Why::Reconnect { .. } => {}
+            Why::First | Why::Again { .. } if self.is_remote() => {
+                self.moves(Cause::Attempt, Some("connecting".to_owned()), out);
+            }
+            Why::First | Why::Again { .. } => self.moves(Cause::Attempt, Some("starting".to_owned()), out),
         }
         out.push(Effect::Spawn { run, spec: self.spec.clone(), discover });
     }
 
-    pub(super) fn on_initialized(&mut self, now: Instant, run: Run, out: &mut Vec<Effect>) {
+    pub(super) fn on_initialized(&mut self, now: Instant, run: Run, server: Arc<ServerInfo>, out: &mut Vec<Effect>) {
         self.on_initialized_beside(now, run);
         let Phase::Starting { run: current, why, since } = &self.phase else { return };
         if *current != run {
@@ -41,11 +49,32 @@ impl Slot {
         }
         let (why, since) = (why.clone(), *since);
         self.initialized_at = Some(now);
+        self.server = Some(server);
+        self.health = Health::Healthy;
         match why {
             // Its tools are known: it answers after the handshake.
             Why::Wake { .. } if self.catalogue.is_some() => self.ready(now, run, &why, since, out),
             Why::Wake { .. } => {}
             Why::First | Why::Again { .. } => self.moves(Cause::Initialized, None, out),
+            // Whoever waits is answered at once, and beside it is found out what has changed.
+            Why::Reconnect { .. } => {
+                self.moves(Cause::Attempt, Some("Server recovered, re-discovering tools".to_owned()), out);
+                self.moves(Cause::Initialized, None, out);
+                self.phase = Phase::Undiscovered { run, why, since, attempt: 0, retry_at: None };
+                out.push(Effect::Admit(run));
+            }
+        }
+    }
+
+    /// A call has succeeded on a link whose lists could not be read: they are read again before their time.
+    pub(super) fn on_recovered(&mut self, run: Run, out: &mut Vec<Effect>) {
+        if let Phase::Undiscovered { run: current, retry_at: retry_at @ Some(_), .. } = &mut self.phase
+            && *current == run
+        {
+            *retry_at = None;
+            self.moves(Cause::Attempt, Some("Server recovered, re-discovering tools".to_owned()), out);
+            self.moves(Cause::Initialized, None, out);
+            out.push(Effect::Discover(run));
         }
     }
 
@@ -77,7 +106,9 @@ impl Slot {
             // It is ending, perhaps because it was configured anew: what it says now is no longer told.
             Phase::FallingAsleep { .. } | Phase::Stopping { .. } => {}
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Queued { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
@@ -107,7 +138,9 @@ impl Slot {
                 return;
             }
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Queued { .. }
             | Phase::FallingAsleep { .. }
             | Phase::Backoff { .. }
@@ -117,7 +150,8 @@ impl Slot {
             | Phase::Failed
             | Phase::Over => return,
         };
-        let delay = restart::reconnect_delay(&self.spec.policy.reconnect, attempt);
+        let policy = &self.spec.policy.reconnect;
+        let delay = self.dice.spread(restart::reconnect_delay(policy, attempt), policy.jitter_percent);
         let message = format!("cannot read its tools: {reason}; again in {}", restart::in_seconds(delay));
         self.last_error = Some(reason);
         self.phase = Phase::Undiscovered { run, why, since, attempt, retry_at: Some(now + delay) };
@@ -136,9 +170,13 @@ impl Slot {
         self.last_exit = Some(exit.reason());
         self.pid = None;
         self.initialized_at = None;
+        self.health = Health::Unknown;
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Stopping { kind, then, .. } => {
-                out.push(Effect::Tell(Told::Stopped { kind, exit }));
+                out.push(Effect::Tell(match self.was_of_a_connection(&exit) {
+                    true => Told::Disconnected { intentional: true },
+                    false => Told::Stopped { kind, exit },
+                }));
                 if self.lingers(kind, &then, out) {
                     return;
                 }
@@ -152,6 +190,9 @@ impl Slot {
                     Then::Again(why) => self.again(why, out),
                 }
             }
+            ended @ (Phase::Starting { .. } | Phase::Ready { .. } | Phase::Undiscovered { .. }) if self.is_remote() => {
+                self.lost(now, &ended, exit, out);
+            }
             Phase::FallingAsleep { since, idle, .. } if exit.cause == ExitCause::Asked => {
                 let last_activity = since.checked_sub(idle).unwrap_or(since);
                 out.push(Effect::Tell(Told::Dormant { pid: old_pid, idle, last_activity }));
@@ -163,7 +204,9 @@ impl Slot {
             Phase::Starting { .. } | Phase::Undiscovered { .. } => self.unwanted(now, &exit, old_pid, false, out),
             // These have no run: the check above ended it.
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Queued { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
@@ -171,6 +214,11 @@ impl Slot {
             | Phase::Failed
             | Phase::Over => {}
         }
+    }
+
+    /// A process has an id, or an end of its own; an update may have made one of what was the other.
+    fn was_of_a_connection(&self, exit: &WorkerExit) -> bool {
+        self.is_remote() && exit.pid.is_none() && exit.code.is_none() && exit.signal.is_none()
     }
 
     /// Every unwanted exit is charged to the one budget, whatever its code.
@@ -243,6 +291,10 @@ impl Slot {
                 }
                 self.queue(why, out);
             }
+            Phase::Reconnecting { until, attempt } if now >= *until => {
+                let attempt = *attempt;
+                self.attempt_now(attempt, None, out);
+            }
             Phase::Undiscovered { run, retry_at, .. } if retry_at.is_some_and(|at| now >= at) => {
                 *retry_at = None;
                 out.push(Effect::Discover(*run));
@@ -263,7 +315,9 @@ impl Slot {
             }
             // Nothing is due.
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Queued { .. }
             | Phase::Starting { .. }
             | Phase::Ready { .. }
@@ -286,7 +340,9 @@ impl Slot {
             }
             // It is said in the same breath in which it was tried: nothing can have come between.
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Queued { .. }
             | Phase::Starting { .. }
             | Phase::Ready { .. }

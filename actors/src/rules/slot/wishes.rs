@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Effect, Phase, Slot, Then, Want, Why, ending, is_served, refuse_ending};
+use super::remote::{differ_in_credentials_only, is_remote};
+use super::{Effect, Phase, Slot, Then, Told, Want, Why, ending, refuse_ending};
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::spec::{InstanceSpec, OnUpdate};
 use crate::model::status::{Cause, Status};
@@ -39,7 +40,8 @@ impl Slot {
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
                 out.push(self.denied("values of its user are missing"));
             }
-            Phase::Unserved => out.push(self.denied("its transport is not served by this version")),
+            Phase::Reauth => out.push(self.denied("it is requires_reauth; `satellite reconnect` leaves that")),
+            Phase::Exhausted { .. } => self.on_reconnect(out),
             Phase::Stopping { then: Then::Over, .. } => out.push(self.denied("it is being removed")),
             // Wanted already.
             Phase::Queued { .. }
@@ -47,6 +49,7 @@ impl Slot {
             | Phase::Ready { .. }
             | Phase::FallingAsleep { .. }
             | Phase::Undiscovered { .. }
+            | Phase::Reconnecting { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
             | Phase::Stopping { .. }
@@ -61,7 +64,13 @@ impl Slot {
                 out.push(Effect::WithdrawPermit);
                 self.stop_now(out);
             }
-            Phase::Unconfigured | Phase::Unserved | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
+            Phase::Unconfigured
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Failed => {
                 self.stop_now(out);
             }
             Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
@@ -103,6 +112,9 @@ impl Slot {
             }
             // A wake's permit is asked for already, and is as good for this.
             Phase::Queued { why: Why::Wake { .. }, .. }
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
             | Phase::Failed => {
@@ -119,7 +131,6 @@ impl Slot {
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
                 out.push(self.denied("values of its user are missing"));
             }
-            Phase::Unserved => out.push(self.denied("its transport is not served by this version")),
             Phase::Stopping { then: Then::Over, .. } | Phase::Over => out.push(self.denied("it is being removed")),
         }
     }
@@ -134,14 +145,18 @@ impl Slot {
         if !takes_calls && self.refused.as_ref().is_some_and(|refused| *refused.spec == *spec) {
             return;
         }
+        if differ_in_credentials_only(&self.spec, &spec) {
+            self.on_credentials(spec, out);
+            return;
+        }
         // Back to what sleeps: there is nothing to start.
         if self.refused.is_some() && *spec == *self.spec && self.sleeps_on() {
             self.refused = None;
             self.remark(None, out);
             return;
         }
-        let (complete, served) = (spec.missing.is_empty(), is_served(&spec));
-        let rolls = spec.on_update == OnUpdate::Rolling && complete && served;
+        let complete = spec.missing.is_empty();
+        let rolls = spec.on_update == OnUpdate::Rolling && complete && !is_remote(&spec) && !self.is_remote();
         if rolls && takes_calls {
             self.roll(spec, out);
             return;
@@ -168,17 +183,15 @@ impl Slot {
                 out.push(Effect::WithdrawPermit);
                 self.await_config(out);
             }
-            Phase::Queued { .. } if !served => {
-                out.push(Effect::WithdrawPermit);
-                self.unserved(out);
-            }
             // It has not started yet, and will with the new configuration.
             Phase::Queued { why: Why::First | Why::Again { .. }, .. } => {}
-            Phase::Queued { why: Why::Wake { .. }, .. }
+            Phase::Queued { why: Why::Wake { .. } | Why::Reconnect { .. }, .. }
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
-            | Phase::Failed
-            | Phase::Unserved => {
+            | Phase::Failed => {
                 if complete {
                     self.config_changed(out);
                     self.begin_again(RestartReason::Config, None, out);
@@ -229,7 +242,9 @@ impl Slot {
                 self.over_when_alone(kind, out);
             }
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
             | Phase::Stopped
@@ -240,6 +255,9 @@ impl Slot {
     }
 
     fn over_when_alone(&mut self, kind: StopKind, out: &mut Vec<Effect>) {
+        if self.is_remote() && kind == StopKind::Uninstall {
+            out.push(Effect::Tell(Told::Disconnected { intentional: true }));
+        }
         if self.lingers(kind, &Then::Over, out) {
             self.moves(Cause::Stopped, Some(ending(kind).to_owned()), out);
         } else {
@@ -272,6 +290,17 @@ impl Slot {
             Phase::Starting { .. } | Phase::Backoff { .. } | Phase::Stopping { then: Then::Again(_), .. } => {
                 self.called = true;
             }
+            // Nobody waits for the timer: the attempt is now, and all who come meanwhile share it.
+            Phase::Reconnecting { until, attempt } => {
+                self.called = true;
+                let (until, attempt) = (*until, *attempt);
+                self.attempt_now(attempt, Some(until), out);
+            }
+            Phase::Exhausted { attempts } => {
+                self.called = true;
+                let attempts = *attempts;
+                self.attempt_now(attempts, None, out);
+            }
             // Too late for this run, which is not to use up the caller's time. Who still waits when it is gone calls again,
             // and wakes the next.
             Phase::FallingAsleep { run, .. } => {
@@ -281,7 +310,7 @@ impl Slot {
             }
             Phase::Stopping { then: Then::Over, kind, .. } => out.push(refuse_ending(*kind)),
             Phase::Unconfigured
-            | Phase::Unserved
+            | Phase::Reauth
             | Phase::Stopping { then: Then::Stop | Then::AwaitConfig, .. }
             | Phase::Stopped
             | Phase::Failed

@@ -1,0 +1,72 @@
+//! The actor that is one connection to a remote server: one session, from the first request until it is lost or not
+//! wanted any more. It never reconnects: it ends with a typed reason, and its team's supervisor decides what comes next.
+
+use std::panic::AssertUnwindSafe;
+
+use futures::FutureExt;
+use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::model::exit::{ExitCause, WorkerExit};
+use crate::session::{Control, remote};
+use crate::tasks::{Tasks, panic_text};
+use crate::team;
+use crate::worker::{Args, Msg};
+
+pub(crate) struct RemoteWorker;
+
+pub(crate) struct State {
+    control: mpsc::UnboundedSender<Control>,
+    /// The session, and with it the line: it ends with this state.
+    tasks: Tasks,
+    /// How it ended; read by the supervisor in the death notice.
+    pub(crate) exit: Option<WorkerExit>,
+}
+
+#[cfg_attr(feature = "async-trait", ractor::async_trait)]
+impl Actor for RemoteWorker {
+    type Msg = Msg;
+    type State = State;
+    type Arguments = Args;
+
+    async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
+        let (port, end) = args.door();
+        let (control, controlled) = mpsc::unbounded_channel();
+        args.tell_spawned(team::Spawned { pid: None, custody: None, port });
+        let basis = args.basis(Instant::now(), end, controlled);
+        let (spec, run, connector) = (args.spec.clone(), args.run, args.connector.clone());
+        let span = args.span();
+        // A connector may panic, too.
+        let session = async move {
+            let line = connector.dial(&spec, run);
+            remote::run(remote::Args { basis, line, dice: args.dice }).await
+        };
+        let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {
+            let exit =
+                exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
+            // If the worker is gone nobody needs to know.
+            let _ = cast!(myself, Msg::Over(exit));
+        });
+        let mut tasks = Tasks::default();
+        tasks.spawn(ending.instrument(span));
+        Ok(State { control, tasks, exit: None })
+    }
+
+    async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        match msg {
+            // A session that is no longer there has ended anyway.
+            Msg::Control(control) => drop(state.control.send(control)),
+            Msg::Over(exit) => {
+                state.exit = Some(exit);
+                state.tasks = Tasks::default();
+                myself.stop(None);
+            }
+            Msg::Panic => std::panic::panic_any("asked to panic"),
+            // Nothing was opened.
+            Msg::Opened(_) => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! When a connected server is asked whether it is well, and what its silence means.
+
+use std::time::Instant;
+
+use super::jitter::Dice;
+use crate::model::policy::{HealthCheck, HealthPolicy, OnDegraded};
+
+/// Jitter of the interval.
+const SPREAD_PERCENT: u8 = 10;
+
+/// The checks of one session.
+#[derive(Debug, Clone)]
+pub struct Checks {
+    dice: Dice,
+    failures: u32,
+    degraded: bool,
+    last_error: Option<String>,
+    /// The server does not know `ping`.
+    no_ping: bool,
+    next_at: Option<Instant>,
+}
+
+/// What a failed check comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may be chance.
+    Wait,
+    /// Once too often: it is degraded, which is told.
+    Degraded(u32),
+    /// Once too often: the connection is given up.
+    GiveUp(u32),
+}
+
+impl Checks {
+    /// Of a session that was connected now: the first check comes one interval later.
+    pub fn new(policy: &HealthPolicy, dice: Dice, now: Instant) -> Self {
+        let mut checks = Self { dice, failures: 0, degraded: false, last_error: None, no_ping: false, next_at: None };
+        checks.schedule(policy, now);
+        checks
+    }
+
+    fn schedule(&mut self, policy: &HealthPolicy, now: Instant) {
+        self.next_at = now.checked_add(self.dice.spread(policy.interval, SPREAD_PERCENT));
+    }
+
+    /// When the next one is due; none while one is under way.
+    pub fn due_at(&self) -> Option<Instant> {
+        self.next_at
+    }
+
+    /// It is due at once, unless one is under way.
+    pub fn hurry(&mut self, now: Instant) {
+        if let Some(at) = &mut self.next_at {
+            *at = now;
+        }
+    }
+
+    /// Begins a check: what is asked.
+    pub fn begin(&mut self, policy: &HealthPolicy) -> HealthCheck {
+        self.next_at = None;
+        match policy.check {
+            HealthCheck::Ping if self.no_ping => HealthCheck::ToolsList,
+            check => check,
+        }
+    }
+
+    /// The server does not know `ping`: it is asked for its tools instead, at once.
+    pub fn no_ping(&mut self, now: Instant) {
+        self.no_ping = true;
+        self.next_at = Some(now);
+    }
+
+    /// The check was not answered, or not well.
+    pub fn failed(&mut self, policy: &HealthPolicy, why: String, now: Instant) -> Verdict {
+        self.schedule(policy, now);
+        self.failures += 1;
+        self.last_error = Some(why);
+        if self.failures < policy.threshold || self.degraded {
+            return Verdict::Wait;
+        }
+        self.degraded = true;
+        match policy.on_degraded {
+            OnDegraded::Warn => Verdict::Degraded(self.failures),
+            OnDegraded::Reconnect => Verdict::GiveUp(self.failures),
+        }
+    }
+
+    /// The check succeeded. If it was degraded: after how many failures it is restored, and what the last was.
+    pub fn succeeded(&mut self, policy: &HealthPolicy, now: Instant) -> Option<(u32, Option<String>)> {
+        self.schedule(policy, now);
+        self.is_well()
+    }
+
+    /// It has answered in whatever way: a call is as good as a check.
+    pub fn is_well(&mut self) -> Option<(u32, Option<String>)> {
+        let failures = std::mem::take(&mut self.failures);
+        let last_error = self.last_error.take();
+        std::mem::take(&mut self.degraded).then_some((failures, last_error))
+    }
+
+    /// The last error, while there is one.
+    pub fn last_error(&self) -> Option<&str> {
+        self.last_error.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn checks(policy: &HealthPolicy, now: Instant) -> Checks {
+        Checks::new(policy, Dice::new(1, "a"), now)
+    }
+
+    fn near(interval: Duration, from: Instant, at: Option<Instant>) -> bool {
+        let after = at.map(|at| at - from).unwrap_or_default();
+        after >= interval * 9 / 10 && after <= interval * 11 / 10
+    }
+
+    #[test]
+    fn the_first_check_comes_an_interval_after_connecting_and_none_while_one_is_under_way() {
+        let (policy, now) = (HealthPolicy::default(), Instant::now());
+        let mut checks = checks(&policy, now);
+        assert!(near(policy.interval, now, checks.due_at()));
+        assert_eq!(checks.begin(&policy), HealthCheck::Ping);
+        assert_eq!(checks.due_at(), None);
+        checks.hurry(now);
+        assert_eq!(checks.due_at(), None);
+        assert_eq!(checks.succeeded(&policy, now), None);
+        assert!(near(policy.interval, now, checks.due_at()));
+        checks.hurry(now);
+        assert_eq!(checks.due_at(), Some(now));
+    }
+
+    #[test]
+    fn the_third_failure_in_a_row_is_degraded_once_and_a_success_restores() {
+        let (policy, now) = (HealthPolicy::default(), Instant::now());
+        let mut checks = checks(&policy, now);
+        let fail = |checks: &mut Checks| checks.failed(&policy, "no answer".to_owned(), now);
+        assert_eq!([fail(&mut checks), fail(&mut checks)], [Verdict::Wait, Verdict::Wait]);
+        assert_eq!(checks.is_well(), None, "it was never degraded");
+        assert_eq!([fail(&mut checks), fail(&mut checks)], [Verdict::Wait, Verdict::Wait]);
+        assert_eq!(fail(&mut checks), Verdict::Degraded(3));
+        assert_eq!(fail(&mut checks), Verdict::Wait, "it is told once");
+        assert_eq!(checks.is_well(), Some((4, Some("no answer".to_owned()))));
+        assert_eq!(checks.is_well(), None);
+    }
+
+    #[test]
+    fn where_degraded_means_reconnect_the_connection_is_given_up() {
+        let (policy, now) = (HealthPolicy { threshold: 1, ..HealthPolicy::bounded() }, Instant::now());
+        let mut checks = checks(&policy, now);
+        assert_eq!(checks.failed(&policy, "no answer".to_owned(), now), Verdict::GiveUp(1));
+    }
+
+    #[test]
+    fn a_server_that_knows_no_ping_is_asked_for_its_tools_from_then_on() {
+        let (policy, now) = (HealthPolicy::default(), Instant::now());
+        let mut checks = checks(&policy, now);
+        assert_eq!(checks.begin(&policy), HealthCheck::Ping);
+        checks.no_ping(now);
+        assert_eq!(checks.due_at(), Some(now));
+        assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
+        assert_eq!(checks.succeeded(&policy, now), None);
+        assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
+    }
+}

@@ -1,0 +1,70 @@
+//! Delays made a little longer or shorter, so that thousands that were cut off at once do not come back as one. The source
+//! is a value that is given a seed: the same seed, the same delays.
+
+use std::time::Duration;
+
+/// A sequence of numbers that look random (SplitMix64, by Steele, Lea and Flood).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// From a seed, and what tells one holder of the same seed from another.
+    pub fn new(seed: u64, holder: &str) -> Self {
+        // FNV-1a: the same in every build and on every machine.
+        let holder = holder
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        Self(seed ^ holder)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// `delay`, up to so many percent longer or shorter.
+    pub fn spread(&mut self, delay: Duration, percent: u8) -> Duration {
+        let delay_nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+        let reach = delay_nanos / 100 * u64::from(percent.min(100));
+        if reach == 0 {
+            return delay;
+        }
+        let offset = self.next() % (2 * reach + 1);
+        Duration::from_nanos(delay_nanos - reach + offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_is_spread_within_its_bounds_and_over_all_of_them() {
+        let mut dice = Dice::new(7, "files-acme-alice-a");
+        let delay = Duration::from_secs(180);
+        let spread: Vec<f64> = (0..1000).map(|_| dice.spread(delay, 10).as_secs_f64()).collect();
+        assert!(spread.iter().all(|seconds| (162.0..=198.0).contains(seconds)));
+        assert!(spread.iter().any(|seconds| *seconds < 165.0) && spread.iter().any(|seconds| *seconds > 195.0));
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_delays_and_another_holder_others() {
+        let draw = |seed, holder| {
+            let mut dice = Dice::new(seed, holder);
+            [(); 5].map(|()| dice.spread(Duration::from_secs(1), 10))
+        };
+        assert_eq!(draw(1, "a"), draw(1, "a"));
+        assert_ne!(draw(1, "a"), draw(1, "b"));
+        assert_ne!(draw(1, "a"), draw(2, "a"));
+    }
+
+    #[test]
+    fn no_jitter_is_no_jitter() {
+        let mut dice = Dice::new(1, "a");
+        assert_eq!(dice.spread(Duration::from_secs(2), 0), Duration::from_secs(2));
+        assert_eq!(dice.spread(Duration::ZERO, 10), Duration::ZERO);
+        assert!(dice.spread(Duration::MAX, 10) <= Duration::from_nanos(u64::MAX));
+    }
+}

@@ -1,0 +1,318 @@
+//! What is special about an instance whose server is somewhere else: it has a connection instead of a process, which is
+//! tried again for ever where the policy says so, and credentials that can change while it runs.
+//!
+//! ```text
+//!             lost, or not reached                 its time, a call, a person
+//!  Ready ──────────────────────────▶ Reconnecting ────────────────────────────▶ Queued ─▶ Starting
+//!    ▲  │  │                          ▲        │                                            │   │
+//!    │  │  └─ refused ─▶ Reauth       │        └ once too often ─▶ Exhausted                │   │
+//!    │  │                             └──────────────────────────────── not reached ────────┘   │
+//!    │  └──────────────── forced: Stopping ─▶ Queued                                            │
+//!    └───────────────────────── lists are read ◀── Undiscovered (takes calls) ◀── initialized ──┘
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Effect, Phase, Slot, Then, Told, Want, Why};
+use crate::model::event::StopKind;
+use crate::model::exit::{ExitCause, WorkerExit};
+use crate::model::failure::{Failure, FailureKind};
+use crate::model::remote::{Connection, Health};
+use crate::model::spec::{InstanceSpec, Target};
+use crate::model::status::Cause;
+use crate::rules::restart;
+use crate::rules::retry::{self, Class};
+
+/// A server may ask to be left alone; for no longer than this.
+const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// What a health check has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HealthNews {
+    /// So many checks in a row have failed.
+    Degraded {
+        /// How many.
+        failures: u32,
+        /// The last one's reason.
+        last_error: String,
+    },
+    /// It answers again.
+    Restored {
+        /// After so many.
+        failures: u32,
+        /// The last one's reason.
+        last_error: Option<String>,
+    },
+}
+
+/// Where a remote instance is that is not connected, as far as a new supervisor must know.
+#[derive(Debug, Clone)]
+pub(super) enum Away {
+    Reconnecting { until: Instant, attempt: u32 },
+    Reauth,
+    Exhausted { attempts: u32 },
+}
+
+impl Slot {
+    /// Whether its server is somewhere else.
+    pub fn is_remote(&self) -> bool {
+        is_remote(&self.spec)
+    }
+
+    /// The connection of a remote instance.
+    pub fn connection(&self) -> Option<Connection> {
+        let connection = match &self.phase {
+            Phase::Unconfigured | Phase::Stopping { .. } | Phase::Stopped | Phase::Over => Connection::Disconnected,
+            Phase::Queued { why, .. } | Phase::Starting { why, .. } => match why {
+                Why::Reconnect { attempt, .. } if *attempt > 0 => Connection::Reconnecting,
+                Why::First | Why::Again { .. } | Why::Wake { .. } | Why::Reconnect { .. } => Connection::Connecting,
+            },
+            Phase::Ready { .. } | Phase::Undiscovered { .. } => Connection::Connected,
+            Phase::Reconnecting { .. } => Connection::Reconnecting,
+            Phase::Reauth | Phase::Exhausted { .. } => Connection::Error,
+            // A process's.
+            Phase::FallingAsleep { .. } | Phase::Dormant { .. } | Phase::Backoff { .. } | Phase::Failed => {
+                Connection::Disconnected
+            }
+        };
+        self.is_remote().then_some(connection)
+    }
+
+    pub(super) fn away(&self) -> Option<Away> {
+        match &self.phase {
+            Phase::Reconnecting { until, attempt } => Some(Away::Reconnecting { until: *until, attempt: *attempt }),
+            // An attempt that was interrupted has not happened: its schedule goes on.
+            Phase::Queued { why: Why::Reconnect { attempt, resume: Some(until) }, .. }
+            | Phase::Starting { why: Why::Reconnect { attempt, resume: Some(until) }, .. } => {
+                Some(Away::Reconnecting { until: *until, attempt: *attempt })
+            }
+            Phase::Reauth => Some(Away::Reauth),
+            Phase::Exhausted { attempts } => Some(Away::Exhausted { attempts: *attempts }),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_away(&mut self, away: &Away) {
+        self.phase = match away {
+            Away::Reconnecting { until, attempt } => Phase::Reconnecting { until: *until, attempt: *attempt },
+            Away::Reauth => Phase::Reauth,
+            Away::Exhausted { attempts } => Phase::Exhausted { attempts: *attempts },
+        };
+    }
+
+    /// An attempt at once. What was scheduled goes on if it fails and nobody but a caller had wanted it.
+    pub(super) fn attempt_now(&mut self, attempt: u32, resume: Option<Instant>, out: &mut Vec<Effect>) {
+        self.queue(Why::Reconnect { attempt, resume }, out);
+    }
+
+    /// A person: give up the connection, if there is one, and make another.
+    pub(super) fn on_reconnect(&mut self, out: &mut Vec<Effect>) {
+        if !self.is_remote() {
+            return self.on_restart(out);
+        }
+        match &mut self.phase {
+            Phase::Ready { .. } | Phase::Undiscovered { .. } => {
+                let again = Why::Reconnect { attempt: 0, resume: None };
+                self.end_run(StopKind::Manual, Then::Again(again), out);
+                self.moves(Cause::Asked, Some("reconnecting on request".to_owned()), out);
+            }
+            // The timer is cancelled and the backoff begins anew.
+            Phase::Reconnecting { .. } => self.attempt_now(0, None, out),
+            Phase::Reauth | Phase::Exhausted { .. } => {
+                self.moves(Cause::Asked, Some("reconnecting on request".to_owned()), out);
+                self.attempt_now(0, None, out);
+            }
+            // It is under way already; if it fails the backoff begins anew.
+            Phase::Queued { why, urgent } => {
+                if let Why::Reconnect { attempt, resume } = why {
+                    (*attempt, *resume) = (0, None);
+                }
+                if !std::mem::replace(urgent, true) {
+                    out.push(Effect::RequestPermit { urgent: true });
+                }
+            }
+            Phase::Starting { why, .. } => {
+                if let Why::Reconnect { attempt, resume } = why {
+                    (*attempt, *resume) = (0, None);
+                }
+            }
+            Phase::Stopping { then: Then::Again(_), .. } => {}
+            Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => self.on_start(out),
+            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
+                out.push(self.denied("values of its user are missing"));
+            }
+            Phase::Stopping { then: Then::Over, .. } | Phase::Over => out.push(self.denied("it is being removed")),
+            // A process's: it has become remote, and what is left of the process is on its way out.
+            Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
+                self.on_restart(out);
+            }
+        }
+    }
+
+    /// The run of a remote instance ended unasked.
+    pub(super) fn lost(&mut self, now: Instant, ended: &Phase, exit: WorkerExit, out: &mut Vec<Effect>) {
+        let connected = exit.ran.is_some();
+        let failure = match exit.cause {
+            ExitCause::Lost(failure) => failure,
+            ExitCause::Panicked(how) => Failure::sent(FailureKind::Panicked(how)),
+            // A session that ended by itself although it was not asked to.
+            cause => Failure::sent(FailureKind::Broken(WorkerExit::because(cause).reason())),
+        };
+        let reason = failure.to_string();
+        self.last_error = Some(reason.clone());
+        if connected {
+            out.push(Effect::Tell(Told::Disconnected { intentional: false }));
+        }
+        let class = retry::class(&failure.kind);
+        if class == Class::Unauthorized {
+            // They have changed while it was found out that the old ones are not accepted.
+            if std::mem::take(&mut self.newer_credentials) {
+                self.attempt_now(0, None, out);
+                return;
+            }
+            self.phase = Phase::Reauth;
+            self.moves(Cause::AuthRefused, Some(reason), out);
+            self.refuse(out);
+            return;
+        }
+        // What fails while connected begins a schedule; a failed attempt goes on with its own.
+        let (attempt, resume) = match ended {
+            Phase::Starting { why: Why::Reconnect { attempt, resume: Some(until) }, .. } if *until > now => {
+                (*attempt, Some(*until))
+            }
+            Phase::Starting { why: Why::Reconnect { attempt, .. }, .. } => (attempt + 1, None),
+            _ => (1, None),
+        };
+        let policy = &self.spec.policy.reconnect;
+        let offline = matches!(class, Class::Unreachable) || (class == Class::Expired && connected);
+        let retry_at = if policy.attempts_max.is_some_and(|most| attempt > most) {
+            self.phase = Phase::Exhausted { attempts: attempt - 1 };
+            self.moves(Cause::Failed, Some("Connection failed after max retries".to_owned()), out);
+            None
+        } else {
+            let delay = restart::reconnect_delay(policy, attempt);
+            let delay = self.dice.spread(delay, policy.jitter_percent);
+            let asked = retry::asked_pause(&failure.kind).unwrap_or_default().min(PAUSE_MAX);
+            let until = resume.unwrap_or(now + delay.max(asked));
+            self.phase = Phase::Reconnecting { until, attempt };
+            let (cause, message) = match class {
+                Class::Unreachable => (Cause::Lost, format!("Server unreachable: {reason}")),
+                _ if offline => (Cause::Lost, format!("Server disconnected: {reason}")),
+                _ => (Cause::Failed, reason.clone()),
+            };
+            // The same as before is no news: a server that is away for a week is told once.
+            if crate::model::status::next(self.status, cause) != Some(self.status)
+                || self.message.as_ref() != Some(&message)
+            {
+                self.moves(cause, Some(message), out);
+            }
+            if resume.is_none() {
+                out.push(Effect::Tell(Told::Reconnecting { attempt, after: until.saturating_duration_since(now) }));
+            }
+            Some(until)
+        };
+        // Whoever waited for this attempt has waited for it; whoever comes later makes another.
+        if matches!(ended, Phase::Starting { .. }) {
+            self.called = false;
+            out.push(Effect::Unreachable { last_error: reason, retry_at });
+        }
+    }
+
+    /// Its credentials are others, and nothing else is.
+    pub(super) fn on_credentials(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
+        self.spec = spec;
+        match self.phase {
+            // What is connected stays so, and uses them from now on.
+            Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
+                self.newer_credentials = true;
+                out.push(Effect::Credentials { run, spec: self.spec.clone() });
+            }
+            Phase::Reauth => {
+                self.moves(Cause::CredentialsChanged, Some("its credentials have changed".to_owned()), out);
+                self.attempt_now(0, None, out);
+            }
+            // The next attempt has them.
+            Phase::Unconfigured
+            | Phase::Queued { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Reconnecting { .. }
+            | Phase::Exhausted { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => {}
+        }
+    }
+
+    pub(super) fn on_health(&mut self, run: crate::model::ids::Run, news: HealthNews, out: &mut Vec<Effect>) {
+        if self.open_run() != Some(run) {
+            return;
+        }
+        self.health = match news {
+            HealthNews::Degraded { .. } => Health::Degraded,
+            HealthNews::Restored { .. } => Health::Healthy,
+        };
+        out.push(Effect::Tell(Told::Health(news)));
+    }
+
+    /// The machine was suspended for so long, and no clock of ours has seen it.
+    pub(super) fn on_woke(&mut self, now: Instant, asleep: Duration, out: &mut Vec<Effect>) {
+        let earlier = |at: Instant| at.checked_sub(asleep).unwrap_or(now);
+        match &mut self.phase {
+            Phase::Reconnecting { until, .. } | Phase::Backoff { until, .. } => *until = earlier(*until),
+            Phase::Undiscovered { retry_at: Some(at), .. } => *at = earlier(*at),
+            // Its connections may be dead, and nobody has told.
+            Phase::Ready { run, .. } if is_remote(&self.spec) => out.push(Effect::Check(*run)),
+            // Nothing of theirs is overdue.
+            Phase::Unconfigured
+            | Phase::Queued { .. }
+            | Phase::Starting { .. }
+            | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Undiscovered { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => {}
+        }
+        self.on_tick(now, None, out);
+    }
+
+    /// Whether it is on its way to an outcome that a person waits for.
+    pub fn is_under_way(&self) -> bool {
+        match &self.phase {
+            Phase::Queued { .. } | Phase::Starting { .. } | Phase::Stopping { .. } => self.want == Want::Running,
+            // Connected, and its lists are being read.
+            Phase::Undiscovered { retry_at: None, .. } => true,
+            Phase::Unconfigured
+            | Phase::Ready { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Undiscovered { .. }
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Exhausted { .. }
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => false,
+        }
+    }
+}
+
+pub(super) fn is_remote(spec: &InstanceSpec) -> bool {
+    matches!(spec.target, Target::Remote { .. })
+}
+
+/// Whether two configurations of a remote instance differ in what it says of itself to its server, and in nothing else.
+pub(super) fn differ_in_credentials_only(old: &InstanceSpec, new: &InstanceSpec) -> bool {
+    let like_new =
+        InstanceSpec { headers: new.headers.clone(), query: new.query.clone(), mask: new.mask.clone(), ..old.clone() };
+    is_remote(old) && old.missing.is_empty() && like_new == *new
+}

@@ -1,0 +1,161 @@
+//! The lists of a server, read page by page and one after the other: tools, and resources, templates and prompts where
+//! the server says that it has them.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use crate::model::catalogue::{Catalogue, Entry, Tool};
+
+/// What there are lists of, in the order in which they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Tools,
+    Resources,
+    ResourceTemplates,
+    Prompts,
+}
+
+impl Kind {
+    pub(super) fn method(self) -> &'static str {
+        match self {
+            Self::Tools => "tools/list",
+            Self::Resources => "resources/list",
+            Self::ResourceTemplates => "resources/templates/list",
+            Self::Prompts => "prompts/list",
+        }
+    }
+
+    /// The name of the list in an answer, and of what its entries are known by.
+    fn fields(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Tools => ("tools", "name"),
+            Self::Resources => ("resources", "uri"),
+            Self::ResourceTemplates => ("resourceTemplates", "uriTemplate"),
+            Self::Prompts => ("prompts", "name"),
+        }
+    }
+}
+
+/// What a server said that it has.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Offers {
+    #[serde(deserialize_with = "is_there")]
+    pub(super) tools: bool,
+    #[serde(deserialize_with = "is_there")]
+    pub(super) resources: bool,
+    #[serde(deserialize_with = "is_there")]
+    pub(super) prompts: bool,
+}
+
+fn is_there<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Option::<serde::de::IgnoredAny>::deserialize(deserializer).map(|there| there.is_some())
+}
+
+/// All lists of one server, and the reading of them that is under way.
+#[derive(Default)]
+pub(super) struct Lists {
+    pub(super) offers: Offers,
+    pub(super) reading: Option<Box<Reading>>,
+    /// When they are read again, because something changed.
+    pub(super) again_at: Option<Instant>,
+    /// The last reading failed.
+    pub(super) failed: bool,
+}
+
+/// One reading of all lists.
+pub(super) struct Reading {
+    pub(super) kind: Kind,
+    catalogue: Catalogue,
+    keys: HashSet<Box<str>>,
+    pages: usize,
+    cursor: Option<String>,
+}
+
+/// What comes after a page.
+pub(super) enum Next {
+    /// The page at this cursor, which is JSON.
+    Page(String),
+    /// The rest is left out: there are more pages than are followed.
+    Enough(usize),
+    /// That was all.
+    End,
+}
+
+impl Reading {
+    pub(super) fn new() -> Self {
+        let (catalogue, keys) = (Catalogue::default(), HashSet::new());
+        Self { kind: Kind::Tools, catalogue, keys, pages: 0, cursor: None }
+    }
+
+    /// Takes a page, and says what comes next. Entries that cannot be used are left out and told to `skipped`.
+    pub(super) fn page(
+        &mut self,
+        answer: &RawValue,
+        pages_max: usize,
+        mut skipped: impl FnMut(String),
+    ) -> Result<Next, String> {
+        let (list, key) = self.kind.fields();
+        let method = self.kind.method();
+        let no_page = |why: String| format!("the answer to {method} is not one: {why}");
+        let fields: HashMap<Cow<'_, str>, &RawValue> =
+            serde_json::from_str(answer.get()).map_err(|error| no_page(error.to_string()))?;
+        let entries = fields.get(list).ok_or_else(|| no_page(format!("it has no `{list}`")))?;
+        let entries: Vec<Box<RawValue>> =
+            serde_json::from_str(entries.get()).map_err(|error| no_page(error.to_string()))?;
+        for raw in entries {
+            if let Err(error) = self.take(raw, key) {
+                skipped(error);
+            }
+        }
+        self.pages += 1;
+        // A cursor that is empty or the same again would go on for ever.
+        let cursor =
+            fields.get("nextCursor").map(|cursor| cursor.get()).filter(|cursor| !matches!(*cursor, "null" | "\"\""));
+        let Some(cursor) = cursor.filter(|cursor| self.cursor.as_deref() != Some(*cursor)) else {
+            return Ok(Next::End);
+        };
+        if self.pages >= pages_max {
+            return Ok(Next::Enough(self.pages));
+        }
+        self.cursor = Some(cursor.to_owned());
+        Ok(Next::Page(cursor.to_owned()))
+    }
+
+    /// The first of a name is the one that is meant.
+    fn take(&mut self, raw: Box<RawValue>, key: &str) -> Result<(), String> {
+        if self.kind == Kind::Tools {
+            let tool = Tool::parse(raw).map_err(|error| error.to_string())?;
+            if self.keys.insert(tool.name.clone()) {
+                self.catalogue.tools.push(tool);
+            }
+            return Ok(());
+        }
+        let entry = Entry::parse(raw, key)?;
+        if self.keys.insert(entry.key.clone()) {
+            match self.kind {
+                Kind::Resources => self.catalogue.resources.push(entry),
+                Kind::ResourceTemplates => self.catalogue.resource_templates.push(entry),
+                Kind::Prompts | Kind::Tools => self.catalogue.prompts.push(entry),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next list, or all that was read.
+    pub(super) fn next(mut self: Box<Self>, offers: Offers) -> Result<Box<Self>, Catalogue> {
+        let next = match self.kind {
+            Kind::Tools if offers.resources => Kind::Resources,
+            Kind::Resources => Kind::ResourceTemplates,
+            Kind::Tools | Kind::ResourceTemplates if offers.prompts => Kind::Prompts,
+            Kind::Tools | Kind::ResourceTemplates | Kind::Prompts => return Err(self.catalogue),
+        };
+        (self.kind, self.pages, self.cursor) = (next, 0, None);
+        self.keys.clear();
+        Ok(self)
+    }
+}

@@ -1,0 +1,627 @@
+//! One MCP session with one server: handshake, requests with their deadlines, lists, and what the server asks. What
+//! carries it is beside: `stdio.rs` a pipe to a process, `remote.rs` a line to somewhere else.
+//!
+//! Messages are read and written here, not by rmcp's engine: a supervisor must know which call reached the server, why
+//! a link ended and what was malformed, must keep every field it does not know, and must let nothing be cached. rmcp
+//! gives the types of the handshake.
+
+mod lists;
+mod pending;
+pub(crate) mod remote;
+pub(crate) mod stdio;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use rmcp::model::{
+    ClientCapabilities, Implementation, InitializeRequestParams, ProtocolVersion, RootsCapabilities, SamplingCapability,
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use self::lists::{Kind, Lists, Next, Offers, Reading};
+use self::pending::{Calls, Pending, Purpose};
+use crate::batcher::WallClock;
+use crate::calls::{Asked, Command, Counters, PortEnd, Request};
+use crate::model::catalogue::Catalogue;
+use crate::model::exit::{CallError, Fate};
+use crate::model::remote::ServerInfo;
+use crate::model::secret::Mask;
+use crate::model::spec::InstanceSpec;
+use crate::wire::Frame;
+
+/// The client offers the newest version that has `initialize`, and accepts what the server answers if it is one of these.
+const VERSIONS: [ProtocolVersion; 4] = [
+    ProtocolVersion::V_2024_11_05,
+    ProtocolVersion::V_2025_03_26,
+    ProtocolVersion::V_2025_06_18,
+    ProtocolVersion::V_2025_11_25,
+];
+
+const METHOD_NOT_FOUND: i64 = -32601;
+const INTERNAL_ERROR: i64 = -32603;
+
+/// Malformed messages logged one by one; then each doubling.
+const MALFORMED_LOGGED: u64 = 5;
+/// Of what a server sent, this much is quoted in a log or a message.
+const QUOTED_MAX: usize = 200;
+
+/// News of a session, told to the team as they happen.
+#[derive(Debug)]
+pub(crate) enum News {
+    FirstByte,
+    /// What the server said of itself: the handshake is done.
+    Initialized(Arc<ServerInfo>),
+    Discovered(Arc<Catalogue>),
+    DiscoveryFailed(String),
+    /// A call has succeeded although the lists could not be read.
+    Recovered,
+    /// So many checks in a row have failed, the last of them for this reason.
+    Degraded(u32, String),
+    /// It answers again, after so many failed checks.
+    Restored(u32, Option<String>),
+}
+
+/// What the worker tells its session.
+#[derive(Debug, Clone)]
+pub(crate) enum Control {
+    /// End with grace.
+    Stop,
+    /// Take no longer over the end than a caller who waits for it can bear.
+    Hurry,
+    /// End with grace when the calls inside are answered. The door is closed: none comes in any more.
+    Drain,
+    /// Read the lists again.
+    Discover,
+    /// Its credentials have changed, and nothing else.
+    Credentials(Arc<InstanceSpec>),
+    /// Time has passed that no clock of ours has seen: find out whether the server is still there.
+    Check,
+}
+
+/// What every session is made of, whatever carries it.
+pub(crate) struct Basis {
+    pub(crate) spec: Arc<InstanceSpec>,
+    pub(crate) port: PortEnd,
+    pub(crate) control: tokio::sync::mpsc::UnboundedReceiver<Control>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) wall: WallClock,
+    /// When the start began: the handshake's time counts from here.
+    pub(crate) since: Instant,
+    /// Whether the lists are read by itself after the handshake.
+    pub(crate) discover: bool,
+    pub(crate) news: Box<dyn Fn(News) + Send>,
+}
+
+/// The way out for messages of ours. It takes them and never waits.
+trait Outlet {
+    /// Queues a request; what is given back may be sent again.
+    fn request(&mut self, id: u64, purpose: Use, parts: &[&str]) -> Option<Bytes>;
+    /// Queues a notification, or a response to the server.
+    fn tell(&mut self, parts: &[&str]);
+    /// Queues the end of the handshake.
+    fn initialized(&mut self, version: &str, parts: &[&str]);
+    /// Nobody waits for this request any more.
+    fn abandon(&mut self, id: u64);
+    /// Whether a further request can be queued.
+    fn has_room(&self) -> bool;
+    /// Whether the server asks and does not read the answers.
+    fn is_flooded(&self) -> bool;
+    /// Where in all that was ever queued the next message begins.
+    fn position(&self) -> u64;
+}
+
+/// What a request is for, as far as its way out must know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// A caller's: its deadline is the caller's.
+    Call,
+    /// The session's own.
+    Own,
+}
+
+/// What a message from the server came to.
+#[derive(Debug)]
+enum Heard {
+    /// Nothing that the session must know.
+    Nothing,
+    /// An answer to a caller, or a list.
+    Answer,
+    /// An answer to a check.
+    Checked,
+    /// The server does not know the method that it was checked with.
+    CheckUnknown,
+    /// The handshake is done.
+    Initialized,
+    /// The handshake has failed, and why.
+    Refused(String),
+    /// The server asks and does not read the answers.
+    Flooded,
+}
+
+/// What came of a deadline that has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Late {
+    Call,
+    List,
+    Check,
+    Handshake,
+}
+
+/// The state of a session that has nothing to do with what carries it.
+struct Conversation<O> {
+    spec: Arc<InstanceSpec>,
+    outlet: O,
+    port: PortEnd,
+    counters: Arc<Counters>,
+    wall: WallClock,
+    news: Box<dyn Fn(News) + Send>,
+    discover: bool,
+    /// Requests that wait for room, in order: some may have been given up meanwhile.
+    unsent: VecDeque<(u64, Request)>,
+    calls: Calls,
+    initialized: Option<Instant>,
+    lists: Lists,
+    draining: bool,
+}
+
+impl<O: Outlet> Conversation<O> {
+    fn new(basis: Basis, outlet: O) -> (Self, tokio::sync::mpsc::UnboundedReceiver<Control>) {
+        let Basis { spec, port, control, counters, wall, since, discover, news } = basis;
+        let mut this = Self {
+            spec,
+            outlet,
+            port,
+            counters,
+            wall,
+            news,
+            discover,
+            unsent: VecDeque::new(),
+            calls: Calls::default(),
+            initialized: None,
+            lists: Lists::default(),
+            draining: false,
+        };
+        this.greet(since);
+        (this, control)
+    }
+
+    /// The first moment at which a deadline passes or the lists are to be read.
+    fn wake_at(&self) -> Option<Instant> {
+        let first = self.calls.deadlines.first().map(|(at, _)| *at);
+        first.into_iter().chain(self.lists.again_at).min()
+    }
+
+    /// Whether it takes no calls any more and has answered the last one.
+    fn has_drained(&self) -> bool {
+        self.draining && self.port.gate.inside() == 0
+    }
+
+    // ---- the handshake ----
+
+    fn greet(&mut self, since: Instant) {
+        let mut roots = RootsCapabilities::default();
+        roots.list_changed = Some(false);
+        let mut capabilities = ClientCapabilities::default();
+        capabilities.roots = Some(roots);
+        capabilities.sampling = Some(SamplingCapability::default());
+        let client = Implementation::new("mcp-satellite", env!("CARGO_PKG_VERSION"));
+        let params =
+            InitializeRequestParams::new(capabilities, client).with_protocol_version(ProtocolVersion::V_2025_11_25);
+        let params = serde_json::to_string(&params).unwrap_or_default();
+        let deadline = since + self.spec.policy.session.handshake_timeout;
+        self.ask("initialize", Some(&params), Purpose::Handshake, deadline);
+    }
+
+    fn on_initialize(&mut self, answer: Result<&RawValue, CallError>) -> Heard {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Greeting {
+            protocol_version: String,
+            capabilities: Box<RawValue>,
+            server_info: Introduction,
+            #[serde(default)]
+            instructions: Option<String>,
+        }
+        #[derive(Deserialize)]
+        struct Introduction {
+            name: String,
+            version: String,
+        }
+        let spec = self.spec.clone();
+        let refused = |why: &str| Heard::Refused(quoted(&spec.mask, why));
+        let result = match answer {
+            Ok(result) => result,
+            Err(error) => return refused(&error.to_string()),
+        };
+        let greeting: Greeting = match serde_json::from_str(result.get()) {
+            Ok(greeting) => greeting,
+            Err(error) => return refused(&format!("the answer to initialize is not one: {error}")),
+        };
+        if !VERSIONS.iter().any(|version| version.as_str() == greeting.protocol_version) {
+            return refused(&format!(
+                "the server speaks protocol version {}, which is not known",
+                greeting.protocol_version
+            ));
+        }
+        let offers: Offers = match serde_json::from_str(greeting.capabilities.get()) {
+            Ok(offers) => offers,
+            Err(error) => return refused(&format!("the answer to initialize is not one: its capabilities: {error}")),
+        };
+        let Introduction { name, version } = greeting.server_info;
+        tracing::debug!(
+            installation_name = %self.spec.name, server = quoted(&self.spec.mask, &name),
+            version = quoted(&self.spec.mask, &version), protocol = %greeting.protocol_version, "initialized"
+        );
+        self.outlet
+            .initialized(&greeting.protocol_version, &[r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#]);
+        self.initialized = Some(Instant::now());
+        self.lists.offers = offers;
+        self.counters.checked((self.wall)());
+        (self.news)(News::Initialized(Arc::new(ServerInfo {
+            name,
+            version,
+            protocol: greeting.protocol_version,
+            capabilities: greeting.capabilities,
+            instructions: greeting.instructions,
+        })));
+        if self.discover {
+            self.list();
+        }
+        Heard::Initialized
+    }
+
+    // ---- the lists ----
+
+    fn list(&mut self) {
+        self.lists.again_at = None;
+        if self.lists.reading.is_some() {
+            // One reading at a time; what changed meanwhile is read after it.
+            self.lists.again_at = Some(Instant::now() + self.spec.policy.session.list_changed_debounce);
+            return;
+        }
+        self.lists.reading = Some(Box::new(Reading::new()));
+        self.list_page(Kind::Tools, None);
+    }
+
+    fn list_page(&mut self, kind: Kind, cursor: Option<&str>) {
+        let params = cursor.map(|cursor| format!(r#"{{"cursor":{cursor}}}"#));
+        let deadline = Instant::now() + self.spec.policy.session.request_timeout;
+        self.ask(kind.method(), params.as_deref(), Purpose::List, deadline);
+    }
+
+    fn on_list(&mut self, answer: Result<&RawValue, CallError>) {
+        let Some(mut reading) = self.lists.reading.take() else { return };
+        let (spec, kind) = (self.spec.clone(), reading.kind);
+        let left_out = |why: &str, what: &str| {
+            let (why, list) = (quoted(&spec.mask, why), kind.method());
+            tracing::warn!(installation_name = %spec.name, list, why, "{what}");
+        };
+        let skipped = |why: String| left_out(&why, "an entry without a usable definition is left out");
+        let page = match answer {
+            Ok(result) => reading.page(result, spec.policy.session.list_pages_max, skipped),
+            // A server without tools is a server, in whatever words it says so.
+            Err(CallError::Server { code, .. }) if code == METHOD_NOT_FOUND || !self.lists.offers.tools => {
+                Ok(Next::End)
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        match page {
+            Ok(Next::Page(cursor)) => {
+                self.lists.reading = Some(reading);
+                return self.list_page(kind, Some(&cursor));
+            }
+            Ok(Next::Enough(pages)) => {
+                left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out")
+            }
+            Ok(Next::End) => {}
+            Err(why) if kind == Kind::Tools => {
+                self.lists.failed = true;
+                return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why)));
+            }
+            // What it has beside its tools is no reason to be without them.
+            Err(why) => left_out(&why, "a list that cannot be read is left out"),
+        }
+        match reading.next(self.lists.offers) {
+            Ok(next) => {
+                let kind = next.kind;
+                self.lists.reading = Some(next);
+                self.list_page(kind, None);
+            }
+            Err(catalogue) => {
+                self.lists.failed = false;
+                (self.news)(News::Discovered(Arc::new(catalogue)));
+            }
+        }
+    }
+
+    // ---- what the server sends ----
+
+    /// One message, whole.
+    fn on_message(&mut self, message: &[u8], now: Instant) -> Heard {
+        if message.trim_ascii().is_empty() {
+            return Heard::Nothing;
+        }
+        match Frame::parse(message) {
+            Ok(frame) => {
+                self.counters.message((self.wall)());
+                self.port.gate.active(now);
+                self.on_frame(&frame, now)
+            }
+            Err(why) => {
+                self.on_malformed(message, &why);
+                Heard::Nothing
+            }
+        }
+    }
+
+    fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) -> Heard {
+        match (&frame.method, frame.id) {
+            (Some(method), Some(id)) => return self.on_server_request(method, id),
+            (Some(method), None) => self.on_notification(method, frame.params, now),
+            (None, Some(id)) => return self.on_response(id, frame),
+            (None, None) => {
+                self.on_malformed(frame.error.map_or("", RawValue::get).as_bytes(), "an error for no request");
+            }
+        }
+        Heard::Nothing
+    }
+
+    fn on_response(&mut self, id: &RawValue, frame: &Frame<'_>) -> Heard {
+        // An id that is not ours is dropped, and so is a late answer to one that timed out.
+        let Some(pending) = id.get().parse().ok().and_then(|id| self.calls.remove(id)) else { return Heard::Nothing };
+        let answer = match (frame.result, frame.error) {
+            (Some(result), None) => Ok(result),
+            (_, error) => Err(server_error(error, &self.spec.mask)),
+        };
+        match pending.purpose {
+            Purpose::Caller { ticket, .. } => {
+                if answer.is_ok() {
+                    self.counters.checked((self.wall)());
+                    // Its lists could not be read, and now it answers: they are tried again before their time.
+                    if self.lists.reading.is_none() && std::mem::take(&mut self.lists.failed) {
+                        (self.news)(News::Recovered);
+                    }
+                }
+                ticket.answer(answer.map(ToOwned::to_owned));
+                Heard::Answer
+            }
+            Purpose::Handshake => self.on_initialize(answer),
+            Purpose::List => {
+                self.on_list(answer);
+                Heard::Answer
+            }
+            Purpose::Check => match answer {
+                Err(CallError::Server { code: METHOD_NOT_FOUND, .. }) => Heard::CheckUnknown,
+                // An error is an answer, too: somebody is there.
+                Ok(_) | Err(_) => Heard::Checked,
+            },
+        }
+    }
+
+    fn on_server_request(&mut self, method: &str, id: &RawValue) -> Heard {
+        if self.outlet.is_flooded() {
+            return Heard::Flooded;
+        }
+        let answer = match method {
+            "ping" => r#""result":{}"#.to_owned(),
+            "roots/list" => r#""result":{"roots":[]}"#.to_owned(),
+            "sampling/createMessage" => {
+                format!(r#""error":{{"code":{INTERNAL_ERROR},"message":"no client is attached that could answer"}}"#)
+            }
+            _ => format!(r#""error":{{"code":{METHOD_NOT_FOUND},"message":"method not found"}}"#),
+        };
+        self.outlet.tell(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), ",", &answer, "}"]);
+        Heard::Nothing
+    }
+
+    fn on_notification(&mut self, method: &str, params: Option<&RawValue>, now: Instant) {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Progress {
+            progress_token: u64,
+        }
+        match method {
+            "notifications/progress" => {
+                // A token that is no number of ours belongs to no call of ours.
+                if let Some(Ok(progress)) = params.map(|params| serde_json::from_str::<Progress>(params.get())) {
+                    self.calls.extend(progress.progress_token, now, self.spec.policy.session.request_timeout_max);
+                }
+            }
+            // Before the handshake is done there is nothing that could have changed, and nobody to ask.
+            "notifications/tools/list_changed"
+            | "notifications/resources/list_changed"
+            | "notifications/prompts/list_changed"
+                if self.initialized.is_some() =>
+            {
+                self.lists.again_at.get_or_insert(now + self.spec.policy.session.list_changed_debounce);
+            }
+            other => {
+                let method = quoted(&self.spec.mask, other);
+                tracing::trace!(installation_name = %self.spec.name, method, "notification");
+            }
+        }
+    }
+
+    fn on_malformed(&self, message: &[u8], why: &str) {
+        let before = self.counters.malformed_line();
+        if before < MALFORMED_LOGGED || before.is_power_of_two() {
+            let text = quoted(&self.spec.mask, &String::from_utf8_lossy(&message[..message.len().min(64 * 1024)]));
+            let why = quoted(&self.spec.mask, why);
+            tracing::warn!(installation_name = %self.spec.name, why, line = text, count = before + 1, "what the server sent is skipped");
+        }
+    }
+
+    // ---- what callers want ----
+
+    fn on_command(&mut self, command: Command) {
+        match command {
+            Command::Request(asked) => {
+                let Asked { id, request, started, timeout, repeatable, ticket } = *asked;
+                self.port.gate.active(started);
+                let purpose = Purpose::Caller { ticket, started, timeout, repeatable };
+                self.calls.insert(id, Pending { purpose, deadline: started + timeout, starts_at: None, body: None });
+                self.unsent.push_back((id, request));
+                self.send();
+            }
+            Command::Cancel { id } => {
+                if let Some(pending) = self.calls.remove(id) {
+                    self.port.gate.active(Instant::now());
+                    self.cancel(id, pending.starts_at, "the caller went away");
+                }
+            }
+        }
+    }
+
+    /// Queues requests for writing while there is room. The deadline of one that waits runs all the same: a server that
+    /// does not read must not hold its callers.
+    fn send(&mut self) {
+        while self.outlet.has_room()
+            && let Some((id, request)) = self.unsent.pop_front()
+        {
+            let position = self.outlet.position();
+            let Some(pending) = self.calls.pending.get_mut(&id) else { continue };
+            pending.starts_at = Some(position);
+            let number = id.to_string();
+            let body = match request {
+                Request::Tool { name, arguments, repeatable: _ } => {
+                    let name = serde_json::Value::from(name).to_string();
+                    let arguments = arguments.as_deref().map_or("{}", RawValue::get);
+                    let parts = [
+                        r#"{"jsonrpc":"2.0","id":"#,
+                        &number,
+                        r#","method":"tools/call","params":{"name":"#,
+                        &name,
+                        r#","arguments":"#,
+                        arguments,
+                        r#","_meta":{"progressToken":"#,
+                        &number,
+                        "}}}",
+                    ];
+                    self.outlet.request(id, Use::Call, &parts)
+                }
+                Request::Method { method, params } => {
+                    put_request(&mut self.outlet, id, Use::Call, &method, params.as_deref().map(RawValue::get))
+                }
+            };
+            pending.body = body.map(|body| (body, 1));
+        }
+    }
+
+    fn ask(&mut self, method: &str, params: Option<&str>, purpose: Purpose, deadline: Instant) {
+        let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
+        let starts_at = Some(self.outlet.position());
+        put_request(&mut self.outlet, id, Use::Own, method, params);
+        self.calls.insert(id, Pending { purpose, deadline, starts_at, body: None });
+    }
+
+    /// Tells the server that nobody waits any more, if it has been asked at all.
+    fn cancel(&mut self, id: u64, starts_at: Option<u64>, reason: &str) {
+        if starts_at.is_none() {
+            return self.unsent.retain(|(waiting, _)| *waiting != id);
+        }
+        self.outlet.abandon(id);
+        let id = id.to_string();
+        self.outlet.tell(&[
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
+            &id,
+            r#","reason":""#,
+            reason,
+            r#""}}"#,
+        ]);
+    }
+
+    // ---- time ----
+
+    /// Sees to one deadline that has passed, if there is one.
+    fn late(&mut self, now: Instant) -> Option<Late> {
+        let (at, id) = self.calls.deadlines.first().copied()?;
+        if now < at {
+            return None;
+        }
+        let pending = self.calls.remove(id)?;
+        match pending.purpose {
+            Purpose::Caller { ticket, started, .. } => {
+                self.cancel(id, pending.starts_at, "timed out");
+                self.port.gate.active(now);
+                ticket.answer(Err(CallError::TimedOut { after: now - started }));
+                Some(Late::Call)
+            }
+            Purpose::List => {
+                self.cancel(id, pending.starts_at, "timed out");
+                self.on_list(Err(CallError::TimedOut { after: self.spec.policy.session.request_timeout }));
+                Some(Late::List)
+            }
+            Purpose::Check => {
+                self.outlet.abandon(id);
+                Some(Late::Check)
+            }
+            Purpose::Handshake => Some(Late::Handshake),
+        }
+    }
+
+    // ---- the end ----
+
+    /// Nobody comes in any more, and each who is inside learns what became of his call.
+    fn close(&mut self, reason: &str) {
+        self.port.commands.close();
+        self.calls.settle(reason);
+        while let Ok(command) = self.port.commands.try_recv() {
+            if let Command::Request(asked) = command {
+                let error = CallError::Terminated { fate: Fate::NotSent, reason: reason.to_owned() };
+                asked.ticket.answer(Err(error));
+            }
+        }
+    }
+}
+
+fn put_request(outlet: &mut impl Outlet, id: u64, of: Use, method: &str, params: Option<&str>) -> Option<Bytes> {
+    let method = serde_json::Value::from(method).to_string();
+    let id_text = id.to_string();
+    let (before, params) = params.map_or(("", ""), |params| (r#","params":"#, params));
+    outlet.request(id, of, &[r#"{"jsonrpc":"2.0","id":"#, &id_text, r#","method":"#, &method, before, params, "}"])
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
+    #[derive(Deserialize)]
+    struct ServerError {
+        code: i64,
+        #[serde(default)]
+        message: String,
+        #[serde(default)]
+        data: Option<serde_json::Value>,
+    }
+    match error.map(|error| serde_json::from_str::<ServerError>(error.get())) {
+        Some(Ok(error)) => CallError::Server {
+            code: error.code,
+            message: mask.apply(&error.message),
+            data: error.data.map(|data| mask.apply_json(data).to_string()),
+        },
+        Some(Err(_)) | None => CallError::Server {
+            code: INTERNAL_ERROR,
+            message: "the server answered with neither a result nor an error".to_owned(),
+            data: None,
+        },
+    }
+}
+
+/// What a server said, as it may be quoted: it may say its secrets, and it may say much. Masked before it is cut, so that
+/// no part of a secret is left at the cut.
+fn quoted(mask: &Mask, text: &str) -> String {
+    let mut text = mask.apply(text);
+    if text.len() > QUOTED_MAX {
+        text.truncate(text.floor_char_boundary(QUOTED_MAX));
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,91 @@
+//! What a session waits for: each request of ours, what it is for, and until when.
+
+use std::collections::{BTreeSet, HashMap};
+
+use bytes::Bytes;
+use tokio::time::{Duration, Instant};
+
+use crate::calls::Ticket;
+use crate::model::exit::{CallError, Fate};
+
+/// Tables that grew in a burst are given back above this many places.
+const IDLE_CAPACITY_MAX: usize = 64;
+
+/// What a response is for.
+pub(super) enum Purpose {
+    Caller {
+        ticket: Ticket,
+        started: Instant,
+        timeout: Duration,
+        repeatable: bool,
+    },
+    Handshake,
+    List,
+    /// A look whether anybody is there.
+    Check,
+}
+
+pub(super) struct Pending {
+    pub(super) purpose: Purpose,
+    pub(super) deadline: Instant,
+    /// Where its first byte is in all that was ever queued for writing; `None` while the request waits for its turn.
+    pub(super) starts_at: Option<u64>,
+    /// The message, where it may have to be sent again, and how often it was sent.
+    pub(super) body: Option<(Bytes, u32)>,
+}
+
+/// The requests that are not answered. Dropped with the session, whoever ends it: each caller then learns its fate.
+#[derive(Default)]
+pub(super) struct Calls {
+    pub(super) pending: HashMap<u64, Pending>,
+    pub(super) deadlines: BTreeSet<(Instant, u64)>,
+    pub(super) written: u64,
+}
+
+impl Calls {
+    pub(super) fn insert(&mut self, id: u64, pending: Pending) {
+        self.deadlines.insert((pending.deadline, id));
+        self.pending.insert(id, pending);
+    }
+
+    pub(super) fn remove(&mut self, id: u64) -> Option<Pending> {
+        let pending = self.pending.remove(&id)?;
+        self.deadlines.remove(&(pending.deadline, id));
+        if self.pending.is_empty() && self.pending.capacity() > IDLE_CAPACITY_MAX {
+            self.pending = HashMap::new();
+        }
+        Some(pending)
+    }
+
+    /// Progress: later, but never beyond the hard cap.
+    pub(super) fn extend(&mut self, id: u64, now: Instant, cap: Duration) {
+        let Some(pending) = self.pending.get_mut(&id) else { return };
+        let Purpose::Caller { started, timeout, .. } = &pending.purpose else { return };
+        let deadline = (now + *timeout).min(*started + cap.max(*timeout));
+        self.deadlines.remove(&(pending.deadline, id));
+        pending.deadline = deadline;
+        self.deadlines.insert((deadline, id));
+    }
+
+    pub(super) fn callers(&self) -> usize {
+        self.pending.values().filter(|pending| matches!(pending.purpose, Purpose::Caller { .. })).count()
+    }
+
+    pub(super) fn settle(&mut self, reason: &str) {
+        self.deadlines.clear();
+        for (_, pending) in self.pending.drain() {
+            if let Purpose::Caller { mut ticket, .. } = pending.purpose {
+                let sent = pending.starts_at.is_some_and(|at| at < self.written);
+                let fate = if sent { Fate::MaybeExecuted } else { Fate::NotSent };
+                ticket.fate = fate;
+                ticket.answer(Err(CallError::Terminated { fate, reason: reason.to_owned() }));
+            }
+        }
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        self.settle("the run ended");
+    }
+}

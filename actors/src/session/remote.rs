@@ -1,0 +1,393 @@
+//! A session over a line to somewhere else: each request has its own exchange, which fails by itself. What a failure
+//! means is decided in `rules::retry`; here calls are sent again where that is safe, the server's health is looked
+//! after, and a loss becomes the end of the session.
+
+use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::sync::atomic::Ordering;
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::pending::{Pending, Purpose};
+use super::{Basis, Control, Conversation, Heard, Late, News, Outlet, Use, sleep_until};
+use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit};
+use crate::model::failure::{Failure, FailureKind};
+use crate::model::policy::HealthCheck;
+use crate::model::status::Status;
+use crate::rules::health::{Checks, Verdict};
+use crate::rules::jitter::Dice;
+use crate::rules::retry::{self, Class};
+use crate::seam::{Incoming, Line, Outgoing};
+
+pub(crate) struct Args {
+    pub(crate) basis: Basis,
+    pub(crate) line: Box<dyn Line>,
+    /// For the jitter of its health checks.
+    pub(crate) dice: Dice,
+}
+
+/// Why serving ended.
+enum Over {
+    Asked,
+    Lost(Failure),
+}
+
+/// The line, as the way out for messages.
+struct Way(Box<dyn Line>, std::time::Duration);
+
+impl Outlet for Way {
+    fn request(&mut self, id: u64, of: Use, parts: &[&str]) -> Option<Bytes> {
+        let body = whole(parts);
+        // A call may take as long as its caller has time.
+        let (header_timeout, kept) = match of {
+            Use::Own => (Some(self.1), None),
+            Use::Call => (None, Some(body.clone())),
+        };
+        self.0.send(Outgoing::Request { id, body, header_timeout });
+        kept
+    }
+
+    fn tell(&mut self, parts: &[&str]) {
+        self.0.send(Outgoing::Notification { body: whole(parts) });
+    }
+
+    fn initialized(&mut self, version: &str, parts: &[&str]) {
+        self.0.send(Outgoing::Initialized { version: version.to_owned(), body: whole(parts) });
+    }
+
+    fn abandon(&mut self, id: u64) {
+        self.0.send(Outgoing::Abandon { id });
+    }
+
+    /// The door bounds how many there are.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// What is not delivered has its own timeout.
+    fn is_flooded(&self) -> bool {
+        false
+    }
+
+    /// What was handed to the line counts as sent until the line says otherwise.
+    fn position(&self) -> u64 {
+        0
+    }
+}
+
+fn whole(parts: &[&str]) -> Bytes {
+    let mut body = BytesMut::with_capacity(parts.iter().map(|part| part.len()).sum());
+    for part in parts {
+        body.extend_from_slice(part.as_bytes());
+    }
+    body.freeze()
+}
+
+struct Session {
+    talk: Conversation<Way>,
+    control: mpsc::UnboundedReceiver<Control>,
+    dice: Dice,
+    /// None before the handshake is done.
+    checks: Option<Checks>,
+    /// Calls that are sent again, and when.
+    again: BTreeSet<(Instant, u64)>,
+    /// Calls answered with 5xx, without another answer between.
+    server_errors: u32,
+    heard: bool,
+}
+
+/// Runs a session to its end: when this returns nothing of it is left.
+pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
+    let Args { basis, line, dice } = args;
+    let header_timeout = basis.spec.policy.remote.header_timeout;
+    let (mut talk, control) = Conversation::new(basis, Way(line, header_timeout));
+    talk.calls.written = 1;
+    let mut this =
+        Box::new(Session { talk, control, dice, checks: None, again: BTreeSet::new(), server_errors: 0, heard: false });
+    async move {
+        let over = this.serve().await;
+        this.finish(over).await
+    }
+}
+
+impl Session {
+    async fn serve(&mut self) -> Over {
+        loop {
+            if self.talk.has_drained() {
+                return Over::Asked;
+            }
+            let wake_at = self.wake_at();
+            tokio::select! {
+                biased;
+                control = self.control.recv() => match control {
+                    Some(Control::Discover) => self.talk.list(),
+                    Some(Control::Drain) => self.talk.draining = true,
+                    Some(Control::Credentials(spec)) => {
+                        self.talk.spec = spec.clone();
+                        self.talk.outlet.0.send(Outgoing::Credentials(spec));
+                    }
+                    Some(Control::Check) => {
+                        if let Some(checks) = &mut self.checks {
+                            checks.hurry(Instant::now().into_std());
+                        }
+                    }
+                    // It is said of the end of a process.
+                    Some(Control::Hurry) => {}
+                    // A worker that is gone wants what a stop wants.
+                    Some(Control::Stop) | None => return Over::Asked,
+                },
+                () = sleep_until(wake_at), if wake_at.is_some() => {
+                    if let Some(over) = self.on_time() {
+                        return over;
+                    }
+                }
+                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(command),
+                incoming = poll_fn(|cx| self.talk.outlet.0.poll_next(cx)) => {
+                    if let Some(over) = self.on_incoming(incoming) {
+                        return over;
+                    }
+                }
+            }
+        }
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        let again = self.again.first().map(|(at, _)| *at);
+        let check = self.checks.as_ref().and_then(Checks::due_at).map(Instant::from_std);
+        [self.talk.wake_at(), again, check].into_iter().flatten().min()
+    }
+
+    fn on_incoming(&mut self, incoming: Incoming) -> Option<Over> {
+        if !std::mem::replace(&mut self.heard, true) {
+            (self.talk.news)(News::FirstByte);
+        }
+        match incoming {
+            Incoming::Message(message) => {
+                let heard = self.talk.on_message(&message, Instant::now());
+                self.on_heard(heard)
+            }
+            Incoming::Failed { id, failure } => self.on_failed(id, failure),
+            Incoming::Probed { id } => {
+                if self.talk.calls.remove(id).is_some() {
+                    self.on_heard(Heard::Checked)
+                } else {
+                    None
+                }
+            }
+            Incoming::Lost(failure) => Some(Over::Lost(failure)),
+            // Nobody has asked for it: the line is over all the same.
+            Incoming::Closed => Some(Over::Lost(Failure::sent(FailureKind::Cut))),
+        }
+    }
+
+    fn on_heard(&mut self, heard: Heard) -> Option<Over> {
+        let now = Instant::now().into_std();
+        let policy = &self.talk.spec.policy.health;
+        match heard {
+            Heard::Nothing | Heard::Flooded => {}
+            Heard::Refused(why) => return Some(Over::Lost(Failure::sent(FailureKind::Handshake(why)))),
+            Heard::Initialized => self.checks = Some(Checks::new(policy, self.dice.clone(), now)),
+            Heard::Answer => {
+                self.server_errors = 0;
+                let restored = self.checks.as_mut().and_then(Checks::is_well);
+                self.restored(restored);
+            }
+            Heard::Checked => {
+                self.talk.counters.checked((self.talk.wall)());
+                let restored = self.checks.as_mut().and_then(|checks| checks.succeeded(policy, now));
+                self.restored(restored);
+            }
+            Heard::CheckUnknown => {
+                if let Some(checks) = &mut self.checks {
+                    checks.no_ping(now);
+                }
+            }
+        }
+        None
+    }
+
+    fn restored(&self, restored: Option<(u32, Option<String>)>) {
+        if let Some((failures, last_error)) = restored {
+            (self.talk.news)(News::Restored(failures, last_error));
+        }
+    }
+
+    // ---- what fails ----
+
+    fn on_failed(&mut self, id: u64, failure: Failure) -> Option<Over> {
+        let now = Instant::now();
+        let class = retry::class(&failure.kind);
+        // One that was given up meanwhile.
+        let pending = self.talk.calls.pending.get_mut(&id)?;
+        match &pending.purpose {
+            Purpose::Caller { repeatable, .. } => {
+                let attempts = pending.body.as_ref().map_or(1, |(_, attempts)| *attempts);
+                let left = pending.deadline.saturating_duration_since(now);
+                let policy = &self.talk.spec.policy.retry;
+                if let Some(delay) = retry::again_after(policy, &failure, attempts, *repeatable, left) {
+                    pending.starts_at = failure.sent.then_some(0);
+                    self.again.insert((now + delay, id));
+                    return None;
+                }
+                self.call_failed(id, failure, class)
+            }
+            Purpose::Handshake => Some(Over::Lost(failure)),
+            Purpose::List if class == Class::Busy => {
+                self.talk.calls.remove(id);
+                let fate = fate_of(&failure);
+                self.talk.on_list(Err(CallError::Remote { fate, failure }));
+                None
+            }
+            Purpose::List => Some(Over::Lost(failure)),
+            Purpose::Check => {
+                self.talk.calls.remove(id);
+                match class {
+                    Class::Expired | Class::Unauthorized => Some(Over::Lost(failure)),
+                    Class::Unreachable | Class::Busy | Class::Other => self.check_failed(&failure.to_string()),
+                }
+            }
+        }
+    }
+
+    /// The last attempt of a call: what the caller is told, and whether that is the loss.
+    fn call_failed(&mut self, id: u64, failure: Failure, class: Class) -> Option<Over> {
+        let Purpose::Caller { mut ticket, .. } = self.talk.calls.remove(id)?.purpose else { return None };
+        let fate = fate_of(&failure);
+        ticket.fate = fate;
+        if let FailureKind::ServerError { .. } = failure.kind {
+            self.server_errors += 1;
+        }
+        let gone = class == Class::Busy && self.server_errors >= self.talk.spec.policy.remote.server_errors_max;
+        let error = match class {
+            Class::Busy => CallError::Remote { fate, failure: failure.clone() },
+            Class::Unauthorized => CallError::Refused {
+                status: Status::RequiresReauth,
+                message: retry::reauth_message(&self.talk.spec.name, &failure.to_string()),
+            },
+            Class::Unreachable | Class::Expired | Class::Other => {
+                CallError::Terminated { fate, reason: disconnected(&failure) }
+            }
+        };
+        if class == Class::Busy && !gone {
+            ticket.answer(Err(error));
+            return None;
+        }
+        // Nobody comes in any more before the caller can know.
+        self.talk.port.commands.close();
+        ticket.answer(Err(error));
+        Some(Over::Lost(failure))
+    }
+
+    fn check_failed(&mut self, why: &str) -> Option<Over> {
+        let (policy, now) = (&self.talk.spec.policy.health, Instant::now().into_std());
+        self.talk.counters.checked((self.talk.wall)());
+        match self.checks.as_mut()?.failed(policy, why.to_owned(), now) {
+            Verdict::Wait => None,
+            Verdict::Degraded(failures) => {
+                (self.talk.news)(News::Degraded(failures, why.to_owned()));
+                None
+            }
+            Verdict::GiveUp(failures) => {
+                (self.talk.news)(News::Degraded(failures, why.to_owned()));
+                Some(Over::Lost(Failure::sent(FailureKind::Unhealthy(failures))))
+            }
+        }
+    }
+
+    // ---- time ----
+
+    fn on_time(&mut self) -> Option<Over> {
+        let now = Instant::now();
+        while let Some(late) = self.talk.late(now) {
+            match late {
+                Late::Call | Late::List => {}
+                Late::Handshake => {
+                    let limit = self.talk.spec.policy.session.handshake_timeout;
+                    return Some(Over::Lost(Failure::sent(FailureKind::HeaderTimeout(limit))));
+                }
+                Late::Check => {
+                    let limit = self.talk.spec.policy.health.timeout;
+                    if let Some(over) = self.check_failed(&format!("no answer within {} s", limit.as_secs_f64())) {
+                        return Some(over);
+                    }
+                }
+            }
+        }
+        while let Some((at, id)) = self.again.first().copied()
+            && now >= at
+        {
+            self.again.remove(&(at, id));
+            // It may have been given up meanwhile.
+            let Some(pending) = self.talk.calls.pending.get_mut(&id) else { continue };
+            let Some((body, attempts)) = &mut pending.body else { continue };
+            *attempts += 1;
+            pending.starts_at = Some(0);
+            self.talk.outlet.0.send(Outgoing::Request { id, body: body.clone(), header_timeout: None });
+        }
+        if self.talk.lists.again_at.is_some_and(|at| now >= at) {
+            self.talk.list();
+        }
+        if self.checks.as_ref().and_then(Checks::due_at).is_some_and(|at| now.into_std() >= at) {
+            self.check(now);
+        }
+        None
+    }
+
+    fn check(&mut self, now: Instant) {
+        let policy = &self.talk.spec.policy.health;
+        let Some(checks) = &mut self.checks else { return };
+        let (deadline, check) = (now + policy.timeout, checks.begin(policy));
+        match check {
+            HealthCheck::Ping => self.talk.ask("ping", None, Purpose::Check, deadline),
+            HealthCheck::ToolsList => self.talk.ask("tools/list", None, Purpose::Check, deadline),
+            HealthCheck::Get => {
+                let id = self.talk.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
+                let (starts_at, body) = (Some(0), None);
+                self.talk.calls.insert(id, Pending { purpose: Purpose::Check, deadline, starts_at, body });
+                self.talk.outlet.0.send(Outgoing::Probe { id });
+            }
+        }
+    }
+
+    // ---- the end ----
+
+    async fn finish(&mut self, over: Over) -> WorkerExit {
+        let ran = self.talk.initialized.map(|at| at.elapsed());
+        let exit = match over {
+            Over::Asked => {
+                self.talk.close("stopped");
+                self.talk.outlet.0.send(Outgoing::Close);
+                let closed = async {
+                    // What still comes is answered by nobody.
+                    while !matches!(
+                        poll_fn(|cx| self.talk.outlet.0.poll_next(cx)).await,
+                        Incoming::Closed | Incoming::Lost(_)
+                    ) {}
+                };
+                // A server that does not confirm it finds out by itself.
+                let _ = tokio::time::timeout(self.talk.spec.policy.remote.close_timeout, closed).await;
+                WorkerExit::because(ExitCause::Asked)
+            }
+            Over::Lost(failure) => {
+                self.talk.close(&disconnected(&failure));
+                WorkerExit::because(ExitCause::Lost(failure))
+            }
+        };
+        WorkerExit { ran, ..exit }
+    }
+}
+
+fn disconnected(failure: &Failure) -> String {
+    format!("Server disconnected: {failure}")
+}
+
+/// What a failure says about the request itself. A server that is too busy has not carried it out.
+fn fate_of(failure: &Failure) -> Fate {
+    match failure.kind {
+        FailureKind::Throttled { .. } => Fate::NotSent,
+        _ if failure.sent => Fate::MaybeExecuted,
+        _ => Fate::NotSent,
+    }
+}

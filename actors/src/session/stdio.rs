@@ -1,0 +1,354 @@
+//! A session over the pipes of a process: lines, how a wire breaks, whether a silent server is still alive, and the end
+//! of the process.
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio::time::{Duration, Instant};
+
+use super::pending::Purpose;
+use super::{Basis, Control, Conversation, Heard, Late, News, Outlet, Use, sleep_until};
+use crate::model::exit::{ExitCause, WorkerExit};
+use crate::rules::watchdog::{Verdict, Watchdog};
+use crate::seam::{Process, ProcessEnd};
+use crate::wire::{Lines, Received, put_json};
+
+/// Answers to a server's own requests pile up if it does not read them: more unwritten bytes than this end it.
+const UNREAD_ANSWERS_MAX: usize = 16 * 1024 * 1024;
+/// No further request is queued for writing while this much is.
+const OUTGOING_MAX: usize = 1024 * 1024;
+/// After this long without the process ending by itself, a closed stdout or stdin is a broken wire.
+const BROKEN_PATIENCE: Duration = Duration::from_secs(1);
+/// After SIGKILL nobody waits longer for a process that will not die.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// Of its grace this much is left to a process that is ending when a caller waits for that.
+const HURRY_GRACE: Duration = Duration::from_secs(1);
+
+pub(crate) struct Args {
+    pub(crate) basis: Basis,
+    pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
+    pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
+    pub(crate) process: Box<dyn Process>,
+}
+
+/// Why serving ended.
+enum Over {
+    Process(ProcessEnd),
+    Asked,
+    Failed(ExitCause),
+}
+
+/// What is queued for the server's stdin.
+#[derive(Default)]
+struct Pipe {
+    out: BytesMut,
+    queued: u64,
+}
+
+impl Pipe {
+    fn put(&mut self, parts: &[&str]) {
+        let before = self.out.len();
+        for part in parts {
+            put_json(&mut self.out, part);
+        }
+        self.out.extend_from_slice(b"\n");
+        self.queued += (self.out.len() - before) as u64;
+    }
+}
+
+impl Outlet for Pipe {
+    /// What is in a pipe cannot be sent again: it ends with the process.
+    fn request(&mut self, _id: u64, _of: Use, parts: &[&str]) -> Option<Bytes> {
+        self.put(parts);
+        None
+    }
+
+    fn tell(&mut self, parts: &[&str]) {
+        self.put(parts);
+    }
+
+    fn initialized(&mut self, _version: &str, parts: &[&str]) {
+        self.put(parts);
+    }
+
+    /// The server is told by a notification.
+    fn abandon(&mut self, _id: u64) {}
+
+    fn has_room(&self) -> bool {
+        self.out.len() < OUTGOING_MAX
+    }
+
+    fn is_flooded(&self) -> bool {
+        self.out.len() > UNREAD_ANSWERS_MAX
+    }
+
+    fn position(&self) -> u64 {
+        self.queued
+    }
+}
+
+struct Session {
+    talk: Conversation<Pipe>,
+    lines: Lines<Box<dyn AsyncRead + Send + Unpin>>,
+    /// None once stdin was closed.
+    writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
+    process: Box<dyn Process>,
+    control: mpsc::UnboundedReceiver<Control>,
+    watchdog: Watchdog,
+    /// Stdout has ended or broke: there is nothing more to read.
+    stdout_over: bool,
+    broken: Option<(String, Instant)>,
+}
+
+/// Runs a session to its end, and the process with it: when this returns nothing of the run is left.
+pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
+    let now = Instant::now();
+    let Args { basis, reader, writer, process } = args;
+    let (pid, line_max) = (process.pid(), basis.spec.policy.session.line_max);
+    let (talk, control) = Conversation::new(basis, Pipe::default());
+    // Boxed: a future keeps what it was given and what it has made of it side by side, and each one around it does so
+    // again.
+    let mut this = Box::new(Session {
+        talk,
+        lines: Lines::new(reader, line_max),
+        writer: Some(writer),
+        process,
+        control,
+        watchdog: Watchdog::new(now.into_std()),
+        stdout_over: false,
+        broken: None,
+    });
+    async move {
+        let over = this.serve().await;
+        let exit = this.finish(over).await;
+        WorkerExit { pid, ..exit }
+    }
+}
+
+impl Session {
+    async fn serve(&mut self) -> Over {
+        loop {
+            if self.talk.has_drained() {
+                return Over::Asked;
+            }
+            let wake_at = self.wake_at();
+            let reading = !self.stdout_over;
+            let writing = !self.talk.outlet.out.is_empty();
+            // In this order because a server may flood its stdout: reading is never short of work, and must not keep
+            // the others from theirs. Commands are bounded by their permits.
+            tokio::select! {
+                biased;
+                control = self.control.recv() => match control {
+                    Some(Control::Discover) => self.talk.list(),
+                    Some(Control::Drain) => self.talk.draining = true,
+                    // It is said of an end that is under way, or to a remote server.
+                    Some(Control::Hurry | Control::Credentials(_) | Control::Check) => {}
+                    // A worker that is gone wants what a stop wants.
+                    Some(Control::Stop) | None => return Over::Asked,
+                },
+                () = sleep_until(wake_at), if wake_at.is_some() => {
+                    if let Some(over) = self.on_time() {
+                        return over;
+                    }
+                }
+                end = self.process.ended() => return Over::Process(end),
+                written = write(&mut self.writer, &self.talk.outlet.out), if writing => self.on_written(written),
+                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(command),
+                received = self.lines.next(), if reading => {
+                    if let Some(over) = self.on_received(received) {
+                        return over;
+                    }
+                }
+            }
+        }
+    }
+
+    fn wake_at(&mut self) -> Option<Instant> {
+        let broken = self.broken.as_ref().map(|(_, at)| *at);
+        let watchdog = match self.watchdog_verdict() {
+            Verdict::Wait(at) => at.map(Instant::from_std),
+            Verdict::Ping | Verdict::Unresponsive => Some(Instant::now()),
+        };
+        [self.talk.wake_at(), broken, watchdog].into_iter().flatten().min()
+    }
+
+    /// A look that changes nothing: the decision itself is taken in `on_time`.
+    fn watchdog_verdict(&mut self) -> Verdict {
+        self.watchdog.heard(self.lines.last_read.into_std());
+        let open = if self.watchdog.is_suspicious() { self.talk.calls.callers() } else { 0 };
+        self.watchdog.clone().check(&self.talk.spec.policy.watchdog, Instant::now().into_std(), open)
+    }
+
+    fn on_received(&mut self, received: Received) -> Option<Over> {
+        match received {
+            Received::FirstByte => {
+                (self.talk.news)(News::FirstByte);
+                None
+            }
+            Received::Line(line) => match self.talk.on_message(&line, Instant::now()) {
+                Heard::Refused(why) => Some(Over::Failed(ExitCause::Handshake(why))),
+                Heard::Flooded => {
+                    let why = "the server asks and does not read the answers".to_owned();
+                    Some(Over::Failed(ExitCause::Wire(why)))
+                }
+                // Any byte has cleared a watchdog's doubt already.
+                Heard::Nothing | Heard::Answer | Heard::Checked | Heard::CheckUnknown | Heard::Initialized => None,
+            },
+            Received::End => {
+                self.stdout_over = true;
+                self.breaks("the server closed its stdout".to_owned());
+                None
+            }
+            Received::TooLong => {
+                let limit = self.talk.spec.policy.session.line_max;
+                Some(Over::Failed(ExitCause::Wire(format!("a line from the server is longer than {limit} bytes"))))
+            }
+            Received::Failed(error) => {
+                self.stdout_over = true;
+                self.breaks(format!("cannot read the server's stdout: {error}"));
+                None
+            }
+        }
+    }
+
+    fn breaks(&mut self, why: String) {
+        self.broken.get_or_insert((why, Instant::now() + BROKEN_PATIENCE));
+    }
+
+    fn on_written(&mut self, written: std::io::Result<usize>) {
+        match written {
+            Ok(count) => {
+                self.talk.outlet.out.advance(count);
+                self.talk.calls.written += count as u64;
+                self.talk.send();
+                if self.talk.outlet.out.is_empty() {
+                    // An idle instance must not keep the memory of its largest request.
+                    self.talk.outlet.out = BytesMut::new();
+                }
+            }
+            Err(error) => {
+                self.talk.outlet.out = BytesMut::new();
+                self.writer = None;
+                self.breaks(format!("cannot write to the server's stdin: {error}"));
+            }
+        }
+    }
+
+    fn on_time(&mut self) -> Option<Over> {
+        let now = Instant::now();
+        if let Some((why, at)) = &self.broken
+            && now >= *at
+        {
+            return Some(Over::Failed(ExitCause::Wire(why.clone())));
+        }
+        while let Some(late) = self.talk.late(now) {
+            match late {
+                Late::Call | Late::List => self.watchdog.call_timed_out(),
+                Late::Handshake => {
+                    let limit = self.talk.spec.policy.session.handshake_timeout;
+                    let why = format!("no answer to initialize within {} s", limit.as_secs_f64());
+                    return Some(Over::Failed(ExitCause::Handshake(why)));
+                }
+                // The watchdog has its own clock.
+                Late::Check => {}
+            }
+        }
+        if self.talk.lists.again_at.is_some_and(|at| now >= at) {
+            self.talk.list();
+        }
+        self.watchdog.heard(self.lines.last_read.into_std());
+        let open = if self.watchdog.is_suspicious() { self.talk.calls.callers() } else { 0 };
+        match self.watchdog.check(&self.talk.spec.policy.watchdog, now.into_std(), open) {
+            Verdict::Wait(_) => None,
+            Verdict::Ping => {
+                let deadline = now + self.talk.spec.policy.watchdog.ping_timeout;
+                self.talk.ask("ping", None, Purpose::Check, deadline);
+                None
+            }
+            Verdict::Unresponsive => Some(Over::Failed(ExitCause::Unresponsive)),
+        }
+    }
+
+    // ---- the end ----
+
+    /// Sees the process out. Whatever the way, its whole group is gone afterwards, or was told to be.
+    async fn finish(&mut self, over: Over) -> WorkerExit {
+        let ran = self.talk.initialized.map(|at| at.elapsed());
+        let mut exit = match over {
+            Over::Process(end) => {
+                self.drain().await;
+                WorkerExit { code: end.code, signal: end.signal, ..WorkerExit::because(ExitCause::Exited) }
+            }
+            Over::Asked => WorkerExit::because(ExitCause::Asked),
+            Over::Failed(cause) => WorkerExit::because(cause),
+        };
+        exit.ran = ran;
+        let reason = exit.reason();
+        self.talk.close(&reason);
+        if exit.cause == ExitCause::Asked {
+            self.writer = None;
+            self.process.terminate();
+            exit.forced = !self.is_gone_within(self.talk.spec.policy.session.terminate_grace, HURRY_GRACE).await;
+        }
+        // Killed before it can see the end of its stdin: what ended it is then what is told.
+        self.process.kill();
+        self.writer = None;
+        if !self.is_gone_within(KILL_PATIENCE, KILL_PATIENCE).await {
+            tracing::error!(installation_name = %self.talk.spec.name, pid = self.process.pid(), "the process does not die; it is left to the kernel");
+            return exit;
+        }
+        let end = self.process.ended().await;
+        WorkerExit { code: end.code, signal: end.signal, ..exit }
+    }
+
+    /// What the process wrote before it ended is still in the pipe. A grandchild may hold the other end for ever.
+    async fn drain(&mut self) {
+        let until = Instant::now() + self.talk.spec.policy.session.exit_drain;
+        // A grandchild may also write for ever: the clock is looked at before each read.
+        while !self.stdout_over && Instant::now() < until {
+            let Ok(received) = tokio::time::timeout_at(until, self.lines.next()).await else { return };
+            if self.on_received(received).is_some() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for the whole group to be gone, reading and dropping what it still prints, so that it does not block. Once
+    /// somebody else waits for it, too, it has `hurried` left at most.
+    async fn is_gone_within(&mut self, patience: Duration, hurried: Duration) -> bool {
+        let mut until = Instant::now() + patience;
+        let (mut reading, mut listening) = (!self.stdout_over, true);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.process.gone() => return true,
+                () = tokio::time::sleep_until(until) => return false,
+                control = self.control.recv(), if listening => match control {
+                    Some(Control::Hurry) => until = until.min(Instant::now() + hurried),
+                    Some(
+                        Control::Stop
+                        | Control::Drain
+                        | Control::Discover
+                        | Control::Credentials(_)
+                        | Control::Check,
+                    ) => {}
+                    None => listening = false,
+                },
+                received = self.lines.next(), if reading => {
+                    reading = matches!(received, Received::Line(_) | Received::FirstByte);
+                }
+            }
+        }
+    }
+}
+
+async fn write(writer: &mut Option<Box<dyn AsyncWrite + Send + Unpin>>, out: &[u8]) -> std::io::Result<usize> {
+    match writer {
+        Some(writer) => match writer.write(out).await {
+            Ok(0) => Err(std::io::ErrorKind::WriteZero.into()),
+            written => written,
+        },
+        // Nothing is written to a closed stdin; the wire is broken already.
+        None => std::future::pending().await,
+    }
+}

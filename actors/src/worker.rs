@@ -1,0 +1,115 @@
+//! What both kinds of workers have in common: what they are told, what they are made of, and how what their session
+//! learns reaches the team.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use ractor::{ActorRef, cast};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::batcher::Emitter;
+use crate::calls::{CallPort, Counters, PortEnd};
+use crate::model::event::Subject;
+use crate::model::exit::WorkerExit;
+use crate::model::ids::Run;
+use crate::model::spec::InstanceSpec;
+use crate::rules::jitter::Dice;
+use crate::rules::slot::{HealthNews, Input};
+use crate::seam::{Connector, Link, OpenError};
+use crate::session::{Basis, Control, News};
+use crate::{remote_worker, stdio_worker, team};
+
+/// What a worker is told.
+pub(crate) enum Msg {
+    /// The connector has an answer. Only a process has to be opened.
+    Opened(Result<Link, OpenError>),
+    /// For its session.
+    Control(Control),
+    /// The session is over and nothing of the run is left.
+    Over(WorkerExit),
+    /// For the load harness and the tests: panic, as a fault of ours would.
+    Panic,
+}
+
+#[cfg(feature = "cluster")]
+impl ractor::Message for Msg {}
+
+/// What a worker is made of.
+pub(crate) struct Args {
+    pub(crate) run: Run,
+    pub(crate) spec: Arc<InstanceSpec>,
+    pub(crate) subject: Arc<Subject>,
+    pub(crate) discover: bool,
+    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) events: Emitter,
+    pub(crate) team: ActorRef<team::Msg>,
+    /// For what is not to happen to all at once.
+    pub(crate) dice: Dice,
+}
+
+impl Args {
+    /// A door, and its session's side of it.
+    pub(crate) fn door(&self) -> (CallPort, PortEnd) {
+        CallPort::new(self.run, self.spec.clone(), self.counters.clone())
+    }
+
+    /// What a session is made of.
+    pub(crate) fn basis(&self, since: Instant, port: PortEnd, control: mpsc::UnboundedReceiver<Control>) -> Basis {
+        let wall = self.events.clone();
+        Basis {
+            spec: self.spec.clone(),
+            port,
+            control,
+            counters: self.counters.clone(),
+            wall: Arc::new(move || wall.wall()),
+            since,
+            discover: self.discover,
+            news: self.news(),
+        }
+    }
+
+    /// Straight to the team, marked with the run.
+    fn news(&self) -> Box<dyn Fn(News) + Send> {
+        let (run, id, team) = (self.run, self.spec.id.clone(), self.team.clone());
+        Box::new(move |news| {
+            let input = match news {
+                News::FirstByte => Input::FirstByte(run),
+                News::Initialized(server) => Input::Initialized(run, server),
+                News::Discovered(catalogue) => Input::Discovered(run, catalogue),
+                News::DiscoveryFailed(why) => Input::DiscoveryFailed(run, why),
+                News::Recovered => Input::Recovered(run),
+                News::Degraded(failures, last_error) => {
+                    Input::Health(run, HealthNews::Degraded { failures, last_error })
+                }
+                News::Restored(failures, last_error) => {
+                    Input::Health(run, HealthNews::Restored { failures, last_error })
+                }
+            };
+            // An error says that the team's supervisor has died, and this worker with it.
+            let _ = cast!(team, team::Msg::News(id.clone(), input));
+        })
+    }
+
+    /// The team is told where calls go.
+    pub(crate) fn tell_spawned(&self, spawned: team::Spawned) {
+        let _ = cast!(self.team, team::Msg::Spawned(self.spec.id.clone(), self.run, spawned));
+    }
+
+    /// What is logged of the session is logged in the name of its instance.
+    pub(crate) fn span(&self) -> tracing::Span {
+        let spec = &self.spec;
+        tracing::info_span!(
+            "instance", installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team
+        )
+    }
+}
+
+/// How a worker says that it ended, read from the state that comes with its death notice.
+pub(crate) fn exit_of(state: Box<dyn Any + Send>) -> Option<WorkerExit> {
+    match state.downcast::<stdio_worker::State>() {
+        Ok(state) => state.exit,
+        Err(state) => state.downcast::<remote_worker::State>().ok()?.exit,
+    }
+}
