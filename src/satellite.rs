@@ -27,8 +27,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::catalogue_cache::CatalogueCache;
 use crate::config::{KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
+use crate::connect::Connectors;
 use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
+use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::console::server::{self, Console};
 use crate::reaper::Below;
@@ -160,7 +162,9 @@ impl Satellite {
         let connector = connector.map_err(machine("get ready to start servers"))?;
         let last_act = connector.clone();
         Below::when_orphaned(move || last_act.end_all(ORPHAN_PATIENCE));
-        let mut options = Options::new(Arc::new(connector.clone()), sink, Arc::new(Timestamp::now));
+        let remote = RemoteConnector::new().map_err(machine("get ready to reach remote servers"))?;
+        let connectors = Connectors { stdio: connector.clone(), remote };
+        let mut options = Options::new(Arc::new(connectors), sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
         options.batch = plan.batch.clone();
         options.team_budget = plan.team_budget.clone();

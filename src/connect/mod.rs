@@ -1,10 +1,17 @@
 //! Connectors: the I/O that brings MCP servers to life and ends them. What they hand over is
-//! [`mcp_satellite_actors::seam::Link`].
+//! [`mcp_satellite_actors::seam::Link`] for a child process and [`mcp_satellite_actors::seam::Line`] for a remote server.
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "remote")]
+mod connectors;
 pub mod environment;
 pub mod isolation;
 pub mod process;
+#[cfg(feature = "remote")]
+pub mod remote;
 pub mod sim;
 pub mod stdio;
+
+#[cfg(feature = "remote")]
+pub use connectors::Connectors;

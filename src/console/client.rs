@@ -40,7 +40,7 @@ impl Client {
     pub fn new(data_dir: &Path) -> Result<Self, ClientError> {
         let not_running = || ClientError::NotRunning { data_dir: data_dir.display().to_string() };
         let (socket, directory) = super::socket_path(data_dir).map_err(|_| not_running())?;
-        crate::sink::http::install_tls_provider();
+        crate::http::install_tls_provider();
         let http = reqwest::Client::builder()
             .unix_socket(socket)
             .no_proxy()

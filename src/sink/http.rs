@@ -8,7 +8,6 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use jiff::fmt::rfc2822;
 use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::secret::{Mask, Secret};
 use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
@@ -17,14 +16,13 @@ use reqwest::{Client, Response, StatusCode, Url, redirect};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::http::{USER_AGENT, install_tls_provider, is_loopback, pause};
+
 /// How long one request may take, answer included, unless [`HttpSink::with_timeout`] says otherwise.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How much of an answer is read. A report on a full batch of 100 refused events fits well.
 const BODY_MAX: usize = 64 * 1024;
-
-/// The longest pause that a server can ask for: a wrong clock or one zero too many must not silence us for good.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 /// How many characters of a server's explanation are passed on.
 const REASON_MAX: usize = 300;
@@ -184,22 +182,14 @@ struct Body<'a> {
     events: &'a [Envelope],
 }
 
-/// The process has one provider of cryptography. If a host has chosen another one, that is as good.
-pub(crate) fn install_tls_provider() {
-    rustls::crypto::ring::default_provider().install_default().ok();
-}
-
 fn client(url: &Url) -> reqwest::Result<Client> {
     install_tls_provider();
-    let mut builder = Client::builder()
-        .redirect(redirect::Policy::none())
-        .user_agent(concat!("mcp-satellite/", env!("CARGO_PKG_VERSION")));
+    let mut builder = Client::builder().redirect(redirect::Policy::none()).user_agent(USER_AGENT);
     if url.scheme() == "http" {
         // A machine without CA certificates can send to a server that needs none.
         builder = builder.tls_certs_only([]);
     }
-    if matches!(url.host_str(), Some("localhost" | "127.0.0.1" | "[::1]")) {
-        // A proxy's loopback is not ours.
+    if is_loopback(url) {
         builder = builder.no_proxy();
     }
     builder.build()
@@ -215,33 +205,4 @@ async fn report(mut response: Response) -> reqwest::Result<Value> {
         body.extend_from_slice(&chunk);
     }
     Ok(serde_json::from_slice(&body).unwrap_or_default())
-}
-
-/// The pause that `Retry-After` asks for, in seconds or as a date.
-fn pause(value: &str, now: Timestamp) -> Option<Duration> {
-    let asked = if let Ok(seconds) = value.trim().parse() {
-        Duration::from_secs(seconds)
-    } else {
-        let until = rfc2822::DateTimeParser::new().parse_timestamp(value.trim()).ok()?;
-        Duration::try_from(until.duration_since(now)).unwrap_or(Duration::ZERO)
-    };
-    Some(asked.min(RETRY_AFTER_MAX))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn retry_after_is_read_as_seconds_or_as_a_date_and_has_a_limit() {
-        let now = Timestamp::from_second(1_445_412_420).unwrap_or_default();
-        let seconds = |value| pause(value, now).map(|pause| pause.as_secs());
-        assert_eq!(seconds("120"), Some(120));
-        assert_eq!(seconds("Wed, 21 Oct 2015 07:28:00 GMT"), Some(60));
-        assert_eq!(seconds("Wed, 21 Oct 2015 07:00:00 GMT"), Some(0));
-        assert_eq!(seconds("99999999999"), Some(3600));
-        assert_eq!(seconds("Tue, 31 Dec 2999 23:59:59 GMT"), Some(3600));
-        assert_eq!(seconds("-5"), None);
-        assert_eq!(seconds("soon"), None);
-    }
 }

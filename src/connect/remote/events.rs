@@ -1,0 +1,231 @@
+//! Server-sent events, read as the HTML standard says, with a limit on what is kept.
+//!
+//! Our own, because the limit is the point: a line without an end must not grow in memory, and a stream that is idle
+//! for days must hold none. `sse-stream`, which rmcp uses, has neither.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use memchr::memchr2;
+
+/// An event with data, or what the stream says of itself.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    /// Its type; none is `message`.
+    pub(super) kind: Option<String>,
+    /// Its data lines, joined.
+    pub(super) data: Bytes,
+}
+
+/// A line or an event over the limit.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TooLong;
+
+/// The state of one stream between two chunks.
+#[derive(Debug)]
+pub(super) struct Events {
+    limit: usize,
+    /// What has come and is not read yet.
+    chunk: Bytes,
+    /// The beginning of a line whose end has not come.
+    line: Vec<u8>,
+    data: Option<Vec<u8>>,
+    kind: Option<String>,
+    /// The id in the event that is being read.
+    next_id: Option<Vec<u8>>,
+    last_id: Option<Vec<u8>>,
+    retry: Option<Duration>,
+    /// A line ended with CR: an LF now is the same end.
+    after_cr: bool,
+    /// Nothing was read yet: a byte order mark may come.
+    at_start: bool,
+}
+
+impl Events {
+    /// A stream whose lines and events are at most `limit` bytes.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            chunk: Bytes::new(),
+            line: Vec::new(),
+            data: None,
+            kind: None,
+            next_id: None,
+            last_id: None,
+            retry: None,
+            after_cr: false,
+            at_start: true,
+        }
+    }
+
+    /// What came next. The chunk before has been read to its end.
+    pub(super) fn push(&mut self, chunk: Bytes) {
+        debug_assert!(self.chunk.is_empty(), "read with `next` until there is no more");
+        self.chunk = chunk;
+    }
+
+    /// The next event that is whole.
+    pub(super) fn next(&mut self) -> Result<Option<Event>, TooLong> {
+        while !self.chunk.is_empty() {
+            if std::mem::take(&mut self.after_cr) && self.chunk[0] == b'\n' {
+                drop(self.chunk.split_to(1));
+                continue;
+            }
+            let Some(end) = memchr2(b'\n', b'\r', &self.chunk) else {
+                let rest = std::mem::take(&mut self.chunk);
+                if self.line.len() + rest.len() > self.limit {
+                    return Err(TooLong);
+                }
+                self.line.extend_from_slice(&rest);
+                break;
+            };
+            let part = self.chunk.split_to(end);
+            self.after_cr = self.chunk.split_to(1)[0] == b'\r';
+            if self.line.len() + part.len() > self.limit {
+                return Err(TooLong);
+            }
+            let event = if self.line.is_empty() {
+                self.read(&part)?
+            } else {
+                let mut line = std::mem::take(&mut self.line);
+                line.extend_from_slice(&part);
+                self.read(&line)?
+            };
+            if event.is_some() {
+                return Ok(event);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The id with which the stream can be taken up again: of the last event that was whole.
+    pub(super) fn last_id(&self) -> Option<&[u8]> {
+        self.last_id.as_deref().filter(|id| !id.is_empty())
+    }
+
+    /// How long the server wants us to wait before the stream is opened again.
+    pub(super) fn retry(&self) -> Option<Duration> {
+        self.retry
+    }
+
+    fn read(&mut self, line: &[u8]) -> Result<Option<Event>, TooLong> {
+        let line = match line.strip_prefix(b"\xEF\xBB\xBF") {
+            Some(rest) if self.at_start => rest,
+            _ => line,
+        };
+        self.at_start = false;
+        if line.is_empty() {
+            return Ok(self.finish());
+        }
+        let colon = memchr::memchr(b':', line);
+        let (field, value) = colon.map_or((line, &b""[..]), |at| (&line[..at], &line[at + 1..]));
+        let value = value.strip_prefix(b" ").unwrap_or(value);
+        match field {
+            b"data" => {
+                let before = self.data.as_ref().map_or(0, |data| data.len() + 1);
+                if before + value.len() > self.limit {
+                    return Err(TooLong);
+                }
+                match &mut self.data {
+                    Some(data) => {
+                        data.push(b'\n');
+                        data.extend_from_slice(value);
+                    }
+                    None => self.data = Some(value.to_vec()),
+                }
+            }
+            b"event" => self.kind = Some(String::from_utf8_lossy(value).into_owned()),
+            b"id" if !value.contains(&0) => self.next_id = Some(value.to_vec()),
+            b"retry" if !value.is_empty() && value.iter().all(u8::is_ascii_digit) => {
+                let milliseconds = std::str::from_utf8(value).ok().and_then(|digits| digits.parse().ok());
+                self.retry = milliseconds.map(Duration::from_millis).or(self.retry);
+            }
+            // Comments, which keep a connection alive, and what we do not know.
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    /// At an empty line: the event, if it has data. One without says only its id.
+    fn finish(&mut self) -> Option<Event> {
+        if let Some(id) = self.next_id.take() {
+            self.last_id = Some(id);
+        }
+        let kind = self.kind.take().filter(|kind| !kind.is_empty());
+        let data = self.data.take().filter(|data| !data.is_empty())?;
+        Some(Event { kind, data: data.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All events of a stream that comes in chunks of this size.
+    fn read(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, Events), TooLong> {
+        let mut events = Events::new(limit);
+        let mut seen = Vec::new();
+        for chunk in text.chunks(size) {
+            events.push(Bytes::copy_from_slice(chunk));
+            while let Some(Event { kind, data }) = events.next()? {
+                seen.push((kind.unwrap_or_default(), String::from_utf8_lossy(&data).into_owned()));
+            }
+        }
+        Ok((seen, events))
+    }
+
+    fn pair(kind: &str, data: &str) -> (String, String) {
+        (kind.to_owned(), data.to_owned())
+    }
+
+    #[test]
+    fn every_form_of_a_stream_is_read_the_same_whatever_its_chunks_are() {
+        let text = "\u{feff}event: message\ndata: {\"a\":\ndata:1}\n\n: ping\r\n\r\nid: 7\rdata:  two\r\rdata\n\nretry: 250\n\
+                    event:x\nnonsense\nfoo: bar\ndata: z\r\n\r\ndata: unfinished\n";
+        for ends in ["\n", "\r", "\r\n"] {
+            let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\n', ends);
+            for size in 1..=text.len() {
+                let (seen, events) = read(text.as_bytes(), size, 1000).expect("it is short");
+                assert_eq!(seen, [pair("message", "{\"a\":\n1}"), pair("", " two"), pair("x", "z")], "{size} {ends:?}");
+                assert_eq!(events.last_id(), Some(&b"7"[..]));
+                assert_eq!(events.retry(), Some(Duration::from_millis(250)));
+            }
+        }
+    }
+
+    #[test]
+    fn mixed_line_ends_are_read() {
+        let (seen, _) = read(b"data: a\r\n\rdata: b\n\r\ndata: c\r\r", 3, 100).expect("it is short");
+        assert_eq!(seen, [pair("", "a"), pair("", "b"), pair("", "c")]);
+    }
+
+    #[test]
+    fn an_id_counts_when_its_event_is_whole_and_an_empty_one_forgets_it() {
+        let (seen, events) = read(b"id: 1\ndata\n\nid: 2\ndata: cut", 5, 100).expect("it is short");
+        assert!(seen.is_empty(), "an event without data says only its id");
+        assert_eq!(events.last_id(), Some(&b"1"[..]));
+        let (_, events) = read(b"id: 1\n\nid\n\n", 5, 100).expect("it is short");
+        assert_eq!(events.last_id(), None);
+        let (_, events) = read(b"id: a\0b\n\nretry: soon\n\n", 5, 100).expect("it is short");
+        assert_eq!((events.last_id(), events.retry()), (None, None));
+    }
+
+    #[test]
+    fn neither_a_line_nor_an_event_grows_beyond_the_limit() {
+        let endless = [b'x'; 101];
+        assert_eq!(read(&endless, 10, 100).err(), Some(TooLong));
+        assert_eq!(read(&endless, 200, 100).err(), Some(TooLong));
+        assert_eq!(read(&[&endless[..], b"\n\n"].concat(), 200, 100).err(), Some(TooLong));
+        let lines = "data: 0123456789\n".repeat(10);
+        assert_eq!(read(lines.as_bytes(), 7, 100).err(), Some(TooLong));
+        assert!(read(lines.as_bytes(), 7, 109).is_ok());
+    }
+
+    #[test]
+    fn an_idle_stream_holds_no_memory() {
+        let text = [b"data: ", "y".repeat(5000).as_bytes(), b"\n\n"].concat();
+        let (seen, events) = read(&text, 999, 10_000).expect("it is short");
+        assert_eq!(seen.len(), 1);
+        assert_eq!((events.line.capacity(), events.chunk.len(), events.data.is_some()), (0, 0, false));
+    }
+}

@@ -1,0 +1,343 @@
+//! One exchange over HTTP, and what all of a line's exchanges share.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::channel::mpsc;
+use futures::future::{AbortHandle, Abortable, Aborted, BoxFuture};
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, SinkExt, StreamExt};
+use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::seam::Incoming;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{RequestBuilder, Response, StatusCode, Url};
+use tokio::time::timeout;
+
+use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID};
+use super::clients::Clients;
+use super::events::{Event, Events, TooLong};
+use super::failures::{of_error, of_status};
+use super::message;
+
+/// What an exchange has to tell its line.
+#[derive(Debug)]
+pub(super) enum News {
+    /// This is for the session.
+    Of(Incoming),
+    /// The server has taken `notifications/initialized`.
+    Initialized,
+    /// The stream of an HTTP+SSE server has named where messages go.
+    Endpoint,
+    /// The stream of an HTTP+SSE server has come to nothing.
+    Unopened(Failure),
+    /// The exchange is over, and all of it was told.
+    Done,
+}
+
+/// The way to the line, which takes one message at a time: a server that talks faster than it is listened to waits.
+pub(super) struct Out(mpsc::Sender<News>);
+
+impl Out {
+    pub(super) async fn send(&mut self, news: News) {
+        // An error says that the line is gone, and with it, at the next await, this exchange.
+        let _ = self.0.send(news).await;
+    }
+
+    /// A text of the server: one message, or a batch of them. What is no JSON is passed on for the session to count.
+    pub(super) async fn messages(&mut self, text: Bytes) {
+        let is_batch = text.trim_ascii_start().first() == Some(&b'[');
+        match is_batch.then(|| message::messages(&text)).flatten() {
+            None => self.send(News::Of(Incoming::Message(text))).await,
+            Some(batch) => {
+                for message in batch {
+                    self.send(News::Of(Incoming::Message(message))).await;
+                }
+            }
+        }
+    }
+}
+
+/// What is under way on one line. It runs where the line is polled, so nothing of it outlives the line.
+pub(super) struct Exchanges {
+    running: FuturesUnordered<Abortable<BoxFuture<'static, (Option<u64>, News)>>>,
+    abandonable: Vec<(u64, AbortHandle)>,
+    sender: mpsc::Sender<News>,
+    receiver: mpsc::Receiver<News>,
+    ended: VecDeque<News>,
+    waker: Option<Waker>,
+}
+
+impl Exchanges {
+    pub(super) fn new() -> Self {
+        let (sender, receiver) = mpsc::channel(0);
+        Self {
+            running: FuturesUnordered::new(),
+            abandonable: Vec::new(),
+            sender,
+            receiver,
+            ended: VecDeque::new(),
+            waker: None,
+        }
+    }
+
+    /// Begins an exchange; one with a number can be abandoned by it.
+    pub(super) fn start<F>(&mut self, id: Option<u64>, exchange: impl FnOnce(Out) -> F)
+    where
+        F: Future<Output = News> + Send + 'static,
+    {
+        let (handle, registration) = AbortHandle::new_pair();
+        let exchange = exchange(Out(self.sender.clone())).map(move |news| (id, news)).boxed();
+        self.running.push(Abortable::new(exchange, registration));
+        if let Some(id) = id {
+            self.abandonable.push((id, handle));
+        }
+        self.wake();
+    }
+
+    /// Drops an exchange, and with it its connection.
+    pub(super) fn abandon(&mut self, id: u64) {
+        if let Some(at) = self.abandonable.iter().position(|(its, _)| *its == id) {
+            self.abandonable.swap_remove(at).1.abort();
+        }
+    }
+
+    /// Drops all of them, and what they had still to tell.
+    pub(super) fn abandon_all(&mut self) {
+        *self = Self { waker: self.waker.take(), ..Self::new() };
+    }
+
+    /// The line has something to do.
+    pub(super) fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<News> {
+        loop {
+            // What an exchange told while it ran comes before its end.
+            let told = match self.receiver.poll_next_unpin(cx) {
+                Poll::Ready(news) => news,
+                Poll::Pending => self.ended.pop_front(),
+            };
+            if let Some(news) = told {
+                return Poll::Ready(news);
+            }
+            match self.running.poll_next_unpin(cx) {
+                Poll::Ready(Some(Ok((id, news)))) => {
+                    self.abandonable.retain(|(its, _)| Some(*its) != id);
+                    self.ended.push_back(news);
+                }
+                Poll::Ready(Some(Err(Aborted))) => {}
+                // One of them may have told something all the same.
+                Poll::Ready(None) | Poll::Pending => match self.receiver.poll_next_unpin(cx) {
+                    Poll::Ready(Some(news)) => return Poll::Ready(news),
+                    Poll::Ready(None) | Poll::Pending => break,
+                },
+            }
+        }
+        self.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// What the exchanges of a line have in common, and change.
+pub(super) struct Session {
+    clients: Arc<Clients>,
+    state: Mutex<State>,
+}
+
+struct State {
+    access: Result<Arc<Access>, FailureKind>,
+    /// The server's name for the session.
+    id: Option<HeaderValue>,
+    /// The protocol version, once it was agreed on.
+    version: Option<HeaderValue>,
+    /// Where an HTTP+SSE server wants its messages.
+    endpoint: Option<Url>,
+}
+
+impl Session {
+    pub(super) fn new(spec: &InstanceSpec, clients: Arc<Clients>) -> Arc<Self> {
+        let access = Access::new(spec, &clients).map(Arc::new);
+        let state = Mutex::new(State { access, id: None, version: None, endpoint: None });
+        Arc::new(Self { clients, state })
+    }
+
+    /// What every exchange that begins now goes by.
+    pub(super) fn terms(&self) -> Result<Terms, Failure> {
+        let state = self.state();
+        let access = state.access.clone().map_err(Failure::unsent)?;
+        let (id, version) = (state.id.clone(), state.version.clone());
+        Ok(Terms { access, id, version, endpoint: state.endpoint.clone() })
+    }
+
+    pub(super) fn adopt(&self, spec: &InstanceSpec) {
+        let access = Access::new(spec, &self.clients).map(Arc::new);
+        self.state().access = access;
+    }
+
+    /// The session begins with the answer to `initialize`, before a version was agreed on.
+    pub(super) fn greeted(&self, headers: &HeaderMap) {
+        let mut state = self.state();
+        if let Some(id) = headers.get(SESSION_ID).filter(|_| state.version.is_none()) {
+            let mut id = id.clone();
+            // Who knows it can speak for us.
+            id.set_sensitive(true);
+            state.id = Some(id);
+        }
+    }
+
+    pub(super) fn agreed(&self, version: &str) {
+        self.state().version = HeaderValue::from_str(version).ok();
+    }
+
+    pub(super) fn directed(&self, endpoint: Url) {
+        self.state().endpoint = Some(endpoint);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What one exchange goes by, from its beginning to its end.
+pub(super) struct Terms {
+    pub(super) access: Arc<Access>,
+    id: Option<HeaderValue>,
+    version: Option<HeaderValue>,
+    endpoint: Option<Url>,
+}
+
+impl Terms {
+    /// Whether the server has given the session a name.
+    pub(super) fn names_session(&self) -> bool {
+        self.id.is_some() || self.endpoint.is_some()
+    }
+
+    /// A message on its way to the server.
+    pub(super) fn post(&self, body: Bytes) -> RequestBuilder {
+        let url = match &self.endpoint {
+            Some(endpoint) => self.access.endpoint(endpoint),
+            None => self.access.url().clone(),
+        };
+        self.access.post(url, body)
+    }
+
+    /// Sends a request that belongs to the session, and waits for the beginning of its answer.
+    pub(super) async fn ask(
+        &self,
+        mut request: RequestBuilder,
+        header_timeout: Option<Duration>,
+    ) -> Result<Response, Failure> {
+        for (name, value) in [(SESSION_ID, &self.id), (PROTOCOL_VERSION, &self.version)] {
+            if let Some(value) = value {
+                request = request.header(name, value);
+            }
+        }
+        self.ask_alone(request, header_timeout).await
+    }
+
+    /// Sends a request that belongs to no session.
+    pub(super) async fn ask_alone(
+        &self,
+        request: RequestBuilder,
+        header_timeout: Option<Duration>,
+    ) -> Result<Response, Failure> {
+        let asked = request.send();
+        let answer = match header_timeout {
+            Some(limit) => timeout(limit, asked).await.map_err(|_| Failure::sent(FailureKind::HeaderTimeout(limit)))?,
+            None => asked.await,
+        };
+        answer.map_err(|error| of_error(&error, &self.access))
+    }
+
+    /// What an answer that is no success means: still the answer to request `id`, or a failure.
+    pub(super) async fn refusal(&self, response: Response, id: Option<u64>) -> Result<Vec<Bytes>, FailureKind> {
+        let status = response.status();
+        let kind = of_status(&response, &self.access);
+        if !matches!(kind, FailureKind::Status(_)) {
+            return Err(kind);
+        }
+        // What it says is only looked at where it makes a difference, and is not waited for without end.
+        let speaks = matches!(content_type(&response).as_deref(), Some(JSON)) && status.is_client_error();
+        let body = match speaks {
+            true => timeout(self.access.policy.remote.header_timeout, self.body(response)).await,
+            false => Ok(Ok(Bytes::new())),
+        };
+        let messages = body.ok().and_then(Result::ok).and_then(|body| message::messages(&body)).unwrap_or_default();
+        if id.is_some_and(|id| messages.iter().any(|message| message::answers(message, id))) {
+            return Ok(messages);
+        }
+        let expired = match status {
+            StatusCode::NOT_FOUND => true,
+            StatusCode::BAD_REQUEST => messages.iter().any(|message| message::is_error_about_nothing(message)),
+            _ => false,
+        };
+        Err(match expired && self.names_session() {
+            true => FailureKind::SessionExpired { status: status.as_u16() },
+            false => kind,
+        })
+    }
+
+    /// All of an answer that is not a stream.
+    pub(super) async fn body(&self, mut response: Response) -> Result<Bytes, Failure> {
+        let limit = self.line_max();
+        let too_long = || Failure::sent(FailureKind::TooLong(limit));
+        if response.content_length().is_some_and(|length| usize::try_from(length).map_or(true, |length| length > limit))
+        {
+            return Err(too_long());
+        }
+        let mut parts = Vec::new();
+        let mut length = 0;
+        while let Some(part) = response.chunk().await.map_err(|_| Failure::sent(FailureKind::Cut))? {
+            length += part.len();
+            if length > limit {
+                return Err(too_long());
+            }
+            parts.push(part);
+        }
+        Ok(match <[Bytes; 1]>::try_from(parts) {
+            Ok([whole]) => whole,
+            Err(parts) => parts.concat().into(),
+        })
+    }
+
+    pub(super) fn line_max(&self) -> usize {
+        self.access.policy.session.line_max
+    }
+
+    pub(super) fn too_long(&self) -> FailureKind {
+        FailureKind::TooLong(self.line_max())
+    }
+
+    pub(super) fn header_timeout(&self) -> Duration {
+        self.access.policy.remote.header_timeout
+    }
+}
+
+/// What a body is, without its parameters, in lower case.
+pub(super) fn content_type(response: &Response) -> Option<String> {
+    let value = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
+    Some(value.split(';').next()?.trim().to_ascii_lowercase())
+}
+
+/// The next event of a stream; `None` at its end, however it ended. May be dropped and called again.
+pub(super) async fn next_event(response: &mut Response, events: &mut Events) -> Result<Option<Event>, TooLong> {
+    loop {
+        if let Some(event) = events.next()? {
+            return Ok(Some(event));
+        }
+        // A server that sends comments without a pause must not keep a thread for itself.
+        tokio::task::consume_budget().await;
+        match response.chunk().await {
+            Ok(Some(chunk)) => events.push(chunk),
+            Ok(None) | Err(_) => return Ok(None),
+        }
+    }
+}

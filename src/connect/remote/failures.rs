@@ -1,0 +1,97 @@
+//! What went wrong, by type and never by text. Nothing that is said here shows an address's query, a header or a token.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use reqwest::header::{HeaderMap, HeaderName, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE};
+use reqwest::{Response, StatusCode, Url};
+
+use super::access::Access;
+use crate::http::pause;
+
+/// How many characters of somebody else's text are told.
+const TEXT_MAX: usize = 200;
+
+/// Why there was no answer, or no more of it.
+pub(super) fn of_error(error: &reqwest::Error, access: &Access) -> Failure {
+    let connecting = error.is_connect();
+    let kind = if error.is_builder() {
+        FailureKind::BadAddress("no request can be made for it".to_owned())
+    } else if error.is_dns() {
+        FailureKind::Dns
+    } else if connecting && error.is_timeout() {
+        FailureKind::ConnectTimeout(access.policy.remote.connect_timeout)
+    } else {
+        cause(error, connecting, access)
+    };
+    Failure { kind, sent: !(connecting || error.is_builder()) }
+}
+
+fn cause(error: &reqwest::Error, connecting: bool, access: &Access) -> FailureKind {
+    let mut last: &(dyn Error + 'static) = error;
+    loop {
+        if let Some(error) = last.downcast_ref::<rustls::Error>() {
+            return FailureKind::Tls(told(&error.to_string(), access));
+        }
+        let io = last.downcast_ref::<io::Error>();
+        if connecting && io.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            return FailureKind::Refused;
+        }
+        // What an `io::Error` was made of is not its source: that would be the source of what it was made of.
+        let inner = io.and_then(io::Error::get_ref).map(|inner| inner as &(dyn Error + 'static));
+        match inner.or_else(|| last.source()) {
+            Some(next) => last = next,
+            None => break,
+        }
+    }
+    FailureKind::Broken(match last.downcast_ref::<io::Error>() {
+        Some(error) if error.raw_os_error().is_some() => error.kind().to_string(),
+        // Its own text would be the whole address.
+        _ if last.is::<reqwest::Error>() => "the exchange failed".to_owned(),
+        _ => told(&last.to_string(), access),
+    })
+}
+
+/// Why an answer with this status is none.
+pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
+    let headers = response.headers();
+    let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    match response.status() {
+        StatusCode::UNAUTHORIZED => FailureKind::Unauthorized { challenge: challenge(headers, access) },
+        StatusCode::FORBIDDEN => FailureKind::Forbidden { challenge: challenge(headers, access) },
+        StatusCode::TOO_MANY_REQUESTS => FailureKind::Throttled { retry_after: retry_after(headers) },
+        status if status.is_server_error() => {
+            FailureKind::ServerError { status: status.as_u16(), retry_after: retry_after(headers) }
+        }
+        status if status.is_redirection() => {
+            let to = text(&LOCATION).and_then(|location| access.url().join(location).ok());
+            FailureKind::Redirected { status: status.as_u16(), to: to.map(|to| told(&shown(&to), access)) }
+        }
+        status => FailureKind::Status(status.as_u16()),
+    }
+}
+
+/// A text that somebody else wrote: without our secrets, and fit for one line.
+pub(super) fn told(text: &str, access: &Access) -> String {
+    let clean = |character: char| if character.is_control() { ' ' } else { character };
+    access.mask.apply(text).chars().take(TEXT_MAX).map(clean).collect()
+}
+
+/// When to come back, if the server says so.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    headers.get(RETRY_AFTER).and_then(|value| pause(value.to_str().ok()?, Timestamp::now()))
+}
+
+/// What a server asks for. A client needs it whole, so it is masked and not cut.
+fn challenge(headers: &HeaderMap, access: &Access) -> Option<String> {
+    let challenges: Vec<_> = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok()).collect();
+    (!challenges.is_empty()).then(|| access.mask.apply(&challenges.join(", ")))
+}
+
+/// An address without credentials and parameters.
+fn shown(url: &Url) -> String {
+    format!("{}{}", url.origin().ascii_serialization(), url.path())
+}

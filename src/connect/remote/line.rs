@@ -1,0 +1,225 @@
+//! A line: what its session sends becomes exchanges, and what they bring goes to the session. Everything runs where the
+//! line is polled; there are no tasks.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, Target};
+use mcp_satellite_actors::seam::{Incoming, Line, Outgoing};
+
+use super::clients::Clients;
+use super::exchange::{Exchanges, News, Out, Session};
+use super::{legacy, streamable};
+
+/// A line to one server.
+pub(super) struct RemoteLine {
+    transport: RemoteTransport,
+    session: Arc<Session>,
+    exchanges: Exchanges,
+    gate: Gate,
+    /// What is told before anything else.
+    ready: VecDeque<Incoming>,
+}
+
+/// Whether messages can be posted.
+enum Gate {
+    /// Nothing was sent to an HTTP+SSE server yet.
+    Untried,
+    /// Its stream is being opened, or `notifications/initialized` is on its way and nothing may overtake it: these wait.
+    Shut(VecDeque<Outgoing>),
+    /// They can.
+    Open,
+    /// The session was ended by us.
+    Closed,
+}
+
+impl RemoteLine {
+    pub(super) fn new(spec: &InstanceSpec, clients: Arc<Clients>) -> Self {
+        let (transport, gate) = match spec.target {
+            Target::Remote { transport: RemoteTransport::Sse, .. } => (RemoteTransport::Sse, Gate::Untried),
+            // What is no remote server has no `Access` either, and fails by that.
+            Target::Remote { .. } | Target::Stdio { .. } => (RemoteTransport::Http, Gate::Open),
+        };
+        let session = Session::new(spec, clients);
+        Self { transport, session, exchanges: Exchanges::new(), gate, ready: VecDeque::new() }
+    }
+
+    fn start(&mut self, message: Outgoing) {
+        let session = Arc::clone(&self.session);
+        match message {
+            Outgoing::Request { id, body, header_timeout } => match self.transport {
+                RemoteTransport::Http => {
+                    self.exchanges.start(Some(id), |out| streamable::request(session, id, body, header_timeout, out))
+                }
+                RemoteTransport::Sse => self.exchanges.start(Some(id), |_| async move {
+                    match deliver(&session, body, Some(id), header_timeout).await {
+                        // The answer comes on the stream.
+                        Ok(None) => News::Done,
+                        Ok(Some(answer)) => News::Of(Incoming::Message(answer)),
+                        Err(failure) => News::Of(Incoming::Failed { id, failure }),
+                    }
+                }),
+            },
+            Outgoing::Notification { body } => self.exchanges.start(None, |_| notify(session, body)),
+            Outgoing::Initialized { version, body } => {
+                session.agreed(&version);
+                self.gate = Gate::Shut(VecDeque::new());
+                self.exchanges.start(None, |_| initialized(session, body));
+            }
+            Outgoing::Probe { id } => self.exchanges.start(Some(id), |_| probe(session, id)),
+            Outgoing::Abandon { .. } | Outgoing::Credentials(_) | Outgoing::Close => {}
+        }
+    }
+
+    /// Messages can be posted: those that waited first, in their order.
+    fn open(&mut self) {
+        let Gate::Shut(mut waiting) = std::mem::replace(&mut self.gate, Gate::Open) else { return };
+        while let Some(message) = waiting.pop_front() {
+            self.start(message);
+            if let Gate::Shut(behind) = &mut self.gate {
+                behind.append(&mut waiting);
+            }
+        }
+    }
+
+    /// The stream of an HTTP+SSE server has come to nothing, so nothing that waited for it was sent. The next message is
+    /// another try.
+    fn unopened(&mut self, failure: &Failure) {
+        let Gate::Shut(waiting) = std::mem::replace(&mut self.gate, Gate::Untried) else { return };
+        for message in waiting {
+            let failure = Failure::unsent(failure.kind.clone());
+            match message {
+                Outgoing::Request { id, .. } => self.ready.push_back(Incoming::Failed { id, failure }),
+                Outgoing::Notification { .. } | Outgoing::Initialized { .. } => {
+                    self.ready.push_back(Incoming::Lost(failure));
+                }
+                Outgoing::Probe { .. } | Outgoing::Abandon { .. } | Outgoing::Credentials(_) | Outgoing::Close => {}
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        self.gate = Gate::Closed;
+        self.ready.clear();
+        self.exchanges.abandon_all();
+        let session = Arc::clone(&self.session);
+        match self.transport {
+            RemoteTransport::Http => self.exchanges.start(None, |_| streamable::close(session)),
+            RemoteTransport::Sse => self.exchanges.start(None, |_| async { News::Of(Incoming::Closed) }),
+        }
+    }
+}
+
+impl Line for RemoteLine {
+    fn send(&mut self, message: Outgoing) {
+        match (message, &mut self.gate) {
+            (Outgoing::Credentials(spec), _) => self.session.adopt(&spec),
+            (Outgoing::Close, _) => self.close(),
+            (_, Gate::Closed) => {}
+            (Outgoing::Abandon { id: abandoned }, gate) => {
+                if let Gate::Shut(waiting) = gate {
+                    waiting.retain(|message| !matches!(message, Outgoing::Request { id, .. } if *id == abandoned));
+                }
+                self.exchanges.abandon(abandoned);
+            }
+            // A probe is no part of the session.
+            (message @ Outgoing::Probe { .. }, _) | (message, Gate::Open) => self.start(message),
+            (message, Gate::Shut(waiting)) => waiting.push_back(message),
+            (message, Gate::Untried) => {
+                self.gate = Gate::Shut(VecDeque::from([message]));
+                let session = Arc::clone(&self.session);
+                self.exchanges.start(None, |out: Out| legacy::listen(session, out));
+            }
+        }
+        self.exchanges.wake();
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+        loop {
+            if let Some(incoming) = self.ready.pop_front() {
+                return Poll::Ready(incoming);
+            }
+            match ready!(self.exchanges.poll_next(cx)) {
+                News::Of(incoming) => return Poll::Ready(incoming),
+                News::Initialized => {
+                    if self.transport == RemoteTransport::Http {
+                        let session = Arc::clone(&self.session);
+                        self.exchanges.start(None, |out| streamable::listen(session, out));
+                    }
+                    self.open();
+                }
+                News::Endpoint => self.open(),
+                News::Unopened(failure) => self.unopened(&failure),
+                News::Done => {}
+            }
+        }
+    }
+}
+
+/// Posts a message whose answer, if there is one, does not come this way; only a refusal may be the answer.
+async fn deliver(
+    session: &Session,
+    body: Bytes,
+    id: Option<u64>,
+    header_timeout: Option<std::time::Duration>,
+) -> Result<Option<Bytes>, Failure> {
+    let terms = session.terms()?;
+    let response = terms.ask(terms.post(body), header_timeout).await?;
+    if response.status().is_success() {
+        return Ok(None);
+    }
+    let messages = terms.refusal(response, id).await.map_err(Failure::sent)?;
+    Ok(messages.into_iter().next())
+}
+
+async fn notify(session: Arc<Session>, body: Bytes) -> News {
+    let Err(failure) = tell(&session, body).await else { return News::Done };
+    if ends_session(&failure) {
+        return News::Of(Incoming::Lost(failure));
+    }
+    tracing::debug!(%failure, "a notification was not taken");
+    News::Done
+}
+
+/// The server must have taken it before it is asked anything: some refuse what comes too early.
+async fn initialized(session: Arc<Session>, body: Bytes) -> News {
+    match tell(&session, body).await {
+        Ok(()) => News::Initialized,
+        Err(failure) => News::Of(Incoming::Lost(failure)),
+    }
+}
+
+async fn tell(session: &Session, body: Bytes) -> Result<(), Failure> {
+    let header_timeout = session.terms()?.header_timeout();
+    deliver(session, body, None, Some(header_timeout)).await.map(drop)
+}
+
+/// Whether a notification that was not taken says that the session is over. A server that has taken it and was slow, or
+/// broke off, is found out by the next request.
+fn ends_session(failure: &Failure) -> bool {
+    match failure.kind {
+        FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } | FailureKind::SessionExpired { .. } => true,
+        _ => !failure.sent,
+    }
+}
+
+async fn probe(session: Arc<Session>, id: u64) -> News {
+    let healthy = async {
+        let terms = session.terms()?;
+        let unknown = || Failure::unsent(FailureKind::BadAddress("no health_url is configured".to_owned()));
+        let request = terms.access.probe().ok_or_else(unknown)?;
+        let response = terms.ask_alone(request, Some(terms.header_timeout())).await?;
+        match response.status().is_success() {
+            true => Ok(()),
+            // It is no part of a session, so none can have expired.
+            false => Err(Failure::sent(super::failures::of_status(&response, &terms.access))),
+        }
+    };
+    News::Of(match healthy.await {
+        Ok(()) => Incoming::Probed { id },
+        Err(failure) => Incoming::Failed { id, failure },
+    })
+}

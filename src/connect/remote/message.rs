@@ -1,0 +1,99 @@
+//! As much of JSON-RPC as a line must know: which of the messages in a body is the answer that is waited for.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+
+/// The outside of a message.
+#[derive(Deserialize)]
+struct Outside<'a> {
+    #[serde(borrow)]
+    jsonrpc: Cow<'a, str>,
+    #[serde(borrow, default)]
+    id: Option<&'a RawValue>,
+    #[serde(default)]
+    method: Option<IgnoredAny>,
+    #[serde(default)]
+    error: Option<IgnoredAny>,
+}
+
+impl<'a> Outside<'a> {
+    /// serde would also read a struct from an array, so the first byte decides.
+    fn of(message: &'a [u8]) -> Option<Self> {
+        let message = message.trim_ascii_start();
+        (message.first() == Some(&b'{')).then(|| serde_json::from_slice(message).ok()).flatten()
+    }
+}
+
+/// Whether this is the answer to the request with this id.
+pub(super) fn answers(message: &[u8], id: u64) -> bool {
+    Outside::of(message)
+        .is_some_and(|outside| outside.method.is_none() && outside.id.is_some_and(|its| its.get().parse() == Ok(id)))
+}
+
+/// Whether this is a JSON-RPC error that is about no request in particular.
+pub(super) fn is_error_about_nothing(message: &[u8]) -> bool {
+    Outside::of(message)
+        .is_some_and(|outside| outside.jsonrpc == "2.0" && outside.id.is_none() && outside.error.is_some())
+}
+
+/// The messages of a text: one object, or those of a batch. `None` if it is not JSON.
+pub(super) fn messages(text: &Bytes) -> Option<Vec<Bytes>> {
+    let trimmed = text.trim_ascii();
+    match trimmed.first() {
+        Some(b'{') => {
+            serde_json::from_slice::<&RawValue>(trimmed).ok()?;
+            Some(vec![text.slice_ref(trimmed)])
+        }
+        Some(b'[') => {
+            let batch: Vec<&RawValue> = serde_json::from_slice(trimmed).ok()?;
+            Some(batch.into_iter().map(|message| text.slice_ref(message.get().as_bytes())).collect())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_has_our_id_and_no_method() {
+        assert!(answers(br#" {"jsonrpc":"2.0","id":7,"result":{}}"#, 7));
+        assert!(answers(br#"{"id":7,"jsonrpc":"2.0","error":{"code":1,"message":"no"}}"#, 7));
+        for other in [
+            r#"{"jsonrpc":"2.0","id":8,"result":{}}"#,
+            r#"{"jsonrpc":"2.0","id":"7","result":{}}"#,
+            r#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#,
+            r#"{"jsonrpc":"2.0","result":{}}"#,
+            r#"["2.0",7]"#,
+            "7",
+            "",
+        ] {
+            assert!(!answers(other.as_bytes(), 7), "{other}");
+        }
+    }
+
+    #[test]
+    fn an_error_about_nothing_has_no_id() {
+        assert!(is_error_about_nothing(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"},"id":null}"#));
+        assert!(is_error_about_nothing(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"}}"#));
+        assert!(!is_error_about_nothing(br#"{"jsonrpc":"2.0","error":{},"id":1}"#));
+        assert!(!is_error_about_nothing(br#"{"error":{},"id":null}"#));
+        assert!(!is_error_about_nothing(br#"{"jsonrpc":"2.0","result":{},"id":null}"#));
+    }
+
+    #[test]
+    fn a_batch_is_taken_apart_and_a_message_left_as_it_is() {
+        let of = |text: &'static str| messages(&Bytes::from_static(text.as_bytes()));
+        assert_eq!(of(" {\"a\": 1}\n").unwrap(), ["{\"a\": 1}"]);
+        assert_eq!(of("[{\"a\":1}, {\"b\" :2}]").unwrap(), ["{\"a\":1}", "{\"b\" :2}"]);
+        assert_eq!(of("[]").unwrap(), Vec::<Bytes>::new());
+        for other in ["", "<html>", "{\"a\":", "[1,", "null", "{} {}"] {
+            assert!(of(other).is_none(), "{other}");
+        }
+    }
+}

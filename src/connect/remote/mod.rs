@@ -1,0 +1,52 @@
+//! The connector for remote servers: streamable HTTP, and the older HTTP+SSE.
+
+mod access;
+mod clients;
+mod events;
+mod exchange;
+mod failures;
+mod legacy;
+mod line;
+mod message;
+mod streamable;
+
+use std::io;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
+
+pub use self::access::is_reserved;
+use self::clients::Clients;
+use self::line::RemoteLine;
+
+/// Reaches servers over HTTP and HTTPS.
+///
+/// All lines of a connector and its clones share one pool of connections. TLS trusts the certificates of the machine, or
+/// those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name. Proxies are those of `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and
+/// `NO_PROXY`, but never for this machine's loopback. Redirects are not followed, and nothing is sent twice.
+#[derive(Clone)]
+pub struct RemoteConnector {
+    clients: Arc<Clients>,
+}
+
+impl RemoteConnector {
+    /// Reads the machine's certificates. Fails where no HTTP client can be made; a machine without certificates can
+    /// still reach servers that need none.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { clients: Arc::new(Clients::new()?) })
+    }
+}
+
+impl Connector for RemoteConnector {
+    fn open(&self, _spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+        ready(Err(OpenError("stdio servers are not served by the remote connector".to_owned()))).boxed()
+    }
+
+    fn dial(&self, spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
+        Box::new(RemoteLine::new(spec, Arc::clone(&self.clients)))
+    }
+}

@@ -1,0 +1,280 @@
+//! Streamable HTTP, as of 2025-03-26 to 2025-11-25: every message is a POST, its answer is JSON or a stream of events, and
+//! one GET listens for what the server says unasked.
+//!
+//! The GET is also how the death of a server is noticed when nobody calls: its stream ends, is opened again at once, and
+//! nobody is there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::seam::Incoming;
+use reqwest::header::HeaderValue;
+use reqwest::{Response, StatusCode};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::access::{EVENT_STREAM, JSON, LAST_EVENT_ID};
+use super::events::Events;
+use super::exchange::{News, Out, Session, Terms, content_type, next_event};
+use super::message;
+
+/// After an answer its stream should end; so long the connection is kept for that, to be used again.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// A stream that ends sooner than this is opened again later and later.
+const QUICK: Duration = Duration::from_secs(10);
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(180);
+
+/// A request, to its answer or failure.
+pub(super) async fn request(
+    session: Arc<Session>,
+    id: u64,
+    body: Bytes,
+    header_timeout: Option<Duration>,
+    mut out: Out,
+) -> News {
+    match ask(&session, id, body, header_timeout, &mut out).await {
+        Ok(()) => News::Done,
+        Err(failure) => News::Of(Incoming::Failed { id, failure }),
+    }
+}
+
+async fn ask(
+    session: &Session,
+    id: u64,
+    body: Bytes,
+    header_timeout: Option<Duration>,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let terms = session.terms()?;
+    let response = terms.ask(terms.post(body), header_timeout).await?;
+    if !response.status().is_success() {
+        let answer = terms.refusal(response, Some(id)).await.map_err(Failure::sent)?;
+        for message in answer {
+            out.send(News::Of(Incoming::Message(message))).await;
+        }
+        return Ok(());
+    }
+    session.greeted(response.headers());
+    let content_type = content_type(&response);
+    let accepted = response.status() == StatusCode::ACCEPTED;
+    match content_type.as_deref() {
+        Some(EVENT_STREAM) => follow(session, terms, id, response, out).await,
+        Some(JSON) | None if !accepted => {
+            let body = terms.body(response).await?;
+            let messages = message::messages(&body).unwrap_or_default();
+            let answered = messages.iter().any(|message| message::answers(message, id));
+            for message in messages {
+                out.send(News::Of(Incoming::Message(message))).await;
+            }
+            match answered {
+                true => Ok(()),
+                false => Err(Failure::sent(FailureKind::NotMcp { content_type })),
+            }
+        }
+        _ => Err(Failure::sent(FailureKind::NotMcp { content_type: content_type.filter(|_| !accepted) })),
+    }
+}
+
+/// The stream that a POST was answered with, and where it breaks off, what it is continued by, until the answer was in it.
+async fn follow(
+    session: &Session,
+    mut terms: Terms,
+    id: u64,
+    mut response: Response,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let mut pace = Pace::default();
+    let mut last_id = None;
+    loop {
+        let began = Instant::now();
+        let mut events = Events::new(terms.line_max());
+        while let Some(event) =
+            next_event(&mut response, &mut events).await.map_err(|_| Failure::sent(terms.too_long()))?
+        {
+            if event.kind.is_some_and(|kind| kind != "message") {
+                continue;
+            }
+            let answered = match message::messages(&event.data) {
+                Some(messages) => messages.iter().any(|message| message::answers(message, id)),
+                None => false,
+            };
+            out.messages(event.data).await;
+            if answered {
+                last_words(&mut response, &mut events, out).await;
+                return Ok(());
+            }
+        }
+        last_id = resumption(&events).or(last_id);
+        let cut = || Failure::sent(FailureKind::Cut);
+        let last_id = last_id.as_ref().ok_or_else(cut)?;
+        sleep(pace.ended(began.elapsed(), events.retry())).await;
+
+        terms = session.terms().map_err(|failure| Failure::sent(failure.kind))?;
+        let request = terms.access.listen().header(LAST_EVENT_ID, last_id);
+        let resumed = terms.ask(request, Some(terms.header_timeout())).await;
+        response = match resumed {
+            Ok(response) if is_stream(&response) => response,
+            Ok(response) if response.status().is_success() => return Err(cut()),
+            Ok(response) => match terms.refusal(response, None).await {
+                Err(
+                    kind @ (FailureKind::Unauthorized { .. }
+                    | FailureKind::Forbidden { .. }
+                    | FailureKind::SessionExpired { .. }),
+                ) => return Err(Failure::sent(kind)),
+                Ok(_) | Err(_) => return Err(cut()),
+            },
+            Err(failure) => match failure.kind {
+                FailureKind::HeaderTimeout(_) => return Err(cut()),
+                kind => return Err(Failure::sent(kind)),
+            },
+        };
+    }
+}
+
+/// What comes on a stream after its answer.
+async fn last_words(response: &mut Response, events: &mut Events, out: &mut Out) {
+    let until = Instant::now() + LAST_WORDS;
+    while let Ok(Ok(Some(event))) = timeout_at(until, next_event(response, events)).await {
+        if event.kind.is_none_or(|kind| kind == "message") {
+            out.messages(event.data).await;
+        }
+    }
+}
+
+/// The one GET that listens, for as long as the session lasts or until it turns out that the server has none.
+pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
+    let lost = |failure| News::Of(Incoming::Lost(failure));
+    let mut pace = Pace::default();
+    let mut last_id: Option<HeaderValue> = None;
+    // Until a stream was opened, whatever a server says to a GET is about GET, and not about the session.
+    let mut opened = false;
+    let mut broken = false;
+    loop {
+        let terms = match session.terms() {
+            Ok(terms) => terms,
+            Err(failure) => return lost(failure),
+        };
+        let mut request = terms.access.listen();
+        if let Some(last_id) = &last_id {
+            request = request.header(LAST_EVENT_ID, last_id);
+        }
+        // A server may begin its answer only when it has something to say.
+        let pause = match terms.ask(request, None).await {
+            Ok(response) if response.status().is_success() && !is_stream(&response) => return News::Done,
+            Ok(mut response) if response.status().is_success() => {
+                (opened, broken) = (true, false);
+                let began = Instant::now();
+                let mut events = Events::new(terms.line_max());
+                loop {
+                    match next_event(&mut response, &mut events).await {
+                        Ok(Some(event)) if event.kind.as_ref().is_none_or(|kind| kind == "message") => {
+                            out.messages(event.data).await;
+                        }
+                        Ok(Some(_)) => {}
+                        Ok(None) => break,
+                        Err(_) => return lost(Failure::sent(terms.too_long())),
+                    }
+                }
+                last_id = resumption(&events).or(last_id);
+                pace.ended(began.elapsed(), events.retry())
+            }
+            Ok(response) => match terms.refusal(response, None).await {
+                Err(FailureKind::Status(405)) => return News::Done,
+                Err(
+                    kind @ (FailureKind::Unauthorized { .. }
+                    | FailureKind::Forbidden { .. }
+                    | FailureKind::SessionExpired { .. }),
+                ) => match opened {
+                    true => return lost(Failure::sent(kind)),
+                    false => return News::Done,
+                },
+                Err(FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. }) => {
+                    pace.refused(retry_after)
+                }
+                Err(FailureKind::Status(409)) => pace.refused(None),
+                Ok(_) | Err(_) if !opened => return News::Done,
+                Ok(_) | Err(_) => {
+                    // Perhaps it does not know where we were.
+                    last_id = None;
+                    pace.refused(None)
+                }
+            },
+            // Perhaps the connection was an old one that the server was closing just then: once more, on another.
+            Err(failure) if failure.sent && opened && !std::mem::replace(&mut broken, true) => Duration::ZERO,
+            Err(failure) if failure.sent && !opened => pace.refused(None),
+            Err(failure) => return lost(failure),
+        };
+        if !pause.is_zero() {
+            sleep(pause).await;
+        }
+    }
+}
+
+/// The end of the session, if the server has a name for it.
+pub(super) async fn close(session: Arc<Session>) -> News {
+    if let Ok(terms) = session.terms()
+        && terms.names_session()
+    {
+        // Whatever comes of it, the session is over for us.
+        let _ = terms.ask(terms.access.delete(), Some(terms.access.policy.remote.close_timeout)).await;
+    }
+    News::Of(Incoming::Closed)
+}
+
+fn is_stream(response: &Response) -> bool {
+    response.status().is_success() && content_type(response).as_deref() == Some(EVENT_STREAM)
+}
+
+fn resumption(events: &Events) -> Option<HeaderValue> {
+    HeaderValue::from_bytes(events.last_id()?).ok()
+}
+
+/// How soon a stream that has ended is opened again: at once, and if that does not help, later and later.
+#[derive(Default)]
+struct Pace {
+    /// How often in a row it did not help.
+    quick: u32,
+}
+
+impl Pace {
+    /// It ended after this time; the server may have said how long to wait.
+    fn ended(&mut self, lasted: Duration, retry: Option<Duration>) -> Duration {
+        self.quick = if lasted < QUICK { self.quick.saturating_add(1) } else { 0 };
+        self.pause().max(retry.unwrap_or_default()).min(BACKOFF_MAX)
+    }
+
+    /// It was not opened; the server may have said how long to wait.
+    fn refused(&mut self, retry_after: Option<Duration>) -> Duration {
+        self.quick = self.quick.max(1).saturating_add(1);
+        self.pause().max(retry_after.unwrap_or_default())
+    }
+
+    fn pause(&self) -> Duration {
+        match self.quick {
+            0 | 1 => Duration::ZERO,
+            times => BACKOFF_MIN.saturating_mul(1 << (times - 2).min(16)).min(BACKOFF_MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_opened_again_at_once_and_then_later_and_later_while_it_ends_quickly() {
+        let (quick, long) = (Duration::from_secs(1), Duration::from_secs(60));
+        let mut pace = Pace::default();
+        let pauses: Vec<_> = (0..10).map(|_| pace.ended(quick, None).as_secs()).collect();
+        assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 64, 128, 180]);
+        assert_eq!(pace.ended(long, None), Duration::ZERO);
+        assert_eq!(pace.ended(long, Some(Duration::from_secs(3))), Duration::from_secs(3));
+        assert_eq!(pace.ended(long, Some(Duration::from_secs(9999))), BACKOFF_MAX);
+        let refusals: Vec<_> = (0..3).map(|_| pace.refused(None).as_secs()).collect();
+        assert_eq!(refusals, [1, 2, 4]);
+        assert_eq!(pace.refused(Some(Duration::from_secs(600))), Duration::from_secs(600));
+    }
+}
