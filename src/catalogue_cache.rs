@@ -1,4 +1,4 @@
-//! The tools of servers that are started only when they are called, kept over restarts of the satellite: one file for
+//! What servers that are started only when they are called offer, kept over restarts of the satellite: one file for
 //! each configuration in `DIR/catalogues/`.
 //!
 //! A file is named by a keyed hash of the whole configuration, values included, so that a change of any of them is
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
+use mcp_satellite_actors::model::catalogue::{self, Catalogue, Tool};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::snapshot::Snapshot;
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// The form of a file, and of what its name is a hash of. Another form is another name.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
 /// A larger file is none of ours.
 const FILE_MAX: u64 = 256 << 20;
 /// What changes within this time is looked at once.
@@ -42,6 +42,9 @@ struct Entry {
     /// Its own name: a file under another one is not what it seems.
     name: String,
     tools: Vec<Box<RawValue>>,
+    resources: Vec<Box<RawValue>>,
+    resource_templates: Vec<Box<RawValue>>,
+    prompts: Vec<Box<RawValue>>,
 }
 
 /// The directory.
@@ -142,8 +145,16 @@ impl CatalogueCache {
             if entry.form != FORM || entry.name != name {
                 return Err(std::io::Error::new(ErrorKind::InvalidData, "it is of another form or configuration"));
             }
-            let tools = entry.tools.into_iter().map(Tool::parse).collect::<Result<_, _>>()?;
-            Ok(Catalogue { tools, ..Catalogue::default() })
+            let of_kind = |raw: Vec<Box<RawValue>>, key: &str| {
+                let entries = raw.into_iter().map(|raw| catalogue::Entry::parse(raw, key));
+                entries.collect::<Result<_, _>>().map_err(|why| std::io::Error::new(ErrorKind::InvalidData, why))
+            };
+            Ok(Catalogue {
+                tools: entry.tools.into_iter().map(Tool::parse).collect::<Result<_, _>>()?,
+                resources: of_kind(entry.resources, "uri")?,
+                resource_templates: of_kind(entry.resource_templates, "uriTemplate")?,
+                prompts: of_kind(entry.prompts, "name")?,
+            })
         });
         match entry {
             Ok(catalogue) => Some(Arc::new(catalogue)),
@@ -157,8 +168,15 @@ impl CatalogueCache {
 
     fn write(&self, spec: &InstanceSpec, catalogue: &Catalogue) -> std::io::Result<()> {
         let name = self.name(spec);
-        let tools = catalogue.tools.iter().map(|tool| tool.raw.clone()).collect();
-        let bytes = serde_json::to_vec(&Entry { form: FORM, name: name.clone(), tools })?;
+        let of_kind = |entries: &[catalogue::Entry]| entries.iter().map(|entry| entry.raw.clone()).collect();
+        let bytes = serde_json::to_vec(&Entry {
+            form: FORM,
+            name: name.clone(),
+            tools: catalogue.tools.iter().map(|tool| tool.raw.clone()).collect(),
+            resources: of_kind(&catalogue.resources),
+            resource_templates: of_kind(&catalogue.resource_templates),
+            prompts: of_kind(&catalogue.prompts),
+        })?;
         write(&self.directory, &name, &bytes)
     }
 
@@ -295,11 +313,17 @@ mod tests {
         config.merge()
     }
 
+    fn entry(raw: &str, key: &str) -> catalogue::Entry {
+        catalogue::Entry::parse(RawValue::from_string(raw.to_owned()).unwrap(), key).unwrap()
+    }
+
     fn catalogue() -> Catalogue {
         let raw = r#"{"name":"read",  "_meta": {"x": [null]}}"#;
         Catalogue {
             tools: vec![Tool::parse(RawValue::from_string(raw.to_owned()).unwrap()).unwrap()],
-            ..Catalogue::default()
+            resources: vec![entry(r#"{"uri":"file:///a", "_meta": [1]}"#, "uri")],
+            resource_templates: vec![entry(r#"{"uriTemplate":"file:///{a}"}"#, "uriTemplate")],
+            prompts: vec![entry(r#"{"name":"greet"}"#, "name")],
         }
     }
 
@@ -325,6 +349,12 @@ mod tests {
         let next = CatalogueCache::open(directory.path()).unwrap();
         let known = next.keep(std::slice::from_ref(&spec));
         assert_eq!(known[&spec.id].tools[0].raw.get(), catalogue().tools[0].raw.get());
+        let shown = |catalogue: &Catalogue| {
+            let Catalogue { resources, resource_templates, prompts, .. } = catalogue;
+            let all = [resources, resource_templates, prompts].into_iter().flatten();
+            all.map(|entry| format!("{} {}", entry.key, entry.raw)).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(&known[&spec.id]), shown(&catalogue()));
     }
 
     #[test]
@@ -377,7 +407,12 @@ mod tests {
             std::fs::remove_file(&path).unwrap();
             write(&cache.directory, &cache.name(&spec), bytes).unwrap();
         };
-        for bad in [&good[..good.len() / 2], b"", b"[]", br#"{"form":1,"name":"other","tools":[]}"#] {
+        for bad in [
+            &good[..good.len() / 2],
+            b"",
+            b"[]",
+            br#"{"form":2,"name":"other","tools":[],"resources":[],"resource_templates":[],"prompts":[]}"#,
+        ] {
             put(bad);
             assert!(cache.read(&spec).is_none(), "{}", String::from_utf8_lossy(bad));
         }

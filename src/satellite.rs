@@ -17,7 +17,7 @@ use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec};
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Target};
 use mcp_satellite_actors::seam::EventSink;
 use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle};
 use nix::errno::Errno;
@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalogue_cache::CatalogueCache;
-use crate::config::{KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
+use crate::config::{KEEP, Origin, Plan, Profile, ROTATE_BYTES, SinkPlan};
 use crate::connect::Connectors;
 use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
@@ -44,6 +44,9 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// A satellite whose reaper was killed is waited for this long.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Files with credentials are looked at this often. What a look sees changed is read at the next one.
+const CREDENTIALS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a satellite does not start.
 #[derive(Debug, thiserror::Error)]
@@ -74,8 +77,21 @@ pub(crate) struct Satellite {
     catalogues: Option<Arc<CatalogueCache>>,
     /// What was installed last: the snapshot may still be behind.
     known: Mutex<HashSet<InstanceId>>,
+    /// What the configuration was made of. Held while it is taken on, so that nothing older is taken on after it.
+    applied: tokio::sync::Mutex<Applied>,
     /// Held as long as the satellite lives.
     _lock: Flock<File>,
+}
+
+/// A configuration that was taken on.
+#[derive(Default)]
+struct Applied {
+    /// Tells it from the one before.
+    generation: u64,
+    origin: Origin,
+    config_hash: String,
+    server_count: usize,
+    teams_count: usize,
 }
 
 /// What of a plan is settled at the start and cannot be changed by a reload.
@@ -197,7 +213,7 @@ impl Satellite {
         ));
         // An error says that it was aborted or panicked: ended all the same.
         let root = root.map(drop).boxed().shared();
-        let (settings, known) = (Settings::of(&plan), Mutex::default());
+        let (settings, known, applied) = (Settings::of(&plan), Mutex::default(), tokio::sync::Mutex::default());
         let satellite = Self {
             runtime,
             root,
@@ -208,6 +224,7 @@ impl Satellite {
             settings,
             catalogues,
             known,
+            applied,
             _lock: lock,
         };
         satellite.apply(plan).await;
@@ -237,7 +254,7 @@ impl Satellite {
         }
         self.connector.withhold(plan.secret_variables);
         let specs: Vec<InstanceSpec> = plan.instances.into_iter().map(InstanceConfig::merge).collect();
-        let hash = hash(&specs);
+        let config_hash = hash(&specs);
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
@@ -267,6 +284,9 @@ impl Satellite {
             tokio::task::spawn_blocking(move || catalogues.map(|catalogues| catalogues.keep(&lazy))).await;
         let mut known_tools = known_tools.ok().flatten().unwrap_or_default();
         let installs = async {
+            let mut applied = self.applied.lock().await;
+            let (origin, generation) = (plan.origin, applied.generation + 1);
+            *applied = Applied { generation, origin, config_hash: config_hash.clone(), server_count, teams_count };
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
@@ -288,13 +308,80 @@ impl Satellite {
             self.runtime.wait_for(id, |_| true).await;
         }
         let fetch_duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::info!(config_hash = hash, server_count, teams_count, change_detected, "configuration applied");
+        tracing::info!(config_hash, server_count, teams_count, change_detected, "configuration applied");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
-            config_hash: hash,
+            config_hash,
             server_count,
             teams_count,
             change_detected,
             fetch_duration_ms,
+        });
+    }
+
+    /// Looks after the files that hold credentials of remote servers, and has the servers take on what changes. Never
+    /// ends by itself.
+    pub(crate) async fn tend_credentials(&self) {
+        loop {
+            tokio::time::sleep(CREDENTIALS_INTERVAL).await;
+            let (generation, mut origin) = {
+                let applied = self.applied.lock().await;
+                if !applied.origin.refers_to_files() {
+                    continue;
+                }
+                (applied.generation, applied.origin.clone())
+            };
+            let looking = tokio::task::spawn_blocking(move || {
+                let look = origin.look();
+                (origin, look)
+            });
+            // An error says that it panicked: the next look is another one.
+            let Ok((origin, look)) = looking.await else { continue };
+            let mut applied = self.applied.lock().await;
+            if applied.generation != generation {
+                continue; // A reload has read the files meanwhile.
+            }
+            applied.origin = origin;
+            for (file, why) in look.kept {
+                let file = file.display();
+                tracing::warn!(%file, why, "a credential cannot be read again; what the file held before is used on");
+            }
+            if let Some(plan) = look.plan {
+                self.renew_credentials(plan, &look.changed, &applied).await;
+            }
+        }
+    }
+
+    /// Has remote servers take on what `plan` gives them as headers and query. Nothing else of it is new, and no process
+    /// is restarted because a file has changed: that is for a reload to do.
+    async fn renew_credentials(&self, plan: Plan, files: &[PathBuf], applied: &Applied) {
+        let started = Instant::now();
+        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        let files = files.join(", ");
+        let mut servers = 0_usize;
+        for spec in plan.instances.into_iter().map(InstanceConfig::merge) {
+            let Target::Remote { .. } = spec.target else { continue };
+            let Some(view) = self.runtime.status(&spec.id) else { continue };
+            let InstanceSpec { headers, query, mask, .. } = spec;
+            let renewed = InstanceSpec { headers, query, mask, ..(*view.spec).clone() };
+            if renewed == *view.spec {
+                continue;
+            }
+            match self.runtime.update(renewed).await {
+                Ok(_) => servers += 1,
+                Err(error) => tracing::error!(installation_name = %view.spec.name, %error, "cannot renew credentials"),
+            }
+        }
+        if servers == 0 {
+            tracing::info!(files, "a file has changed that no remote server uses; a reload (SIGHUP) takes it on");
+            return;
+        }
+        tracing::info!(files, servers, "credentials of remote servers renewed");
+        self.runtime.emitter().emit(Event::ConfigRefreshed {
+            config_hash: applied.config_hash.clone(),
+            server_count: applied.server_count,
+            teams_count: applied.teams_count,
+            change_detected: true,
+            fetch_duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         });
     }
 

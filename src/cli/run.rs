@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -136,6 +137,7 @@ pub(super) async fn supervise(
     };
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
+    let mut tending = pin!(satellite.tend_credentials());
     // A server that is removed has its grace; meanwhile a signal is heard all the same.
     let (mut reloading, mut to_reload) = (None, false);
     loop {
@@ -150,6 +152,7 @@ pub(super) async fn supervise(
                 satellite.kill().await;
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
+            () = &mut tending => {}
             Some(()) = OptionFuture::from(reloading.as_mut()) => reloading = None,
             request = signals.next() => match request {
                 // A second one waits until the first is done with.

@@ -2,9 +2,10 @@
 //! result is good, the findings say.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use mcp_satellite_actors::model::spec::{Layer, RemoteTransport, Target, Value};
+use mcp_satellite_actors::model::policy::HealthCheck;
+use mcp_satellite_actors::model::spec::{InstanceConfig, Layer, RemoteTransport, Target, Value};
 use reqwest::header::{HeaderName, HeaderValue};
 use toml_span::{Span, Spanned};
 
@@ -16,6 +17,23 @@ use super::reader::{Text, Typed, nearest};
 use super::secrets::{Surroundings, looks_secret, reference, refers};
 use crate::connect::environment::DENIED;
 
+/// Headers that are made for each request, or by HTTP itself.
+pub(super) const OWN_HEADERS: [&str; 10] = [
+    "accept",
+    "connection",
+    "content-length",
+    "content-type",
+    "host",
+    "last-event-id",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "te",
+    "transfer-encoding",
+];
+
+/// The header that a bearer token becomes.
+const AUTHORIZATION: &str = "Authorization";
+
 /// What may be started in production without being named.
 const ALLOWED: [&str; 8] = ["npx", "node", "uvx", "uv", "python", "python3", "deno", "bun"];
 
@@ -24,9 +42,9 @@ const ALLOWED: [&str; 8] = ["npx", "node", "uvx", "uv", "python", "python3", "de
 pub(super) struct Unique(BTreeMap<String, Span>);
 
 /// What every check needs.
-pub(super) struct Check<'a> {
+pub(super) struct Check<'a, 's> {
     pub(super) findings: &'a mut Findings,
-    pub(super) surroundings: Surroundings<'a>,
+    pub(super) surroundings: &'a mut Surroundings<'s>,
     source: &'a Source<'a>,
     /// The commands that may be started; `None` is all.
     pub(super) allowed: Option<Vec<String>>,
@@ -41,10 +59,10 @@ pub(super) struct Server {
     pub(super) user_required: Vec<String>,
 }
 
-impl<'a> Check<'a> {
+impl<'a, 's> Check<'a, 's> {
     pub(super) fn new(
         source: &'a Source<'a>,
-        surroundings: Surroundings<'a>,
+        surroundings: &'a mut Surroundings<'s>,
         allowed: Option<Vec<String>>,
         findings: &'a mut Findings,
     ) -> Self {
@@ -161,7 +179,7 @@ impl<'a> Check<'a> {
             }
             Kind::Http => {
                 let url = match &events.url {
-                    Typed::Given(url) => self.url(url),
+                    Typed::Given(url) => self.url("url", url),
                     Typed::Unreadable => None,
                     Typed::Absent => {
                         self.findings.error(events.at, "the http sink has no `url`", "add url = \"https://…\"");
@@ -182,23 +200,23 @@ impl<'a> Check<'a> {
         (sink, events.batch)
     }
 
-    /// An `http` or `https` URL without user and password.
-    fn url(&mut self, text: &Text) -> Option<reqwest::Url> {
+    /// An `http` or `https` URL without user and password, the value of `key`.
+    fn url(&mut self, key: &str, text: &Text) -> Option<reqwest::Url> {
         let hint = "write it as \"https://host/path\"";
         let url = match reqwest::Url::parse(&text.value) {
             Ok(url) => url,
             Err(reason) => {
-                self.findings.error(text.span, format!("`url` is not a URL: {reason}"), hint);
+                self.findings.error(text.span, format!("`{key}` is not a URL: {reason}"), hint);
                 return None;
             }
         };
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-            self.findings.error(text.span, "`url` is neither http nor https", hint);
+            self.findings.error(text.span, format!("`{key}` is neither http nor https"), hint);
             return None;
         }
         if !url.username().is_empty() || url.password().is_some() {
             let hint = "URLs are shown; pass credentials by a header, such as Authorization = \"env:NAME\"";
-            self.findings.error(text.span, "`url` holds a user or a password", hint);
+            self.findings.error(text.span, format!("`{key}` holds a user or a password"), hint);
             return None;
         }
         Some(url)
@@ -218,7 +236,7 @@ impl<'a> Check<'a> {
             ("sse", Wire::Remote(RemoteTransport::Sse)),
         ];
         let mut query = Vec::new();
-        let target = match self.word(&typed.transport, "transport", &words) {
+        let mut target = match self.word(&typed.transport, "transport", &words) {
             None => None,
             Some(Wire::Stdio) => {
                 if let Some(url) = typed.url.given() {
@@ -244,18 +262,87 @@ impl<'a> Check<'a> {
                     self.findings.error(typed.at, format!("{who} has no `url`"), "add url = \"https://…\"");
                 }
                 typed.url.given().and_then(|text| {
-                    let mut url = self.url(text)?;
+                    let mut url = self.url("url", text)?;
                     query = self.query_of(text, &url);
                     url.set_query(None);
+                    url.set_fragment(None);
                     Some(Target::Remote { transport, url: url.into(), health_url: None })
                 })
             }
         };
+        self.health_url(&typed.tier, &mut target);
         let mut layer = Layer::default();
         // What stands in the URL goes the way of all query parameters: it is a secret more often than not.
         query.extend(typed.tier.query);
         self.layer(who, target.as_ref(), file::Tier { query, ..typed.tier }, &mut layer);
         Server { target, layer, user_required: self.user_required(&typed.user_required) }
+    }
+
+    /// Where a tier has health checks go. It is shown like any URL, so it holds no secret: what is sent with a request
+    /// of the server is sent with a health check, too.
+    pub(super) fn health_url(&mut self, tier: &file::Tier, target: &mut Option<Target>) {
+        let Some(Target::Remote { health_url, .. }) = target else { return };
+        let Some(text) = tier.health_url.given() else { return };
+        let Some(mut url) = self.url("health_url", text) else { return };
+        if url.query_pairs().any(|(name, value)| looks_secret(&name, &value)) {
+            let hint = "remove it there: the headers and the query of the server go with a health check";
+            self.findings.error(text.span, "`health_url` holds what looks like a secret", hint);
+        }
+        url.set_fragment(None);
+        *health_url = Some(url.into());
+    }
+
+    /// A health check that is a GET needs an address, and an address for one needs such a check. `instances` are those of
+    /// one installation.
+    pub(super) fn health(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
+        let remotes = || {
+            instances.iter().filter_map(|instance| match &instance.target {
+                Target::Remote { health_url, .. } => Some((health_url.is_some(), instance.policy.health.check)),
+                Target::Stdio { .. } => None,
+            })
+        };
+        if remotes().any(|(address, check)| !address && check == HealthCheck::Get) {
+            let hint = "add health_url = \"https://…\", or set check = \"ping\" in its policy.health";
+            self.findings.error(at, format!("{who} is to be checked by a GET and has no `health_url`"), hint);
+        }
+        if remotes().any(|(address, check)| address && check != HealthCheck::Get) {
+            let message =
+                format!("{who} has a `health_url`, which says nothing without check = \"get\" in [policy.health]");
+            self.findings.warning(at, message);
+        }
+    }
+
+    /// Credentials that others can read on their way, or that go to another host as well.
+    pub(super) fn on_the_way(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
+        let mut told: Vec<String> = Vec::new();
+        for instance in instances {
+            let layers = [&instance.server_layer, &instance.team_layer, &instance.user_layer];
+            let has_credentials = layers
+                .into_iter()
+                .any(|layer| !layer.headers.is_empty() || layer.query.values().any(|value| value.secret));
+            let Target::Remote { url, health_url, .. } = &instance.target else { continue };
+            if !has_credentials {
+                continue;
+            }
+            let parsed = |url: &str| reqwest::Url::parse(url).ok();
+            let url = parsed(url);
+            let health_url = health_url.as_deref().and_then(parsed);
+            for (key, url) in [("url", &url), ("health_url", &health_url)] {
+                if url.as_ref().is_some_and(|url| url.scheme() == "http" && !is_loopback(url)) {
+                    told.push(format!("{who} sends what may be a secret unencrypted: its `{key}` is http, not https"));
+                }
+            }
+            if let (Some(url), Some(health_url)) = (url, health_url)
+                && url.origin() != health_url.origin()
+            {
+                told.push(format!("{who} sends its credentials to the host of its `health_url` as well"));
+            }
+        }
+        told.sort();
+        told.dedup();
+        for message in told {
+            self.findings.warning(at, message);
+        }
     }
 
     fn query_of(&mut self, text: &Text, url: &reqwest::Url) -> Vec<(Text, Text)> {
@@ -294,7 +381,9 @@ impl<'a> Check<'a> {
         for name in typed.iter().filter(|name| name.value.trim().is_empty()) {
             self.findings.error(name.span, "`user_required` has an empty name", "name a key of env, headers or query");
         }
-        typed.iter().map(|name| name.value.clone()).collect()
+        // A bearer token is a header as soon as it is given.
+        let meant = |name: &str| if name == "bearer_token" { AUTHORIZATION } else { name }.to_owned();
+        typed.iter().map(|name| meant(&name.value)).collect()
     }
 
     /// Lays a tier as typed over `layer`. `target` is what it is for, if that could be made out.
@@ -303,9 +392,14 @@ impl<'a> Check<'a> {
         let (env, headers, query) = (first(&typed.env), first(&typed.headers), first(&typed.query));
         let args = typed.args.first().map(|argument| argument.span);
         let (kind, misplaced) = match target {
-            None => ("", [("", None), ("", None)]),
-            Some(Target::Stdio { .. }) => ("stdio", [("headers", headers), ("query", query)]),
-            Some(Target::Remote { .. }) => ("remote", [("args", args), ("env", env)]),
+            None => ("", vec![]),
+            Some(Target::Stdio { .. }) => {
+                let of = |typed: &Typed<String>| typed.given().map(|text| text.span);
+                let (bearer_token, health_url) = (of(&typed.bearer_token), of(&typed.health_url));
+                let misplaced = [headers, query, bearer_token, health_url];
+                ("stdio", ["headers", "query", "bearer_token", "health_url"].into_iter().zip(misplaced).collect())
+            }
+            Some(Target::Remote { .. }) => ("remote", vec![("args", args), ("env", env)]),
         };
         for (key, at) in misplaced {
             if let Some(at) = at {
@@ -343,11 +437,28 @@ impl<'a> Check<'a> {
                 layer.query.insert(name.value, value);
             }
         }
-        for (name, text) in typed.headers {
+        self.headers(who, typed.headers, &typed.bearer_token, layer);
+    }
+
+    fn headers(&mut self, who: &str, typed: Vec<(Text, Text)>, bearer_token: &Typed<String>, layer: &mut Layer) {
+        let mut names: Vec<String> = Vec::new();
+        for (name, text) in typed {
+            let shown = name.value.escape_debug();
+            let folded = name.value.to_ascii_lowercase();
             if HeaderName::from_bytes(name.value.as_bytes()).is_err() {
-                let message = format!("`{}` is no name for a header", name.value.escape_debug());
-                self.findings.error(name.span, message, "use letters, digits and -");
+                self.findings.error(
+                    name.span,
+                    format!("`{shown}` is no name for a header"),
+                    "use letters, digits and -",
+                );
+            } else if OWN_HEADERS.contains(&folded.as_str()) {
+                let message = format!("the header `{shown}` is not for the configuration: the satellite sets it");
+                self.findings.error(name.span, message, "remove it");
+            } else if names.contains(&folded) {
+                let hint = "header names are the same in upper and lower case; remove one";
+                self.findings.error(name.span, format!("the header `{shown}` is given twice"), hint);
             }
+            names.push(folded);
             let Some(value) = self.header(&text) else { continue };
             if HeaderValue::from_str(value.text.expose()).is_err() {
                 let message = format!("the value of the header `{}` cannot be sent", name.value.escape_debug());
@@ -355,6 +466,22 @@ impl<'a> Check<'a> {
             }
             layer.headers.insert(name.value, value);
         }
+        let Some(text) = bearer_token.given() else { return };
+        if names.contains(&AUTHORIZATION.to_ascii_lowercase()) {
+            let message = format!("{who} has a `bearer_token` and a header `{AUTHORIZATION}`, which are the same");
+            self.findings.error(text.span, message, "remove one");
+        }
+        let what = format!("the `bearer_token` of {who}");
+        let Some(token) = self.surroundings.referred(&what, text, self.findings) else { return };
+        let value = format!("Bearer {}", token.expose());
+        if token.expose().to_ascii_lowercase().starts_with("bearer ") {
+            let hint = "leave `Bearer` out where it is kept: it is put in front of it here";
+            self.findings.error(text.span, format!("{what} begins with `Bearer`"), hint);
+        } else if HeaderValue::from_str(&value).is_err() {
+            let hint = "it must be one line of printable characters";
+            self.findings.error(text.span, format!("{what} cannot be sent"), hint);
+        }
+        layer.headers.insert(AUTHORIZATION.to_owned(), Value::secret(value));
     }
 
     fn value(&mut self, name: &Text, text: &Text) -> Option<Value> {
@@ -378,4 +505,11 @@ impl<'a> Check<'a> {
             None => secret,
         }))
     }
+}
+
+/// Whether it leads no further than this machine.
+fn is_loopback(url: &reqwest::Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    address.map_or(host == "localhost" || host.ends_with(".localhost"), |address| address.is_loopback())
 }

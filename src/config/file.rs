@@ -37,13 +37,15 @@ pub(super) struct Events {
     pub(super) batch: Batching,
 }
 
-/// Args, env, headers and query of one tier.
+/// What one tier gives to its servers.
 #[derive(Default)]
 pub(super) struct Tier {
     pub(super) args: Vec<Text>,
     pub(super) env: Vec<(Text, Text)>,
     pub(super) headers: Vec<(Text, Text)>,
     pub(super) query: Vec<(Text, Text)>,
+    pub(super) bearer_token: Typed<String>,
+    pub(super) health_url: Typed<String>,
 }
 
 /// What a template and an installation have in common.
@@ -144,6 +146,8 @@ impl Tier {
             env: fields.text_map("env"),
             headers: fields.text_map("headers"),
             query: fields.text_map("query"),
+            bearer_token: fields.text("bearer_token"),
+            health_url: fields.text("health_url"),
         }
     }
 }

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use toml_span::value::{Key, Table, Value, ValueInner};
 use toml_span::{Span, Spanned};
 
+use super::check::OWN_HEADERS;
 use super::errors::Findings;
 use super::file::{File, Installation, Server, Team, Tier, User};
 use super::reader::{Fields, Text, Typed};
@@ -203,7 +204,11 @@ fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Inst
         fields.findings.warning(name.span, format!("{who} is disabled and left out"));
         return None;
     }
-    let (kind, url) = (fields.text("type"), fields.text("url"));
+    let kind = match fields.text("type") {
+        Typed::Absent => fields.text("transport"),
+        kind => kind,
+    };
+    let url = fields.text("url");
     let mut server = Server {
         at: name.span,
         transport: transport(kind, url.given()),
@@ -214,10 +219,19 @@ fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Inst
             args: fields.texts("args").unwrap_or_default(),
             env: fields.text_map("env"),
             headers: fields.text_map("headers"),
-            query: Vec::new(),
+            ..Tier::default()
         },
         user_required: Vec::new(),
     };
+    // Others want them written down; here they are what the protocol says.
+    server.tier.headers.retain(|(name, _)| {
+        let own = OWN_HEADERS.contains(&name.value.to_ascii_lowercase().as_str());
+        if own {
+            let message = format!("the header `{}` of {who} is not used: the satellite sets it", name.value);
+            fields.findings.warning(name.span, message);
+        }
+        !own
+    });
     variables(&mut server, fields.findings);
     let (unused, findings) = fields.rest();
     for key in unused {
@@ -232,7 +246,7 @@ fn transport(kind: Typed<String>, url: Option<&Text>) -> Typed<String> {
     let named = |name: &str, at: Span| Typed::Given(Spanned::with_span(name.to_owned(), at));
     match kind {
         Typed::Given(kind) => match kind.value.as_str() {
-            "streamable-http" | "streamableHttp" | "streamable_http" => named("http", kind.span),
+            "streamable-http" | "streamableHttp" | "streamable_http" | "streamable" => named("http", kind.span),
             _ => Typed::Given(kind),
         },
         Typed::Absent => url.map_or(Typed::Absent, |url| {

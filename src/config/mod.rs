@@ -5,18 +5,21 @@
 //! TOML ──→ tree with spans ──→ file::File ──→ check, teams ──→ Plan
 //! mcp.json ──↗  (reader, policy)  ↖── mcp_json      ↘── Findings ──→ ConfigErrors
 //! ```
+//!
+//! A plan knows what it was made of (`origin`), so that a credential that changes in its file is taken on.
 
 mod check;
 mod errors;
 mod file;
 mod mcp_json;
+mod origin;
 mod plan;
 mod policy;
 mod reader;
 mod secrets;
 mod teams;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use toml_span::ErrorKind;
@@ -24,7 +27,10 @@ use toml_span::ErrorKind;
 pub use errors::{ConfigErrors, Item};
 pub use plan::{Base, KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
 
+pub(crate) use origin::Origin;
+
 use errors::{Findings, Source};
+use origin::{Files, Kind};
 use secrets::Surroundings;
 
 /// Reads a TOML file.
@@ -50,12 +56,32 @@ fn text_of(file: &Path) -> Result<String, ConfigErrors> {
 
 /// Reads TOML from `text`. `name` is the file's, for errors; `file:` references are relative to its folder.
 pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Plan, ConfigErrors> {
+    parse_toml(name, text, environment, Files::default())
+}
+
+/// Reads an `mcp.json` from `text`. See [`parse`] and [`load_mcp_json`].
+pub fn parse_mcp_json(
+    name: &str,
+    text: &str,
+    base: &Base,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Plan, ConfigErrors> {
+    parse_json(name, text, base, environment, Files::default())
+}
+
+/// `files` are those that were read before.
+fn parse_toml(
+    name: &str,
+    text: &str,
+    environment: &dyn Fn(&str) -> Option<String>,
+    files: Files,
+) -> Result<Plan, ConfigErrors> {
     let mut findings = Findings::default();
     match toml_span::parse(text) {
         Ok(tree) => {
             let source = Source { name, text, shown: secrets::shown(text, &tree) };
             let file = file::File::read(tree, &mut findings);
-            finish(file, &Base::default(), &source, environment, findings)
+            finish(file, Kind::Toml, &source, environment, files, findings)
         }
         Err(error) => {
             let hint = match &error.kind {
@@ -69,12 +95,12 @@ pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String
     }
 }
 
-/// Reads an `mcp.json` from `text`. See [`parse`] and [`load_mcp_json`].
-pub fn parse_mcp_json(
+fn parse_json(
     name: &str,
     text: &str,
     base: &Base,
     environment: &dyn Fn(&str) -> Option<String>,
+    files: Files,
 ) -> Result<Plan, ConfigErrors> {
     let mut findings = Findings::default();
     let Some(tree) = mcp_json::parse(text, &mut findings) else {
@@ -82,19 +108,27 @@ pub fn parse_mcp_json(
     };
     let source = Source { name, text, shown: secrets::shown(text, &tree) };
     let file = mcp_json::read(tree, &mut findings);
-    finish(file, base, &source, environment, findings)
+    finish(file, Kind::McpJson(base.clone()), &source, environment, files, findings)
 }
 
 fn finish(
     file: file::File,
-    base: &Base,
+    kind: Kind,
     source: &Source<'_>,
     environment: &dyn Fn(&str) -> Option<String>,
+    files: Files,
     mut findings: Findings,
 ) -> Result<Plan, ConfigErrors> {
     let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
-    let surroundings = Surroundings { environment, folder, read: BTreeSet::new() };
-    let plan = teams::build(file, base, source, surroundings, &mut findings);
+    let mut surroundings = Surroundings { environment, folder, read: BTreeMap::new(), files };
+    let base = match &kind {
+        Kind::Toml => &Base::default(),
+        Kind::McpJson(base) => base,
+    };
+    let plan = teams::build(file, base, source, &mut surroundings, &mut findings);
+    let Surroundings { read, files, .. } = surroundings;
     let warnings = findings.settle(source)?;
-    Ok(Plan { warnings, ..plan })
+    let secret_variables = read.keys().cloned().collect();
+    let origin = Origin::new(source.name, source.text, kind, read, files);
+    Ok(Plan { warnings, secret_variables, origin, ..plan })
 }

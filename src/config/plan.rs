@@ -9,6 +9,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceConfig;
 
 use super::errors::ConfigErrors;
+use super::origin::Origin;
 use crate::connect::isolation::Isolation;
 use crate::connect::process::CgroupMode;
 
@@ -45,6 +46,8 @@ pub struct Plan {
     pub base: Base,
     /// What works and is probably not what was meant, with its place in front.
     pub warnings: Vec<String>,
+    /// What it was made of.
+    pub(crate) origin: Origin,
 }
 
 /// What is permitted.
@@ -116,6 +119,7 @@ impl Default for Plan {
             secret_variables: BTreeSet::new(),
             base: Base::default(),
             warnings: Vec::new(),
+            origin: Origin::default(),
         }
     }
 }
@@ -151,6 +155,7 @@ impl Plan {
         self.instances.extend(other.instances);
         self.secret_variables.extend(other.secret_variables);
         self.warnings.extend(other.warnings);
+        self.origin.merge(other.origin);
         Ok(self)
     }
 }

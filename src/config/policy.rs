@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{
-    BatchPolicy, Bind, IdlePolicy, IsolationPolicy, LogPolicy, Policy, ReconnectPolicy, RestartPolicy, SessionPolicy,
-    TeamBudgetPolicy, WatchdogPolicy,
+    BatchPolicy, Bind, HealthCheck, HealthPolicy, IdlePolicy, IsolationPolicy, LogPolicy, OnDegraded, Policy,
+    ReconnectPolicy, RemotePolicy, RestartPolicy, RetryPolicy, SessionPolicy, TeamBudgetPolicy, WatchdogPolicy,
 };
+use mcp_satellite_actors::model::spec::Target;
 use toml_span::Span;
 
 use super::errors::Findings;
@@ -78,10 +79,29 @@ section!(
     }
 );
 section!(
-    /// `[policy.reconnect]`
-    Reconnect of ReconnectPolicy {
-        backoff_min: Duration = Fields::positive,
-        backoff_max: Duration = Fields::positive,
+    /// `[policy.health]`
+    Health of HealthPolicy {
+        check: HealthCheck = health_check,
+        interval: Duration = Fields::positive,
+        timeout: Duration = Fields::positive,
+        threshold: u32 = Fields::count::<1, _>,
+        on_degraded: OnDegraded = on_degraded,
+    }
+);
+section!(
+    /// `[policy.retry]`
+    Retry of RetryPolicy {
+        attempts_max: u32 = Fields::count::<1, _>,
+        delays: Vec<Duration> = Fields::durations,
+    }
+);
+section!(
+    /// `[policy.remote]`
+    Remote of RemotePolicy {
+        connect_timeout: Duration = Fields::positive,
+        header_timeout: Duration = Fields::positive,
+        close_timeout: Duration = Fields::duration,
+        server_errors_max: u32 = Fields::count::<1, _>,
     }
 );
 section!(
@@ -111,9 +131,77 @@ section!(
     }
 );
 
+fn health_check(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<HealthCheck> {
+    let words = [("ping", HealthCheck::Ping), ("tools_list", HealthCheck::ToolsList), ("get", HealthCheck::Get)];
+    fields.one_of(key, &words)
+}
+
+fn on_degraded(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<OnDegraded> {
+    fields.one_of(key, &[("warn", OnDegraded::Warn), ("reconnect", OnDegraded::Reconnect)])
+}
+
+/// `[policy.reconnect]`. Its mode is a preset, for `[policy.health]` too.
+#[derive(Debug, Default)]
+pub(super) struct Reconnect {
+    at: Span,
+    mode: Option<Mode>,
+    backoff_min: Option<Duration>,
+    backoff_max: Option<Duration>,
+    jitter_percent: Option<u8>,
+    attempts_max: Option<Ceiling<u32>>,
+}
+
+/// How hard a remote server is tried.
+#[derive(Debug, Clone, Copy)]
+enum Mode {
+    Persistent,
+    Bounded,
+}
+
+impl Reconnect {
+    fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            at: fields.at,
+            mode: fields.one_of("mode", &[("persistent", Mode::Persistent), ("bounded", Mode::Bounded)]),
+            backoff_min: fields.positive("backoff_min"),
+            backoff_max: fields.positive("backoff_max"),
+            jitter_percent: fields.percent("jitter_percent"),
+            attempts_max: fields.limit("attempts_max", Fields::count::<1, _>),
+        }
+    }
+
+    fn put(self, policy: &mut Policy) -> Span {
+        match self.mode {
+            None => {}
+            Some(Mode::Persistent) => {
+                policy.reconnect = ReconnectPolicy::persistent();
+                policy.health = HealthPolicy { check: policy.health.check, ..HealthPolicy::persistent() };
+            }
+            Some(Mode::Bounded) => {
+                policy.reconnect = ReconnectPolicy::bounded();
+                // What is asked is about the server, not about how hard it is tried.
+                policy.health = HealthPolicy { check: policy.health.check, ..HealthPolicy::bounded() };
+            }
+        }
+        let reconnect = &mut policy.reconnect;
+        put(self.backoff_min, &mut reconnect.backoff_min);
+        put(self.backoff_max, &mut reconnect.backoff_max);
+        put(self.jitter_percent, &mut reconnect.jitter_percent);
+        put(self.attempts_max.map(Ceiling::meant), &mut reconnect.attempts_max);
+        self.at
+    }
+}
+
+fn put<T>(typed: Option<T>, meant: &mut T) {
+    if let Some(typed) = typed {
+        *meant = typed;
+    }
+}
+
 /// `[policy.isolation]`. A limit may be `"unlimited"`.
 #[derive(Debug, Default)]
 pub(super) struct Isolation {
+    at: Span,
     preset: Option<IsolationPolicy>,
     network: Option<bool>,
     binds: Option<Vec<Bind>>,
@@ -129,6 +217,7 @@ impl Isolation {
     fn read(fields: &mut Fields<'_, '_>) -> Self {
         let presets = [("standard", IsolationPolicy::standard()), ("strict", IsolationPolicy::strict())];
         Self {
+            at: fields.at,
             preset: fields.one_of("preset", &presets),
             network: fields.flag("network").given().map(|network| network.value),
             binds: fields.binds("binds"),
@@ -143,11 +232,6 @@ impl Isolation {
     }
 
     fn put(self, policy: &mut IsolationPolicy) {
-        fn put<T>(typed: Option<T>, meant: &mut T) {
-            if let Some(typed) = typed {
-                *meant = typed;
-            }
-        }
         if let Some(preset) = self.preset {
             // A preset is about limits: what is visible stays.
             let (network, binds) = (policy.network, std::mem::take(&mut policy.binds));
@@ -172,6 +256,9 @@ pub(super) struct Tier {
     idle: Sleep,
     watchdog: Watchdog,
     reconnect: Reconnect,
+    health: Health,
+    retry: Retry,
+    remote: Remote,
     logs: Logs,
     isolation: Isolation,
 }
@@ -184,6 +271,9 @@ impl Tier {
             idle: fields.section("idle", Sleep::read),
             watchdog: fields.section("watchdog", Watchdog::read),
             reconnect: fields.section("reconnect", Reconnect::read),
+            health: fields.section("health", Health::read),
+            retry: fields.section("retry", Retry::read),
+            remote: fields.section("remote", Remote::read),
             logs: fields.section("logs", Logs::read),
             isolation: fields.section("isolation", Isolation::read),
         }
@@ -195,6 +285,22 @@ impl Tier {
         idle.is_some() || grace.is_some() || sweep.is_some()
     }
 
+    /// The sections that say nothing to such a server, and where they stand.
+    pub(super) fn beside_the_point(&self, target: &Target) -> impl Iterator<Item = (&'static str, Span)> {
+        let Self { restart, session: _, idle, watchdog, reconnect: _, health, retry, remote, logs, isolation } = self;
+        let sections = match target {
+            Target::Stdio { .. } => vec![("health", health.at), ("retry", retry.at), ("remote", remote.at)],
+            Target::Remote { .. } => vec![
+                ("restart", restart.at),
+                ("idle", idle.at),
+                ("watchdog", watchdog.at),
+                ("logs", logs.at),
+                ("isolation", isolation.at),
+            ],
+        };
+        sections.into_iter().filter(|(_, at)| is_there(*at))
+    }
+
     /// The policy of the tier above with what this one says in its place.
     pub(super) fn over(self, above: &Policy, findings: &mut Findings) -> Policy {
         let mut policy = above.clone();
@@ -202,7 +308,11 @@ impl Tier {
         let session = self.session.put(&mut policy.session);
         self.idle.put(&mut policy.idle);
         self.watchdog.put(&mut policy.watchdog);
-        let reconnect = self.reconnect.put(&mut policy.reconnect);
+        // Before the section whose defaults it sets.
+        let reconnect = self.reconnect.put(&mut policy);
+        let health = self.health.put(&mut policy.health);
+        self.retry.put(&mut policy.retry);
+        self.remote.put(&mut policy.remote);
         self.logs.put(&mut policy.logs);
         self.isolation.put(&mut policy.isolation);
 
@@ -215,10 +325,32 @@ impl Tier {
         let was_good = above.reconnect.backoff_min <= above.reconnect.backoff_max;
         if was_good && policy.reconnect.backoff_min > policy.reconnect.backoff_max {
             let message = "`backoff_min` is longer than `backoff_max`";
-            findings.error(reconnect, message, "give `backoff_max` too; its default is \"3m\"");
+            let (min, max) = (shown(policy.reconnect.backoff_min), shown(policy.reconnect.backoff_max));
+            findings.error(reconnect, message, format!("here they are \"{min}\" and \"{max}\"; give both"));
+        }
+        let was_good = above.health.timeout <= above.health.interval;
+        if was_good && policy.health.timeout > policy.health.interval {
+            // A preset stands in the one section, a number that contradicts it in the other.
+            let at = if is_there(health) { health } else { reconnect };
+            let (timeout, interval) = (shown(policy.health.timeout), shown(policy.health.interval));
+            let message = format!("a health check may take {timeout}, and the next one comes after {interval}");
+            findings.error(
+                at,
+                message,
+                "give `timeout` and `interval` of [policy.health] so that one check is over first",
+            );
         }
         policy
     }
+}
+
+/// A section that nobody wrote stands nowhere.
+fn is_there(section: Span) -> bool {
+    section != Span::default()
+}
+
+fn shown(duration: Duration) -> humantime::FormattedDuration {
+    humantime::format_duration(duration)
 }
 
 impl TeamBudget {

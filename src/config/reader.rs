@@ -143,6 +143,18 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
+    /// A whole number from 0 to 100.
+    pub(super) fn percent(&mut self, key: &'static str) -> Option<u8> {
+        let at = self.table.get(key).map(|value| value.span);
+        let read = self.count::<0, i64>(key)?;
+        let percent = u8::try_from(read).ok().filter(|percent| *percent <= 100);
+        if percent.is_none() {
+            let message = format!("`{key}` is {read}, and there are only 100 in a hundred");
+            self.findings.error(at.unwrap_or(self.at), message, "give a number from 0 to 100");
+        }
+        percent
+    }
+
     /// A duration as `"5m"`.
     pub(super) fn duration(&mut self, key: &'static str) -> Option<Duration> {
         let typed = self.typed(key, "a duration", "write it as \"5m\", \"1h 30m\" or \"250ms\"", |value| {

@@ -1,7 +1,7 @@
 //! What of a configuration must not be seen: references to secrets and how they are followed, literal values that look
 //! like secrets, and the text of a file with all of it masked.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use mcp_satellite_actors::model::secret::Secret;
@@ -9,6 +9,7 @@ use toml_span::Span;
 use toml_span::value::{Value, ValueInner};
 
 use super::errors::Findings;
+use super::origin::Files;
 use super::reader::Text;
 
 /// A value that stands somewhere else.
@@ -40,8 +41,10 @@ pub(super) struct Surroundings<'a> {
     pub(super) environment: &'a dyn Fn(&str) -> Option<String>,
     /// What paths are relative to: the folder of the configuration file.
     pub(super) folder: &'a Path,
-    /// The variables that were read: a server must not inherit them.
-    pub(super) read: BTreeSet<String>,
+    /// The variables that were read, with what they hold: a server must not inherit them.
+    pub(super) read: BTreeMap<String, Secret>,
+    /// The files that were read.
+    pub(super) files: Files,
 }
 
 impl Surroundings<'_> {
@@ -49,22 +52,20 @@ impl Surroundings<'_> {
     pub(super) fn follow(&mut self, reference: &Reference<'_>, at: Span, findings: &mut Findings) -> Option<Secret> {
         match reference {
             Reference::Env(name) => {
-                self.read.insert((*name).to_owned());
-                let value = (self.environment)(name);
-                if value.is_none() {
-                    let message = format!("the environment variable `{name}` is not set");
-                    findings.error(at, message, format!("set {name} where the satellite is started"));
-                }
-                value.map(Secret::from)
-            }
-            Reference::File(path) => match std::fs::read_to_string(self.folder.join(path)) {
-                Ok(mut text) => {
-                    if text.ends_with('\n') {
-                        text.truncate(text.len() - 1);
-                        text.truncate(text.len() - usize::from(text.ends_with('\r')));
+                let value = (self.environment)(name).map(Secret::from);
+                match &value {
+                    Some(value) => {
+                        self.read.insert((*name).to_owned(), value.clone());
                     }
-                    Some(Secret::from(text))
+                    None => {
+                        let message = format!("the environment variable `{name}` is not set");
+                        findings.error(at, message, format!("set {name} where the satellite is started"));
+                    }
                 }
+                value
+            }
+            Reference::File(path) => match self.files.read(self.folder.join(path)) {
+                Ok(text) => Some(text),
                 Err(error) => {
                     let hint = "a path is relative to the folder of the configuration file";
                     findings.error(at, format!("cannot read the file `{path}`: {error}"), hint);
@@ -132,7 +133,7 @@ enum Place {
 }
 
 /// Keys whose strings are no secrets. A key that is not here may be a misspelled `token`.
-const SEEN: [&str; 18] = [
+const SEEN: [&str; 19] = [
     "name",
     "profile",
     "listen",
@@ -146,6 +147,7 @@ const SEEN: [&str; 18] = [
     "command",
     "cwd",
     "url",
+    "health_url",
     "keep",
     "users",
     "user_required",
@@ -168,7 +170,9 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
         ValueInner::Array(items) => items.iter().for_each(|item| mask_leaves(bytes, text, item, key, place)),
         ValueInner::String(leaf) if reference(leaf).is_some() => {}
         ValueInner::String(leaf) => match place {
-            Place::Named | Place::Policy if key == "url" => mask(bytes, url_secrets(text, value.span)),
+            Place::Named | Place::Policy if matches!(key, "url" | "health_url") => {
+                mask(bytes, url_secrets(text, value.span))
+            }
             Place::Named if SEEN.contains(&key) => {}
             Place::Policy if key != "token" && leaf.len() < 16 => {}
             _ => mask(bytes, [value.span]),

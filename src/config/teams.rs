@@ -22,7 +22,7 @@ pub(super) fn build(
     file: file::File,
     base: &Base,
     source: &Source<'_>,
-    surroundings: Surroundings<'_>,
+    surroundings: &mut Surroundings<'_>,
     findings: &mut Findings,
 ) -> Plan {
     let mut check = Check::new(source, surroundings, base.allowed_commands.clone(), findings);
@@ -81,12 +81,12 @@ pub(super) fn build(
     for team in file.teams {
         teams.team(team, &policy);
     }
-    Plan { secret_variables: teams.check.surroundings.read, ..teams.plan }
+    teams.plan
 }
 
 /// The plan as it grows.
-struct Teams<'a> {
-    check: Check<'a>,
+struct Teams<'a, 's> {
+    check: Check<'a, 's>,
     plan: Plan,
     templates: BTreeMap<String, Server>,
     ids: Unique,
@@ -113,7 +113,7 @@ struct User {
     tiers: Vec<(Text, file::Tier)>,
 }
 
-impl Teams<'_> {
+impl Teams<'_, '_> {
     fn team(&mut self, typed: file::Team, above: &Policy) {
         let id = self.check.id(&typed.id, "a team", "id", typed.at, &mut self.ids);
         let slug = self.check.id(&typed.slug, "a team", "slug", typed.at, &mut self.slugs);
@@ -181,14 +181,13 @@ impl Teams<'_> {
             let message = format!("{who} is `always_on`, so its [policy.idle] says nothing");
             self.check.findings.warning(typed.keep.given().map_or(at, |keep| keep.span), message);
         }
-        let policy = typed.policy.over(&team.policy, self.check.findings);
-        let policy = self.shared(policy);
         let slug = self.server_slug(&typed.server, &who, at);
         let members = self.members(team, typed.users, at);
 
         // With a template the installation says only what the team adds to it.
         let mut team_layer = Layer::default();
-        let server = if let Some(template) = self.templates.get(&slug).cloned() {
+        let url_at = typed.own.url.given().map_or(at, |url| url.span);
+        let mut server = if let Some(template) = self.templates.get(&slug).cloned() {
             self.adapted(&who, &slug, template, typed.own, &mut team_layer)
         } else {
             let templates: Vec<&str> = self.templates.keys().map(String::as_str).collect();
@@ -202,17 +201,28 @@ impl Teams<'_> {
                 self.check.findings.warning(word.span, message);
             }
         }
+        for (section, at) in server.target.iter().flat_map(|target| typed.policy.beside_the_point(target)) {
+            let kind = if matches!(server.target, Some(Target::Stdio { .. })) { "stdio" } else { "remote" };
+            let message = format!("{who} is a {kind} server, so its [policy.{section}] says nothing");
+            self.check.findings.warning(at, message);
+        }
+        let policy = typed.policy.over(&team.policy, self.check.findings);
+        let policy = self.shared(policy);
+        self.check.health_url(&typed.team, &mut server.target);
         self.check.layer(&who, server.target.as_ref(), typed.team, &mut team_layer);
 
+        let mut instances = Vec::new();
         for index in members {
             let user = &mut team.users[index];
             let mut user_layer = Layer::default();
+            let mut target = server.target.clone();
             if let Some(position) = user.tiers.iter().position(|(installation, _)| installation.value == id) {
                 let (_, tier) = user.tiers.remove(position);
                 let who = format!("{who} of `{}`", user.slug);
+                self.check.health_url(&tier, &mut target);
                 self.check.layer(&who, server.target.as_ref(), tier, &mut user_layer);
             }
-            let Some(target) = server.target.clone() else { continue };
+            let Some(target) = target else { continue };
             let mut instance = InstanceConfig {
                 team: team.id.clone().into(),
                 team_slug: team.slug.clone().into(),
@@ -230,10 +240,14 @@ impl Teams<'_> {
                 request_logging: typed.request_logging.given().is_none_or(|logging| logging.value),
                 policy: Arc::clone(&policy),
             };
+            one_spelling(&mut instance);
             hide_required(&mut instance);
             self.name(&instance, typed.id.given().map_or(at, |id| id.span));
-            self.plan.instances.push(instance);
+            instances.push(instance);
         }
+        self.check.health(&who, at, &instances);
+        self.check.on_the_way(&who, url_at, &instances);
+        self.plan.instances.extend(instances);
     }
 
     /// Slugs hold hyphens, so different ones can come to the same name. (What has the same slugs is reported as that.)
@@ -314,6 +328,7 @@ impl Teams<'_> {
                 None => {}
             }
         }
+        self.check.health_url(&own.tier, &mut target);
         self.check.layer(who, target.as_ref(), own.tier, team);
         user_required.extend(self.check.user_required(&own.user_required));
         user_required.sort();
@@ -328,6 +343,20 @@ impl Teams<'_> {
         let policy = Arc::new(policy);
         self.policies.push(Arc::clone(&policy));
         policy
+    }
+}
+
+/// The name of a header is the same in upper and lower case, so that a tier overrides also what another one spells
+/// differently. What the user must give is spelled as it was asked for.
+fn one_spelling(instance: &mut InstanceConfig) {
+    let required = instance.user_required.iter().map(|name| (name.to_ascii_lowercase(), name.clone()));
+    let mut spellings: BTreeMap<String, String> = required.collect();
+    for layer in [&mut instance.server_layer, &mut instance.team_layer, &mut instance.user_layer] {
+        let headers = std::mem::take(&mut layer.headers);
+        layer.headers = headers
+            .into_iter()
+            .map(|(name, value)| (spellings.entry(name.to_ascii_lowercase()).or_insert(name).clone(), value))
+            .collect();
     }
 }
 

@@ -12,6 +12,7 @@ pub mod process;
 pub mod remote;
 pub mod sim;
 pub mod stdio;
+pub mod suspend;
 
 #[cfg(feature = "remote")]
 pub use connectors::Connectors;

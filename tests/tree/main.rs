@@ -5,6 +5,7 @@
 
 mod calls;
 mod control;
+mod discovery;
 mod dormancy;
 mod embedding;
 mod events;

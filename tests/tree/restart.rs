@@ -338,7 +338,10 @@ async fn failed_discovery_keeps_the_link_and_is_retried_until_it_works() {
     let statuses: Vec<_> = fleet.statuses(&id).await.into_iter().map(|(status, _)| status).collect();
     let (errors, rest): (Vec<_>, Vec<_>) =
         statuses[4..].iter().map(String::as_str).partition(|status| *status == "error");
-    assert_eq!((errors.len(), rest), (4, vec!["connecting", "discovering_tools", "discovering_tools", "syncing_tools", "online"]));
+    assert_eq!(
+        (errors.len(), rest),
+        (4, vec!["connecting", "discovering_tools", "discovering_tools", "syncing_tools", "online"])
+    );
     assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
     fleet.finish().await;
 }

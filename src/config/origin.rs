@@ -1,0 +1,211 @@
+//! What a plan was made of: the texts of its files, and what their references led to. When a file that is referred to
+//! changes, the same texts are resolved again. The configuration itself is not read again: that is what a reload is for.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use mcp_satellite_actors::model::secret::Secret;
+
+use super::errors::ConfigErrors;
+use super::plan::{Base, Plan};
+
+/// What a plan was made of.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Origin {
+    documents: Vec<Document>,
+    environment: BTreeMap<String, Secret>,
+    files: Files,
+}
+
+/// One configuration as it was read. It holds secrets.
+#[derive(Debug, Clone)]
+struct Document {
+    name: String,
+    text: Secret,
+    kind: Kind,
+}
+
+/// How a document is read.
+#[derive(Debug, Clone)]
+pub(super) enum Kind {
+    /// As the satellite's own.
+    Toml,
+    /// As an `mcp.json`, held to this.
+    McpJson(Base),
+}
+
+/// What a look at the files has brought.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
+    /// What the texts mean now; none if no file has another text than before.
+    pub(crate) plan: Option<Plan>,
+    /// The files that have one.
+    pub(crate) changed: Vec<PathBuf>,
+    /// Files whose last good text is kept, and why. Each is told once.
+    pub(crate) kept: Vec<(PathBuf, String)>,
+}
+
+impl Origin {
+    pub(super) fn new(name: &str, text: &str, kind: Kind, environment: BTreeMap<String, Secret>, files: Files) -> Self {
+        let document = Document { name: name.to_owned(), text: text.into(), kind };
+        Self { documents: vec![document], environment, files }
+    }
+
+    /// This and the other.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.documents.extend(other.documents);
+        self.environment.extend(other.environment);
+        self.files.known.extend(other.files.known);
+    }
+
+    /// Whether there is anything to look at.
+    pub(crate) fn refers_to_files(&self) -> bool {
+        !self.files.known.is_empty()
+    }
+
+    /// Looks at the files again. One that is gone, empty, cannot be read or cannot be used keeps what it held. It waits
+    /// for the file system.
+    pub(crate) fn look(&mut self) -> Look {
+        let mut look = Look::default();
+        for (path, text) in self.files.look(&mut look.kept) {
+            // One at a time, so that one that cannot be used keeps no other back.
+            let before = self.files.replace(&path, text);
+            match self.resolve() {
+                Ok(plan) => {
+                    look.plan = Some(plan);
+                    look.changed.push(path);
+                }
+                Err(errors) => {
+                    let why =
+                        errors.items().into_iter().map(|item| format!("{}:{}: {}", item.file, item.line, item.message));
+                    look.kept.push((path.clone(), why.collect::<Vec<_>>().join("; ")));
+                    self.files.replace(&path, before);
+                }
+            }
+        }
+        look
+    }
+
+    fn resolve(&self) -> Result<Plan, ConfigErrors> {
+        let environment = |name: &str| self.environment.get(name).map(|value| value.expose().to_owned());
+        let mut whole: Option<Plan> = None;
+        for Document { name, text, kind } in &self.documents {
+            let (text, files) = (text.expose(), self.files.clone());
+            let plan = match kind {
+                Kind::Toml => super::parse_toml(name, text, &environment, files)?,
+                Kind::McpJson(base) => super::parse_json(name, text, base, &environment, files)?,
+            };
+            whole = Some(match whole {
+                None => plan,
+                Some(whole) => whole.merge(plan)?,
+            });
+        }
+        Ok(whole.unwrap_or_default())
+    }
+}
+
+/// Files that references lead to, as they were when they were read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Files {
+    known: BTreeMap<PathBuf, Known>,
+}
+
+#[derive(Debug, Clone)]
+struct Known {
+    /// What it held, without the end of its last line.
+    text: Secret,
+    /// Which file that was. Taken before it was read, so that no change is missed.
+    read: Option<Stamp>,
+    /// Which file was there at the last look.
+    seen: Option<Stamp>,
+    /// Whether somebody was told that it cannot be read.
+    told: bool,
+}
+
+/// Tells one state of a file from another, through symbolic links: those are what Kubernetes exchanges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Option<Self> {
+        let file = std::fs::metadata(path).ok()?;
+        Some(Self {
+            device: file.dev(),
+            inode: file.ino(),
+            size: file.size(),
+            modified: (file.mtime(), file.mtime_nsec()),
+            changed: (file.ctime(), file.ctime_nsec()),
+        })
+    }
+}
+
+impl Files {
+    /// What a file holds. One that was read before is not read again.
+    pub(super) fn read(&mut self, path: PathBuf) -> io::Result<Secret> {
+        if let Some(known) = self.known.get(&path) {
+            return Ok(known.text.clone());
+        }
+        let stamp = Stamp::of(&path);
+        let text = text_of(&path)?;
+        self.known.insert(path, Known { text: text.clone(), read: stamp, seen: stamp, told: false });
+        Ok(text)
+    }
+
+    /// The files that hold something else than before, with what that is. A change counts when two looks in a row see
+    /// the same file: one that is being written is not read.
+    fn look(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<(PathBuf, Secret)> {
+        let mut changed = Vec::new();
+        for (path, known) in &mut self.known {
+            let now = Stamp::of(path);
+            let settled = std::mem::replace(&mut known.seen, now) == now;
+            if now.is_some() && now == known.read {
+                known.told = false;
+                continue;
+            }
+            if !settled {
+                continue;
+            }
+            let why = match text_of(path) {
+                Ok(text) if text.expose().is_empty() && !known.text.expose().is_empty() => "it is empty".to_owned(),
+                Ok(text) => {
+                    (known.read, known.told) = (now, false);
+                    if text != known.text {
+                        changed.push((path.clone(), text));
+                    }
+                    continue;
+                }
+                Err(error) => error.to_string(),
+            };
+            if !std::mem::replace(&mut known.told, true) {
+                kept.push((path.clone(), why));
+            }
+        }
+        changed
+    }
+
+    /// Puts `text` in the place of what the file held, which is the answer.
+    fn replace(&mut self, path: &Path, text: Secret) -> Secret {
+        match self.known.get_mut(path) {
+            Some(known) => std::mem::replace(&mut known.text, text),
+            None => text,
+        }
+    }
+}
+
+/// The end of the last line is no part of a secret.
+fn text_of(path: &Path) -> io::Result<Secret> {
+    let mut text = std::fs::read_to_string(path)?;
+    if text.ends_with('\n') {
+        text.truncate(text.len() - 1);
+        text.truncate(text.len() - usize::from(text.ends_with('\r')));
+    }
+    Ok(text.into())
+}

@@ -1,0 +1,100 @@
+//! Notices that the machine was suspended. Timers count the time that it was awake, so after a night in a closed laptop an
+//! attempt that was due at midnight would be waited for as if nothing had happened.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// Between two looks at the clocks.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Shorter is no suspend: a clock that is read, and then the other one.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// The clocks are read one after the other. If that takes longer, they do not belong together.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// Calls `woke` after each suspend of the machine with how long it was. Never ends by itself.
+pub async fn watch(mut woke: impl FnMut(Duration)) {
+    let mut suspends = Suspends::default();
+    loop {
+        if let Some(reading) = Reading::now()
+            && let Some(suspended) = suspends.look(reading)
+        {
+            woke(suspended);
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// What the clocks say at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// Since the machine started.
+    pub since_boot: Duration,
+    /// The same without the time in which it was suspended.
+    pub awake: Duration,
+}
+
+impl Reading {
+    /// None if we were held up between the clocks.
+    fn now() -> Option<Self> {
+        let before = duration(clock_gettime(ClockId::Monotonic));
+        let since_boot = duration(clock_gettime(ClockId::Boottime));
+        let awake = duration(clock_gettime(ClockId::Monotonic));
+        (awake.saturating_sub(before) < AT_ONCE).then_some(Self { since_boot, awake })
+    }
+}
+
+/// Tells a suspend by the two clocks drifting apart.
+#[derive(Debug, Default)]
+pub struct Suspends {
+    /// How long the machine had been suspended over all, at the last look.
+    before: Option<Duration>,
+}
+
+impl Suspends {
+    /// How long it was suspended since the last look, if it was.
+    pub fn look(&mut self, reading: Reading) -> Option<Duration> {
+        let suspended = reading.since_boot.saturating_sub(reading.awake);
+        let since = suspended.saturating_sub(self.before.replace(suspended)?);
+        (since > SHORTEST).then_some(since)
+    }
+}
+
+fn duration(time: Timespec) -> Duration {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(since_boot_ms: u64, awake_ms: u64) -> Reading {
+        Reading { since_boot: Duration::from_millis(since_boot_ms), awake: Duration::from_millis(awake_ms) }
+    }
+
+    #[test]
+    fn a_suspend_is_noticed_once_and_by_its_length() {
+        let mut suspends = Suspends::default();
+        assert_eq!(suspends.look(at(100_000, 60_000)), None, "what was before our time is no news");
+        assert_eq!(suspends.look(at(102_000, 62_000)), None);
+        assert_eq!(suspends.look(at(3_704_000, 64_000)), Some(Duration::from_secs(3600)));
+        assert_eq!(suspends.look(at(3_706_000, 66_000)), None);
+        assert_eq!(suspends.look(at(3_713_500, 68_000)), Some(Duration::from_millis(5_500)));
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_or_starved_was_not_suspended() {
+        let mut suspends = Suspends::default();
+        suspends.look(at(1_000, 1_000));
+        assert_eq!(suspends.look(at(500_000, 500_000)), None, "both clocks went on");
+        assert_eq!(suspends.look(at(500_900, 500_000)), None, "read a moment apart");
+        assert_eq!(suspends.look(at(502_000, 502_000)), None, "and together again");
+    }
+
+    #[test]
+    fn the_clocks_of_this_machine_can_be_read() {
+        let reading = (0..1000).find_map(|_| Reading::now()).expect("no moment in which both were read");
+        assert!(reading.since_boot + AT_ONCE >= reading.awake && reading.awake > Duration::ZERO);
+    }
+}

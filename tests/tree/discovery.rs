@@ -1,0 +1,77 @@
+//! What a server offers beside its tools, and the reading of it.
+
+use std::sync::Arc;
+
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::model::catalogue::{Catalogue, Entry};
+use mcp_satellite_actors::model::status::Status;
+use tokio::time::Instant;
+
+use crate::support::{Fleet, Server, seconds};
+
+fn keys(entries: &[Entry]) -> Vec<&str> {
+    entries.iter().map(|entry| &*entry.key).collect()
+}
+
+async fn catalogue(fleet: &Fleet, script: Script) -> Arc<Catalogue> {
+    let id = fleet.online(Server::new("a").script(script)).await;
+    fleet.view(&id).catalogue.clone().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn resources_templates_and_prompts_are_read_over_all_pages_and_kept_as_sent() {
+    let fleet = Fleet::start().await;
+    let read = catalogue(
+        &fleet,
+        Script { resources: 3, resource_templates: 1, prompts: 5, page_size: 2, ..Script::default() },
+    )
+    .await;
+    assert_eq!(read.tools.len(), 3);
+    assert_eq!(keys(&read.resources), ["sim://resource/1", "sim://resource/2", "sim://resource/3"]);
+    assert_eq!(keys(&read.resource_templates), ["sim://template/1/{name}"]);
+    assert_eq!(keys(&read.prompts), ["prompt_1", "prompt_2", "prompt_3", "prompt_4", "prompt_5"]);
+    let sent = r#"{"uriTemplate":"sim://template/1/{name}","name":"Template 1"}"#;
+    assert_eq!(read.resource_templates[0].raw.get(), sent);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_offers_only_tools_is_asked_for_nothing_else() {
+    let fleet = Fleet::start().await;
+    let read = catalogue(&fleet, Script::default()).await;
+    assert!(read.resources.is_empty() && read.resource_templates.is_empty() && read.prompts.is_empty());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn resources_that_cannot_be_listed_take_no_tools_away() {
+    let fleet = Fleet::start().await;
+    let read = catalogue(&fleet, Script { resources_error: true, prompts: 1, ..Script::default() }).await;
+    assert_eq!((read.tools.len(), read.resources.len(), read.prompts.len()), (3, 0, 1));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_pages_than_the_limit_are_left_out() {
+    let fleet = Fleet::start().await;
+    let script = Script { tools: 20, resources: 20, page_size: 2, ..Script::default() };
+    let server = Server::new("a").script(script).policy(|policy| policy.session.list_pages_max = 3);
+    let id = fleet.online(server).await;
+    let view = fleet.view(&id);
+    let read = view.catalogue.as_ref().unwrap();
+    assert_eq!((read.tools.len(), read.resources.len()), (6, 6));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_the_lists_is_read_after_the_debounce() {
+    let fleet = Fleet::start().await;
+    let script = Script { list_changed_after: Some(seconds(5.0)), ..Script::default() };
+    let id = fleet.online(Server::new("a").script(script)).await;
+    let began = Instant::now();
+    fleet.until_view(&id, |view| view.catalogue.as_ref().is_some_and(|read| read.tools.len() == 4)).await;
+    assert_eq!(began.elapsed().as_millis(), 5250);
+    assert_eq!(fleet.view(&id).status, Status::Online);
+    assert_eq!(fleet.told(&id, "mcp.tools.updated").await.len(), 1);
+    fleet.finish().await;
+}
