@@ -7,6 +7,8 @@
 
 mod itself;
 mod peer;
+mod support;
+mod table;
 
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use mcp_satellite::connect::remote::RemoteConnector;
 use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::exit::CallError;
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::remote::Connection;
 use mcp_satellite_actors::model::snapshot::InstanceView;
@@ -18,7 +18,7 @@ use mcp_satellite_actors::model::spec::{
     InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target, Value as Configured,
 };
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Line, Link, OpenError};
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle, start};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
@@ -29,20 +29,7 @@ use super::GIVE_UP;
 use super::peer::Peer;
 
 /// What happens after this long does not happen in a test.
-pub(crate) const NEVER: Duration = Duration::from_secs(60 * 60);
-
-/// The connector under test, and no other.
-struct Remotes(RemoteConnector);
-
-impl Connector for Remotes {
-    fn open(&self, _: Arc<InstanceSpec>, _: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
-        Box::pin(async { Err(OpenError("there are no processes here".to_owned())) })
-    }
-
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
-        self.0.dial(spec, run)
-    }
-}
+pub(crate) const NEVER: Duration = Duration::from_secs(30 * 60);
 
 /// A sink in memory.
 #[derive(Clone, Default)]
@@ -68,8 +55,7 @@ impl Fleet {
         // Timestamps are compared, so the clock must not be set meanwhile.
         let (wall, since) = (Timestamp::now(), Instant::now());
         let wall = Arc::new(move || wall + since.elapsed());
-        let connector = Remotes(RemoteConnector::new().unwrap());
-        let mut options = Options::new(Arc::new(connector), Arc::new(told.clone()), wall);
+        let mut options = Options::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(told.clone()), wall);
         options.batch =
             BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
         let (runtime, join) = start(options).await.unwrap();
@@ -259,9 +245,9 @@ impl Instance {
     pub(crate) async fn events(&self) -> Vec<Event> {
         self.runtime.flush().await;
         let told = self.told.0.lock().unwrap();
-        let its = told.iter().filter(|told| {
-            told.event.subject().is_some_and(|subject| subject.installation_id == self.id.installation)
-        });
+        let its = told
+            .iter()
+            .filter(|told| told.event.subject().is_some_and(|subject| subject.installation_id == self.id.installation));
         its.map(|told| told.event.clone()).collect()
     }
 
@@ -279,7 +265,9 @@ fn line_of_story(event: &Event) -> Option<String> {
         Event::Started { transport, tool_count, .. } => write!(line, "started ({transport}, {tool_count} tools)"),
         Event::Disconnected { was_intentional: true, .. } => write!(line, "disconnected as asked"),
         Event::Disconnected { was_intentional: false, .. } => write!(line, "disconnected"),
-        Event::Reconnecting { attempt, next_retry_ms, .. } => write!(line, "reconnecting ({attempt} in {next_retry_ms} ms)"),
+        Event::Reconnecting { attempt, next_retry_ms, .. } => {
+            write!(line, "reconnecting ({attempt} in {next_retry_ms} ms)")
+        }
         Event::Reconnected { attempts_taken, .. } => write!(line, "reconnected ({attempts_taken})"),
         Event::HealthDegraded { consecutive_failures, last_error, .. } => {
             write!(line, "degraded ({consecutive_failures}: {last_error})")

@@ -64,6 +64,7 @@ pub(super) async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, shared: A
                 return;
             }
         };
+        exchange.closes = !shared.server.lock().unwrap().manners.keeps_alive;
         let record = Record::new(nth, &request);
         let deed = shared.script.lock().unwrap().decide(&record);
         let is_initialize = record.rpc.as_deref() == Some("initialize");
@@ -74,8 +75,8 @@ pub(super) async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, shared: A
             None => shared.behave(&mut exchange, &record, &request).await,
         };
         match done {
-            Ok(After::Next) => {}
-            Ok(After::Close) | Err(_) => return,
+            Ok(After::Next) if !exchange.closes => {}
+            Ok(After::Next | After::Close) | Err(_) => return,
         }
     }
 }

@@ -19,6 +19,8 @@ impl<W: AsyncRead + AsyncWrite + Send + Unpin> Wire for W {}
 pub(super) struct Exchange {
     wire: Box<dyn Wire>,
     read: Vec<u8>,
+    /// Whether it ends with the answer, which says so.
+    pub(super) closes: bool,
 }
 
 /// A request as it came.
@@ -48,7 +50,7 @@ impl From<io::Error> for NoRequest {
 
 impl Exchange {
     pub(super) fn new(wire: Box<dyn Wire>) -> Self {
-        Self { wire, read: Vec::new() }
+        Self { wire, read: Vec::new(), closes: false }
     }
 
     /// The next request, whole.
@@ -103,7 +105,7 @@ impl Exchange {
 
     /// Only the head, for a body that says itself where it ends: `transfer-encoding` or the end of the connection.
     pub(super) async fn head(&mut self, status: u16, headers: &[(String, String)]) -> io::Result<()> {
-        self.write(head(status, headers)).await
+        self.write(head(status, &self.with_connection(headers))).await
     }
 
     /// One chunk of a chunked body.
@@ -121,7 +123,12 @@ impl Exchange {
 
     /// A whole answer.
     pub(super) async fn answer(&mut self, status: u16, headers: &[(String, String)], body: &[u8]) -> io::Result<()> {
-        self.write(whole(status, headers, body)).await
+        self.write(whole(status, &self.with_connection(headers), body)).await
+    }
+
+    fn with_connection(&self, headers: &[(String, String)]) -> Headers {
+        let close = self.closes.then(|| ("connection".to_owned(), "close".to_owned()));
+        headers.iter().cloned().chain(close).collect()
     }
 }
 

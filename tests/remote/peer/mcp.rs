@@ -34,6 +34,8 @@ pub(crate) struct Manners {
     pub(crate) sessions: bool,
     /// Whether a GET opens a stream; 405 otherwise.
     pub(crate) streams: bool,
+    /// Whether a connection is kept after an answer.
+    pub(crate) keeps_alive: bool,
     /// Whether a DELETE ends a session; 405 otherwise.
     pub(crate) deletes: bool,
     pub(crate) expiry: Expiry,
@@ -51,6 +53,7 @@ impl Default for Manners {
             answers: Answers::Json,
             sessions: true,
             streams: true,
+            keeps_alive: true,
             deletes: true,
             expiry: Expiry::NotFound,
             lets_in: None,
@@ -66,6 +69,8 @@ pub(super) struct Server {
     pub(super) manners: Manners,
     sessions: BTreeMap<String, Option<mpsc::UnboundedSender<Push>>>,
     sessions_made: usize,
+    /// Those that are open and belong to no session that it knows.
+    forgotten: Vec<mpsc::UnboundedSender<Push>>,
     /// Tools that were carried out, in order.
     pub(super) executed: Vec<String>,
 }
@@ -117,7 +122,7 @@ impl Server {
     }
 
     pub(super) fn forget_sessions(&mut self) {
-        self.sessions.clear();
+        self.forgotten.extend(std::mem::take(&mut self.sessions).into_values().flatten());
     }
 
     pub(super) fn sessions(&self) -> usize {
