@@ -76,6 +76,8 @@ enum Verb {
     Stop(control::Stop),
     /// Start a server that was stopped
     Start(control::Control),
+    /// Make the connection to a remote server anew, at once; a process is started again
+    Reconnect(control::Reconnect),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Be a scripted MCP server over stdio, for tests, the demo and the load harness
@@ -159,7 +161,12 @@ impl From<ClientError> for Failed {
             },
             ClientError::Lost(_) => FAILED,
         };
-        Self::new(code, error.to_string())
+        let next = match &error {
+            ClientError::Refused(failure) => failure.next_retry_ms,
+            ClientError::NotRunning { .. } | ClientError::Lost(_) => None,
+        };
+        let next = next.map(|left| format!("; it is tried again in {:.1} s", left as f64 / 1000.0));
+        Self::new(code, format!("{error}{}", next.unwrap_or_default()))
     }
 }
 
@@ -189,6 +196,7 @@ pub fn main() -> ExitCode {
         Verb::Restart(verb) => in_runtime(verb.run("restart")),
         Verb::Stop(verb) => in_runtime(verb.run()),
         Verb::Start(verb) => in_runtime(verb.run("start")),
+        Verb::Reconnect(verb) => in_runtime(verb.run()),
         Verb::Check(verb) => in_runtime(verb.run()),
         Verb::Completions(verb) => Ok(verb.run()),
     };
