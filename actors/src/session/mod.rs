@@ -550,7 +550,7 @@ impl<O: Outlet> Conversation<O> {
             Purpose::Caller { ticket, started, .. } => {
                 self.cancel(id, pending.starts_at, "timed out");
                 self.port.gate.active(now);
-                ticket.answer(Err(CallError::TimedOut { after: now - started }));
+                ticket.answer(Err(CallError::TimedOut { after: at - started }));
                 Some(Late::Call)
             }
             Purpose::List => {
