@@ -8,12 +8,14 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Process, ProcessEnd, Unserved};
+use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Process, ProcessEnd};
 use tokio::io::{DuplexStream, duplex};
 use tokio::time::Instant;
 
 use super::control::{Control, TaskGuard};
+use super::endpoint::{self, SimRemote};
 use super::engine::{self, Pipes};
+use super::remote::RemoteLine;
 use super::rmcp_server;
 use super::script::Script;
 use super::server::{Env, Server};
@@ -34,7 +36,7 @@ pub enum ServerKind {
     Rmcp,
 }
 
-/// What one opening of an instance comes to.
+/// What one opening of an instance comes to. Of a remote one it is the script; the rest is its endpoint's.
 #[derive(Debug, Clone)]
 pub struct SimPlan {
     /// What the server does.
@@ -77,6 +79,7 @@ type Planner = dyn Fn(&InstanceSpec, Run) -> SimPlan + Send + Sync;
 pub struct SimConnector {
     plan: Arc<Planner>,
     census: Arc<Census>,
+    remote: Arc<endpoint::World>,
 }
 
 impl SimConnector {
@@ -88,7 +91,7 @@ impl SimConnector {
 
     /// Each run of each instance follows a plan of its own.
     pub fn with(plan: impl Fn(&InstanceSpec, Run) -> SimPlan + Send + Sync + 'static) -> Self {
-        Self { plan: Arc::new(plan), census: Arc::default() }
+        Self { plan: Arc::new(plan), census: Arc::default(), remote: Arc::default() }
     }
 
     /// Servers that are there now, those included of which only a grandchild is left.
@@ -109,6 +112,21 @@ impl SimConnector {
     /// The server of an instance, the latest if there are several.
     pub fn handle(&self, id: &InstanceId) -> Option<SimHandle> {
         self.census.books().there.get(id)?.last().cloned().map(SimHandle)
+    }
+
+    /// The far end of a remote instance, which is there from the beginning and outlives its sessions.
+    pub fn remote(&self, id: &InstanceId) -> SimRemote {
+        SimRemote(self.remote.endpoint(id))
+    }
+
+    /// Lines to remote servers that are there now, connected or not.
+    pub fn lines(&self) -> usize {
+        self.remote.lines()
+    }
+
+    /// The most handshakes with remote servers that were under way at once.
+    pub fn handshakes_max(&self) -> usize {
+        self.remote.attempts_max()
     }
 
     fn start(&self, spec: Arc<InstanceSpec>, run: Run, plan: SimPlan) -> Link {
@@ -170,8 +188,9 @@ impl Connector for SimConnector {
         })
     }
 
-    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
-        Box::new(Unserved::default())
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+        let script = (self.plan)(spec, run).script;
+        Box::new(RemoteLine::new(self.remote.endpoint(&spec.id), Arc::clone(spec), run, script))
     }
 }
 

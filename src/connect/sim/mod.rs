@@ -10,13 +10,18 @@
 //!      once, in paused time    real faults              the yardstick of the benches
 //! ```
 //!
+//! A remote server has the same answers behind a line of messages instead of pipes (`remote`), and an endpoint that
+//! outlives its sessions (`endpoint`), which a test hurts and heals.
+//!
 //! The first two share the engine, so that what is learned from a fleet in paused time holds for processes. All time is
 //! tokio's, all chance is drawn from the script's seed.
 
 mod connector;
 mod control;
+mod endpoint;
 mod engine;
 mod process;
+mod remote;
 mod rmcp_server;
 mod script;
 mod server;
@@ -24,5 +29,6 @@ mod tools;
 mod wire;
 
 pub use connector::{ServerKind, SimConnector, SimHandle, SimPlan};
+pub use endpoint::{Attempt, Manner, Sessions, SimRemote};
 pub use process::serve_stdio;
 pub use script::{Grandchild, Script};

@@ -1,0 +1,394 @@
+//! The simulated remote server, driven over its line by hand-written messages, in paused time.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mcp_satellite::connect::sim::{Script, Sessions, SimConnector, SimRemote};
+use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
+use mcp_satellite_actors::seam::{Connector, Incoming, Line, Outgoing};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, timeout};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Longer than anything here takes; in paused time it costs nothing.
+const LONG: Duration = Duration::from_secs(24 * 3600);
+
+const UNAUTHORIZED: FailureKind = FailureKind::Unauthorized { challenge: None };
+const EXPIRED: FailureKind = FailureKind::SessionExpired { status: 404 };
+
+fn spec() -> InstanceSpec {
+    InstanceSpec {
+        id: InstanceId::new("acme".into(), "alice".into(), "abc123".into()),
+        name: "files-acme-alice-abc123".into(),
+        server: "files".into(),
+        team_slug: "acme".into(),
+        user_slug: "alice".into(),
+        target: Target::Remote {
+            transport: RemoteTransport::Http,
+            url: "http://files.example/mcp".to_owned(),
+            health_url: None,
+        },
+        args: Vec::new(),
+        env: BTreeMap::new(),
+        headers: BTreeMap::from([("Authorization".to_owned(), "Bearer old".into())]),
+        query: BTreeMap::new(),
+        missing: Vec::new(),
+        keep: Keep::Listed,
+        on_update: OnUpdate::default(),
+        request_logging: true,
+        mask: Mask::default(),
+        policy: Arc::new(Policy::default()),
+    }
+}
+
+fn sse() -> InstanceSpec {
+    let url = "http://files.example/sse".to_owned();
+    InstanceSpec { target: Target::Remote { transport: RemoteTransport::Sse, url, health_url: None }, ..spec() }
+}
+
+fn request(id: u64, method: &str, params: &Value) -> Outgoing {
+    let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string().into();
+    Outgoing::Request { id, body, header_timeout: None }
+}
+
+fn initialize(id: u64) -> Outgoing {
+    request(id, "initialize", &json!({"protocolVersion": "2025-11-25"}))
+}
+
+fn call(id: u64, tool: &str, arguments: &Value) -> Outgoing {
+    request(id, "tools/call", &json!({"name": tool, "arguments": arguments}))
+}
+
+fn told(method: &str) -> Bytes {
+    json!({"jsonrpc": "2.0", "method": method}).to_string().into()
+}
+
+fn initialized() -> Outgoing {
+    Outgoing::Initialized { version: "2025-11-25".to_owned(), body: told("notifications/initialized") }
+}
+
+struct Client {
+    line: Box<dyn Line>,
+    remote: SimRemote,
+    world: SimConnector,
+}
+
+impl Client {
+    fn dial(world: &SimConnector, spec: InstanceSpec, run: u64) -> Self {
+        let remote = world.remote(&spec.id);
+        Self { line: world.dial(&Arc::new(spec), Run(run)), remote, world: world.clone() }
+    }
+
+    fn of(script: Script) -> Self {
+        Self::dial(&SimConnector::new(script), spec(), 1)
+    }
+
+    async fn ready(script: Script) -> Self {
+        let mut client = Self::of(script);
+        client.shake_hands().await;
+        client
+    }
+
+    async fn shake_hands(&mut self) -> Value {
+        let answer = self.result(initialize(1)).await;
+        self.line.send(initialized());
+        answer
+    }
+
+    async fn next(&mut self) -> Incoming {
+        timeout(LONG, poll_fn(|cx| self.line.poll_next(cx))).await.unwrap()
+    }
+
+    async fn silent(&mut self) -> bool {
+        timeout(LONG, poll_fn(|cx| self.line.poll_next(cx))).await.is_err()
+    }
+
+    async fn message(&mut self) -> Value {
+        match self.next().await {
+            Incoming::Message(message) => serde_json::from_slice(&message).unwrap(),
+            other => panic!("{other:?} instead of a message"),
+        }
+    }
+
+    async fn result(&mut self, message: Outgoing) -> Value {
+        self.line.send(message);
+        self.message().await
+    }
+
+    async fn failure(&mut self, message: Outgoing) -> Failure {
+        self.line.send(message);
+        match self.next().await {
+            Incoming::Failed { failure, .. } => failure,
+            other => panic!("{other:?} instead of a failure"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_begins_is_used_and_ends_and_all_of_it_is_remembered_with_its_time() {
+    let mut client = Client::of(Script::default());
+    let began = Instant::now();
+    assert_eq!(client.shake_hands().await["result"]["serverInfo"]["name"], "sim-server");
+    sleep(SECOND).await;
+    assert_eq!(client.result(call(2, "add", &json!({"a": 1, "b": 2}))).await["result"]["content"][0]["text"], "3");
+    client.line.send(Outgoing::Close);
+    assert!(matches!(client.next().await, Incoming::Closed));
+    let remote = &client.remote;
+    assert_eq!(remote.sessions(), Sessions { opened: 1, closed: 1, ..Sessions::default() });
+    let attempt = &remote.attempts()[0];
+    assert_eq!((attempt.run, attempt.began, attempt.ended), (Run(1), began, Some(began)));
+    assert!(attempt.succeeded);
+    assert_eq!(remote.served("tools/call add"), [began + SECOND]);
+    assert_eq!(remote.served("notifications/initialized"), [began]);
+    assert_eq!((remote.received("DELETE").len(), remote.tried("tools/call").len()), (1, 1));
+    assert_eq!(client.world.lines(), 1);
+    let Client { line, world, .. } = client;
+    drop(line);
+    assert_eq!(world.lines(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_is_down_fails_each_attempt_in_its_way_and_serves_again_when_it_is_up() {
+    let mut client = Client::of(Script::default());
+    let timed_out = FailureKind::ConnectTimeout(10 * SECOND);
+    let table = [
+        (FailureKind::Refused, 0, false),
+        (FailureKind::Dns, 0, false),
+        (timed_out, 10, false),
+        (FailureKind::Tls("unknown issuer".to_owned()), 0, false),
+        (FailureKind::Broken("reset".to_owned()), 0, true),
+        (FailureKind::ServerError { status: 502, retry_after: None }, 0, true),
+    ];
+    for (kind, after, sent) in table {
+        let began = Instant::now();
+        client.remote.down(kind.clone());
+        assert_eq!(client.failure(initialize(1)).await, Failure { kind, sent });
+        assert_eq!(began.elapsed().as_secs(), after);
+    }
+    client.remote.up();
+    client.shake_hands().await;
+    let succeeded: Vec<bool> = client.remote.attempts().iter().map(|attempt| attempt.succeeded).collect();
+    assert_eq!(succeeded, [false, false, false, false, false, false, true]);
+    assert_eq!(client.remote.received("initialize").len(), 3, "two of them got there and failed");
+    assert_eq!(client.remote.served("initialize").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_connection_delays_its_first_exchange_and_one_that_is_too_slow_times_out() {
+    let mut client = Client::of(Script { handshake_delay: SECOND, ..Script::default() });
+    client.remote.change(|manner| (manner.connect_delay, manner.delay) = (2 * SECOND, SECOND));
+    let began = Instant::now();
+    client.shake_hands().await;
+    assert_eq!(began.elapsed(), 4 * SECOND);
+    client.result(call(2, "echo", &json!({"text": 1}))).await;
+    assert_eq!(began.elapsed(), 5 * SECOND, "the connection is there, and it overtakes nothing");
+
+    client.remote.change(|manner| manner.connect_delay = 30 * SECOND);
+    let mut late = Client::dial(&client.world, spec(), 2);
+    let kind = FailureKind::ConnectTimeout(10 * SECOND);
+    assert_eq!(late.failure(initialize(1)).await, Failure { kind, sent: false });
+    assert_eq!(began.elapsed(), 15 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn its_delays_vary_by_its_seed_and_the_same_seed_varies_them_alike() {
+    let takes = async |seed| {
+        let world = SimConnector::new(Script::default());
+        world.remote(&spec().id).change(|manner| {
+            (manner.delay, manner.jitter, manner.seed) = (SECOND, 0.5, seed);
+        });
+        let began = Instant::now();
+        Client::dial(&world, spec(), 1).result(initialize(1)).await;
+        began.elapsed()
+    };
+    let first = takes(1).await;
+    assert_eq!(first, takes(1).await);
+    assert_ne!(first, takes(2).await);
+    assert!((SECOND / 2..=3 * SECOND / 2).contains(&first), "{first:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_forgotten_is_refused_until_another_is_made() {
+    let mut client = Client::ready(Script::default()).await;
+    client.remote.expire(404);
+    assert_eq!(client.failure(call(2, "echo", &json!({}))).await, Failure::sent(EXPIRED));
+    client.line.send(Outgoing::Notification { body: told("notifications/cancelled") });
+    assert!(matches!(client.next().await, Incoming::Lost(Failure { kind: EXPIRED, .. })));
+    client.remote.expire(400);
+    let kind = FailureKind::SessionExpired { status: 400 };
+    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, Failure::sent(kind));
+    assert!(client.remote.served("tools/call").is_empty());
+    let mut again = Client::dial(&client.world, spec(), 2);
+    again.shake_hands().await;
+    assert!(again.result(call(2, "echo", &json!({}))).await["result"].is_object());
+    drop(again);
+    assert_eq!(client.remote.sessions(), Sessions { opened: 2, forgotten: 1, dropped: 1, ..Sessions::default() });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_killed_breaks_off_its_answers_and_knows_nothing_afterwards() {
+    let mut client = Client::ready(Script::default()).await;
+    client.line.send(call(2, "sleep", &json!({"ms": 5000})));
+    assert!(timeout(SECOND, client.next()).await.is_err());
+    client.remote.kill(FailureKind::Refused);
+    let Incoming::Failed { id: 2, failure } = client.next().await else { panic!("something else") };
+    assert_eq!(failure, Failure::sent(FailureKind::Cut));
+    assert_eq!(client.remote.served("tools/call sleep").len(), 1);
+    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, Failure::unsent(FailureKind::Refused));
+    client.line.send(Outgoing::Close);
+    assert!(matches!(client.next().await, Incoming::Closed), "there is nobody to be told");
+    client.remote.up();
+    assert_eq!(client.failure(call(4, "echo", &json!({}))).await, Failure::sent(EXPIRED));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_older_transport_loses_its_session_with_its_stream_and_either_may_lose_it_anyhow() {
+    for (spec, is_lost) in [(spec(), false), (sse(), true)] {
+        let mut client = Client::dial(&SimConnector::new(Script::default()), spec, 1);
+        client.shake_hands().await;
+        client.remote.cut();
+        assert_eq!(timeout(SECOND, client.next()).await.is_ok(), is_lost);
+        client.remote.lose(FailureKind::Broken("reset".to_owned()));
+        assert!(matches!(client.next().await, Incoming::Lost(Failure { kind: FailureKind::Broken(_), sent: true })));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_refuses_all_but_the_credentials_that_it_wants_and_takes_new_ones_in_a_session() {
+    let mut client = Client::ready(Script::default()).await;
+    client.remote.change(|manner| manner.wants = Some(("authorization".to_owned(), "Bearer new".into())));
+    assert_eq!(client.failure(call(2, "echo", &json!({}))).await, Failure::sent(UNAUTHORIZED));
+    let forbidden = FailureKind::Forbidden { challenge: Some("Bearer".to_owned()) };
+    client.remote.change(|manner| manner.refuses = Some(forbidden.clone()));
+    assert_eq!(client.failure(initialize(3)).await, Failure::sent(forbidden.clone()));
+    assert_eq!(client.failure(Outgoing::Probe { id: 4 }).await, Failure::sent(forbidden));
+    let headers = BTreeMap::from([("Authorization".to_owned(), "Bearer new".into())]);
+    client.line.send(Outgoing::Credentials(Arc::new(InstanceSpec { headers, ..spec() })));
+    assert!(client.result(call(5, "echo", &json!({}))).await["result"].is_object(), "the session is the same");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_requests_fail_as_they_are_told_and_no_other() {
+    let mut client = Client::ready(Script::default()).await;
+    let throttled = FailureKind::Throttled { retry_after: Some(7 * SECOND) };
+    client.remote.fail_next([throttled.clone(), FailureKind::Refused]);
+    client.line.send(Outgoing::Notification { body: told("notifications/cancelled") });
+    assert_eq!(client.failure(call(2, "echo", &json!({}))).await, Failure::sent(throttled));
+    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, Failure::unsent(FailureKind::Refused));
+    client.result(call(4, "echo", &json!({}))).await;
+    let reached = |far: fn(&SimRemote, &str) -> Vec<Instant>| far(&client.remote, "tools/call echo").len();
+    assert_eq!((reached(SimRemote::tried), reached(SimRemote::received), reached(SimRemote::served)), (3, 2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_health_check_is_answered_refused_or_not_answered_as_it_is_told() {
+    let mut client = Client::ready(Script::default()).await;
+    assert_eq!(client.result(request(2, "ping", &json!({}))).await["result"], json!({}));
+    client.remote.change(|manner| manner.unknown = ["ping"].into());
+    assert_eq!(client.result(request(3, "ping", &json!({}))).await["error"]["code"], -32601);
+    client.remote.change(|manner| manner.silent_on = ["ping", "GET"].into());
+    client.line.send(request(4, "ping", &json!({})));
+    client.line.send(Outgoing::Probe { id: 5 });
+    assert!(client.silent().await);
+    client.line.send(Outgoing::Abandon { id: 4 });
+    client.line.send(Outgoing::Abandon { id: 5 });
+    client.remote.change(|manner| manner.silent_on.clear());
+    client.line.send(Outgoing::Probe { id: 6 });
+    assert!(matches!(client.next().await, Incoming::Probed { id: 6 }));
+    client.remote.change(|manner| manner.unhealthy = Some(FailureKind::Status(503)));
+    assert_eq!(client.failure(Outgoing::Probe { id: 7 }).await, Failure::sent(FailureKind::Status(503)));
+    assert_eq!((client.remote.received("ping").len(), client.remote.received("GET").len()), (3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_hangs_fails_at_its_header_timeout_and_is_not_heard_of_once_abandoned() {
+    let mut client = Client::of(Script::default());
+    client.remote.change(|manner| manner.silent_on = ["*"].into());
+    let began = Instant::now();
+    let Outgoing::Request { id, body, .. } = initialize(1) else { unreachable!() };
+    let kind = FailureKind::HeaderTimeout(3 * SECOND);
+    let handshake = Outgoing::Request { id, body, header_timeout: Some(3 * SECOND) };
+    assert_eq!(client.failure(handshake).await, Failure::sent(kind));
+    assert_eq!(began.elapsed(), 3 * SECOND);
+
+    client.remote.change(|manner| manner.silent_on.clear());
+    client.shake_hands().await;
+    client.line.send(call(2, "sleep", &json!({"ms": 1000})));
+    client.line.send(Outgoing::Abandon { id: 2 });
+    assert!(client.silent().await);
+    client.remote.change(|manner| manner.silent_on = ["DELETE"].into());
+    let began = Instant::now();
+    client.line.send(Outgoing::Close);
+    assert!(matches!(client.next().await, Incoming::Closed));
+    assert_eq!(began.elapsed(), 2 * SECOND, "the policy's close_timeout");
+    assert_eq!(client.remote.sessions().closed, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_comes_back_with_other_tools_and_tells_its_clients_what_it_is_told() {
+    let mut client = Client::ready(Script::default()).await;
+    client.remote.say(told("notifications/tools/list_changed"));
+    assert_eq!(client.message().await["method"], "notifications/tools/list_changed");
+    client.remote.change(|manner| manner.script = Some(Script { tools: 5, ..Script::default() }.into()));
+    let count = |list: &Value| list["result"]["tools"].as_array().unwrap().len();
+    assert_eq!(count(&client.result(request(2, "tools/list", &json!({}))).await), 3, "in the session as it was");
+    let mut again = Client::dial(&client.world, spec(), 2);
+    again.shake_hands().await;
+    assert_eq!(count(&again.result(request(2, "tools/list", &json!({}))).await), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_lists_resources_templates_and_prompts_where_it_says_that_it_has_them() {
+    let script = Script { resources: 3, resource_templates: 1, prompts: 2, page_size: 2, ..Script::default() };
+    let mut client = Client::of(script);
+    let capabilities = client.shake_hands().await["result"]["capabilities"].clone();
+    let changes = json!({"listChanged": true});
+    assert_eq!(capabilities, json!({"tools": changes, "resources": changes, "prompts": changes}));
+    let first = client.result(request(2, "resources/list", &json!({}))).await["result"].clone();
+    assert_eq!(first["resources"][1]["uri"], "sim://resource/2");
+    let rest = client.result(request(3, "resources/list", &json!({"cursor": first["nextCursor"]}))).await;
+    assert_eq!(rest["result"], json!({"resources": [{"uri": "sim://resource/3", "name": "Resource 3"}]}));
+    let templates = client.result(request(4, "resources/templates/list", &json!({}))).await["result"].clone();
+    assert_eq!(templates["resourceTemplates"][0]["uriTemplate"], "sim://template/1/{name}");
+    let prompts = client.result(request(5, "prompts/list", &json!({}))).await["result"].clone();
+    assert_eq!(prompts, json!({"prompts": [{"name": "prompt_1"}, {"name": "prompt_2"}]}));
+
+    let mut plain = Client::of(Script { no_tools_capability: true, ..Script::default() });
+    assert_eq!(plain.shake_hands().await["result"]["capabilities"], json!({}));
+    for method in ["tools/list", "resources/list", "resources/templates/list", "prompts/list"] {
+        assert_eq!(plain.result(request(2, method, &json!({}))).await["error"]["code"], -32601, "{method}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_script_ends_it_takes_its_session_along() {
+    let mut client = Client::ready(Script::default()).await;
+    assert_eq!(client.failure(call(2, "crash", &json!({}))).await, Failure::sent(FailureKind::Cut));
+    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, Failure::sent(EXPIRED));
+    assert_eq!(client.remote.sessions(), Sessions { opened: 1, forgotten: 1, ..Sessions::default() });
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_handshakes_at_once_are_found_out() {
+    let world = SimConnector::new(Script { handshake_delay: SECOND, ..Script::default() });
+    let (mut one, mut other) = (Client::dial(&world, spec(), 1), Client::dial(&world, spec(), 2));
+    one.line.send(initialize(1));
+    one.message().await;
+    assert_eq!((one.remote.overlaps(), world.handshakes_max()), (0, 1));
+    one.line.send(initialize(2));
+    other.line.send(initialize(1));
+    assert_eq!((one.remote.overlaps(), world.handshakes_max()), (1, 2));
+    drop(one.line);
+    other.message().await;
+    let attempts = other.remote.attempts();
+    assert!(attempts.iter().all(|attempt| attempt.ended.is_some()), "also that of a client that is gone");
+}
