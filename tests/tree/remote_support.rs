@@ -94,3 +94,14 @@ pub(crate) async fn until_back(fleet: &Fleet, id: &InstanceId) {
     let view = fleet.until(id, Status::Online).await;
     assert_eq!(view.connection.map(|connection| connection.as_str()), Some("connected"));
 }
+
+/// Has its server killed, sees that this is found out, and gives the first attempt of its schedule time to fail.
+pub(crate) async fn lose(fleet: &Fleet, id: &InstanceId) {
+    let remote = fleet.remote(id);
+    let attempts = remote.attempts().len();
+    remote.kill(REFUSED);
+    remote.lose(REFUSED);
+    fleet.until(id, Status::Offline).await;
+    until_attempts(&remote, attempts + 1).await;
+    fleet.until_view(id, |view| view.attempt == Some(2)).await;
+}
