@@ -24,6 +24,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::catalogue_cache::CatalogueCache;
 use crate::config::{KEEP, Origin, Plan, Profile, ROTATE_BYTES, SinkPlan};
@@ -32,6 +33,7 @@ use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
 use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
+use crate::connect::suspend;
 use crate::console::server::{self, Console};
 use crate::reaper::Below;
 use crate::sink::file::FileSink;
@@ -77,6 +79,7 @@ pub(crate) struct Satellite {
     catalogues: Option<Arc<CatalogueCache>>,
     /// What was installed last: the snapshot may still be behind.
     known: Mutex<HashSet<InstanceId>>,
+    _suspends: AbortOnDropHandle<()>,
     /// What the configuration was made of. Held while it is taken on, so that nothing older is taken on after it.
     applied: tokio::sync::Mutex<Applied>,
     /// Held as long as the satellite lives.
@@ -198,6 +201,11 @@ impl Satellite {
             // Ends with the runtime.
             drop(tokio::spawn(catalogues.watch(runtime.clone())));
         }
+        let sleeper = runtime.clone();
+        let suspends = AbortOnDropHandle::new(tokio::spawn(suspend::watch(move |asleep| {
+            tracing::info!(seconds = asleep.as_secs(), "the machine was suspended; what is overdue is done now");
+            sleeper.woke(asleep);
+        })));
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let ending = CancellationToken::new();
         let console = tokio::spawn(server::serve(
@@ -225,6 +233,7 @@ impl Satellite {
             catalogues,
             known,
             applied,
+            _suspends: suspends,
             _lock: lock,
         };
         satellite.apply(plan).await;

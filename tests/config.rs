@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite::config::{self, ConfigErrors, Plan, Profile, SinkPlan};
+use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, OnDegraded, Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, OnUpdate, RemoteTransport, Target};
 use miette::{GraphicalReportHandler, GraphicalTheme};
@@ -24,6 +25,8 @@ fn environment(name: &str) -> Option<String> {
         "SEARCH_KEY" => "search-key",
         "SEARCH_TOKEN" => "search-token",
         "BLANK" => "",
+        "TWICE" => "Bearer hunter2",
+        "LINES" => "hunter2\nhunter2",
         _ => return None,
     };
     Some(value.to_owned())
@@ -159,6 +162,141 @@ fn how_a_server_is_kept_updated_and_put_to_sleep_is_read_from_each_tier() {
     assert_eq!((idle.idle, idle.grace, idle.sweep), (60 * second, Duration::ZERO, second));
 }
 
+const HTTP: &str = "transport = \"http\"\nurl = \"https://example.com/mcp\"";
+
+fn policy(more: &str, installation: &str) -> Policy {
+    let plan = parse(&small(more, installation)).unwrap_or_else(|errors| panic!("{}", render(&errors)));
+    Policy::clone(&plan.instances[0].policy)
+}
+
+#[test]
+fn a_mode_sets_the_defaults_of_reconnects_and_of_health_and_single_keys_override_it() {
+    let second = Duration::from_secs(1);
+    let of = |more: &str| {
+        let policy = policy(more, HTTP);
+        (policy.reconnect, policy.health)
+    };
+    assert_eq!(of(""), (ReconnectPolicy::persistent(), HealthPolicy::persistent()));
+    assert_eq!(of("[policy.reconnect]\nmode = \"persistent\""), of(""));
+    let (reconnect, health) = of("[policy.reconnect]\nmode = \"bounded\"");
+    assert_eq!((reconnect, health.clone()), (ReconnectPolicy::bounded(), HealthPolicy::bounded()));
+    assert_eq!((health.interval, health.timeout, health.on_degraded), (30 * second, 5 * second, OnDegraded::Reconnect));
+
+    let own = "[policy.reconnect]\nmode = \"bounded\"\nbackoff_min = \"2s\"\njitter_percent = 0\nattempts_max = 9\n\
+               [policy.health]\non_degraded = \"warn\"\nthreshold = 2\ncheck = \"tools_list\"";
+    let (reconnect, health) = of(own);
+    let wanted = ReconnectPolicy {
+        backoff_min: 2 * second,
+        jitter_percent: 0,
+        attempts_max: Some(9),
+        ..ReconnectPolicy::bounded()
+    };
+    assert_eq!(reconnect, wanted);
+    let (check, on_degraded) = (HealthCheck::ToolsList, OnDegraded::Warn);
+    assert_eq!(health, HealthPolicy { check, on_degraded, threshold: 2, ..HealthPolicy::bounded() });
+    assert_eq!(of("[policy.reconnect]\nmode = \"bounded\"\nattempts_max = \"unlimited\"").0.attempts_max, None);
+}
+
+#[test]
+fn a_mode_is_chosen_for_all_for_a_team_or_for_an_installation() {
+    let bounded = |attempts_max| ReconnectPolicy { attempts_max, ..ReconnectPolicy::bounded() };
+    let all = "[policy.reconnect]\nmode = \"bounded\"\nattempts_max = 7\n[policy.health]\ncheck = \"tools_list\"";
+    let of = |own: &str| policy(all, &format!("{HTTP}\n{own}"));
+    assert_eq!(of("").reconnect, bounded(Some(7)));
+    assert_eq!(of("policy.reconnect.attempts_max = 2").reconnect, bounded(Some(2)));
+    // A mode begins anew, and leaves what is asked as it is.
+    let persistent = of("policy.reconnect.mode = \"persistent\"");
+    assert_eq!(persistent.reconnect, ReconnectPolicy::persistent());
+    assert_eq!(persistent.health, HealthPolicy { check: HealthCheck::ToolsList, ..HealthPolicy::persistent() });
+    let of_team = small("", HTTP).replace("slug = \"t\"", "slug = \"t\"\npolicy.reconnect.mode = \"bounded\"");
+    assert_eq!(parse(&of_team).unwrap().instances[0].policy.reconnect, ReconnectPolicy::bounded());
+}
+
+#[test]
+fn retries_and_limits_of_connections_are_read() {
+    let text = "[policy.retry]\nattempts_max = 1\ndelays = [\"10ms\"]\n[policy.remote]\nconnect_timeout = \"1s\"\n\
+                header_timeout = \"2s\"\nclose_timeout = \"0s\"\nserver_errors_max = 4";
+    let Policy { retry, remote, .. } = policy(text, HTTP);
+    assert_eq!((retry.attempts_max, retry.delays), (1, vec![Duration::from_millis(10)]));
+    let second = Duration::from_secs(1);
+    assert_eq!((remote.connect_timeout, remote.header_timeout), (second, 2 * second));
+    assert_eq!((remote.close_timeout, remote.server_errors_max), (Duration::ZERO, 4));
+}
+
+#[test]
+fn a_bearer_token_is_a_header_that_a_tier_overrides_however_it_is_spelled() {
+    let header = |text: &str| {
+        let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
+        let spec = plan.instances.into_iter().next().unwrap().merge();
+        let pairs = spec.headers.iter().map(|(name, value)| format!("{name}: {}", value.expose()));
+        (pairs.collect::<Vec<_>>(), spec.missing, spec.mask.apply("alice-token search-token"))
+    };
+    let (headers, missing, masked) = header(&small("", &format!("{HTTP}\nbearer_token = \"env:ALICE_TOKEN\"")));
+    assert_eq!(headers, ["Authorization: Bearer alice-token"]);
+    assert_eq!((missing.len(), masked.as_str()), (0, "[secret] search-token"));
+
+    let file = small("", &format!("{HTTP}\nheaders = {{ authorization = \"Basic x\" }}"));
+    let of_user = "slug = \"u\"\nservers.i.bearer_token = \"env:SEARCH_TOKEN\"";
+    let (headers, ..) = header(&file.replace("slug = \"u\"", of_user));
+    assert_eq!(headers, ["authorization: Bearer search-token"]);
+
+    let asked = small("", &format!("{HTTP}\nuser_required = [\"bearer_token\"]"));
+    assert_eq!(header(&asked).1, ["Authorization"]);
+    let (headers, missing, _) = header(&asked.replace("slug = \"u\"", of_user));
+    assert_eq!((headers, missing.len()), (vec!["Authorization: Bearer search-token".to_owned()], 0));
+}
+
+#[test]
+fn a_health_check_that_is_a_get_has_an_address() {
+    let get = "[policy.health]\ncheck = \"get\"";
+    let address = |text: &str| {
+        let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
+        let Target::Remote { health_url, .. } = &plan.instances[0].target else { panic!() };
+        (health_url.clone().unwrap_or_default(), plan.warnings)
+    };
+    let own = small(get, &format!("{HTTP}\nhealth_url = \"https://example.com/health?deep=1#part\""));
+    assert_eq!(address(&own), ("https://example.com/health?deep=1".to_owned(), Vec::new()));
+    let of_user = own.replace("slug = \"u\"", "slug = \"u\"\nservers.i.health_url = \"https://example.com/u\"");
+    assert_eq!(address(&of_user).0, "https://example.com/u");
+    let template = format!("{get}\n[servers.s]\n{HTTP}\nhealth_url = \"https://example.com/template\"");
+    assert_eq!(address(&small(&template, "")).0, "https://example.com/template");
+    let of_team = small(&template, "team.health_url = \"https://example.com/team\"");
+    assert_eq!(address(&of_team).0, "https://example.com/team");
+    // A process needs none.
+    parse(&small(get, "command = \"x\"")).unwrap();
+
+    let (_, warnings) = address(&small("", &format!("{HTTP}\nhealth_url = \"https://example.com/\"")));
+    assert!(matches!(&warnings[..], [warning] if warning.contains("says nothing without check")), "{warnings:?}");
+}
+
+#[test]
+fn credentials_on_a_way_that_others_can_see_are_warned_about() {
+    let warnings = |url: &str, more: &str| {
+        let text =
+            small("[policy.health]\ncheck = \"ping\"", &format!("transport = \"http\"\nurl = \"{url}\"\n{more}"));
+        parse(&text).unwrap_or_else(|errors| panic!("{}", render(&errors))).warnings
+    };
+    let token = "bearer_token = \"env:ALICE_TOKEN\"";
+    for url in ["https://e.com/", "http://localhost:1/", "http://127.9.9.9/", "http://[::1]:80/", "http://a.localhost/"]
+    {
+        assert_eq!(warnings(url, token), [] as [&str; 0]);
+    }
+    assert_eq!(warnings("http://e.com/", ""), [] as [&str; 0], "nothing is given away");
+    let plain = "sends what may be a secret unencrypted: its `url` is http, not https";
+    for (url, more) in
+        [("http://e.com/", token), ("http://e.com/?api_key=x", ""), ("http://10.0.0.1/", "headers.A = \"b\"")]
+    {
+        let warnings = warnings(url, more);
+        assert!(matches!(&warnings[..], [warning] if warning.contains(plain)), "{url}: {warnings:?}");
+    }
+    let text =
+        small("[policy.health]\ncheck = \"get\"", &format!("{HTTP}\n{token}\nhealth_url = \"http://status.com/\""));
+    let warnings = parse(&text).unwrap().warnings;
+    let [foreign, plain] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(foreign.ends_with("sends its credentials to the host of its `health_url` as well"), "{foreign}");
+    assert!(plain.ends_with("its `health_url` is http, not https"), "{plain}");
+}
+
 #[test]
 fn an_empty_file_is_the_defaults() {
     let plan = parse("").unwrap();
@@ -195,10 +333,17 @@ fn neither_a_plan_nor_an_error_shows_a_secret() {
     let errors = parse(BAD).unwrap_err();
     let typed_nowhere_else = small("", "env = { A = [\"hunter2\"] }\nheaders = \"hunter2\"\nport = 5 # args");
     let more = parse(&typed_nowhere_else).unwrap_err();
+    let remote = |more: &str| parse(&small("", &format!("{HTTP}\n{more}"))).unwrap_err();
+    let bearer = remote("bearer_token = \"hunter2\"");
+    let lines = remote("bearer_token = \"env:LINES\"");
+    let twice = remote("bearer_token = \"env:TWICE\"");
+    let health = remote("health_url = \"https://hunter2:hunter2@e/?key=hunter2\"");
+    let query = remote("health_url = \"https://e/?key=hunter2\"");
+    assert_eq!(messages(&query), ["`health_url` holds what looks like a secret"]);
     let broken = parse("[[teams]]\nid = \"x\"\nenv = { A = \"hunter2\" \"hunter2\" }").unwrap_err();
     let json = parse_json(r#"{"mcpServers": {"a": {"command": 1, "env": {"A": "hunter2", "B": 2}}}}"#).unwrap_err();
     let broken_json = parse_json("{\"mcpServers\": {\"a\": {\"env\": {\"A\": \"hunter2\" \"hunter2\"}}}}").unwrap_err();
-    let all = [&errors, &more, &broken, &json, &broken_json];
+    let all = [&errors, &more, &bearer, &lines, &twice, &health, &query, &broken, &json, &broken_json];
     let drawn: Vec<_> = all.iter().map(|errors| format!("{} {errors:?} {errors}", render(errors))).collect();
     let text = format!("{plan:?} {plan:#?} {merged:?} {}", drawn.concat());
     for secret in SECRETS {
@@ -263,6 +408,80 @@ fn what_makes_no_sense_is_an_error() {
             "`request_timeout` is longer than `request_timeout_max`",
         ),
         ("[policy.reconnect]\nbackoff_max = \"1ms\"", "command = \"x\"", "`backoff_min` is longer than `backoff_max`"),
+        ("[policy.reconnect]\nmode = \"endless\"", "command = \"x\"", "`endless` is no mode"),
+        (
+            "[policy.reconnect]\njitter_percent = 101",
+            "command = \"x\"",
+            "`jitter_percent` is 101, and there are only 100 in a hundred",
+        ),
+        (
+            "[policy.reconnect]\njitter_percent = 300",
+            "command = \"x\"",
+            "`jitter_percent` is 300, and there are only 100 in a hundred",
+        ),
+        (
+            "[policy.reconnect]\njitter_percent = -1",
+            "command = \"x\"",
+            "`jitter_percent` is -1, which makes no sense here",
+        ),
+        ("[policy.reconnect]\nattempts_max = 0", "command = \"x\"", "`attempts_max` is 0, which makes no sense here"),
+        (
+            "[policy.reconnect]\nattempts_max = \"none\"",
+            "command = \"x\"",
+            "`attempts_max` must be a whole number, not a string",
+        ),
+        (
+            "[policy.reconnect]\nmode = \"bounded\"\nbackoff_min = \"1m\"",
+            "command = \"x\"",
+            "`backoff_min` is longer than `backoff_max`",
+        ),
+        ("[policy.health]\ncheck = \"pong\"", "command = \"x\"", "`pong` is no check"),
+        ("[policy.health]\non_degraded = \"die\"", "command = \"x\"", "`die` is no on_degraded"),
+        ("[policy.health]\nthreshold = 0", "command = \"x\"", "`threshold` is 0, which makes no sense here"),
+        (
+            "[policy.health]\ninterval = \"10s\"",
+            "command = \"x\"",
+            "a health check may take 1m, and the next one comes after 10s",
+        ),
+        ("[policy.retry]\nattempts_max = 0", "command = \"x\"", "`attempts_max` is 0, which makes no sense here"),
+        ("[policy.retry]\ndelays = []", "command = \"x\"", "`delays` is empty"),
+        (
+            "[policy.remote]\nconnect_timeout = \"0s\"",
+            "command = \"x\"",
+            "`connect_timeout` is zero, which makes no sense here",
+        ),
+        (
+            "[policy.health]\ncheck = \"get\"",
+            http,
+            "installation `i` is to be checked by a GET and has no `health_url`",
+        ),
+        (
+            "",
+            "command = \"x\"\nbearer_token = \"env:ALICE_TOKEN\"",
+            "installation `i` is a stdio server with `bearer_token`",
+        ),
+        ("", "command = \"x\"\nhealth_url = \"https://e/\"", "installation `i` is a stdio server with `health_url`"),
+        ("", &format!("{http}\nbearer_token = \"hunter2\""), "the `bearer_token` of installation `i` is written out"),
+        ("", &format!("{http}\nbearer_token = \"env:BLANK\""), "the `bearer_token` of installation `i` is empty"),
+        (
+            "",
+            &format!("{http}\nbearer_token = \"env:TWICE\""),
+            "the `bearer_token` of installation `i` begins with `Bearer`",
+        ),
+        ("", &format!("{http}\nbearer_token = \"env:LINES\""), "the `bearer_token` of installation `i` cannot be sent"),
+        (
+            "",
+            &format!("{http}\nbearer_token = \"env:ALICE_TOKEN\"\nheaders = {{ authorization = \"x\" }}"),
+            "installation `i` has a `bearer_token` and a header `Authorization`, which are the same",
+        ),
+        ("", &format!("{http}\nheaders = {{ A = \"b\", a = \"c\" }}"), "the header `a` is given twice"),
+        (
+            "",
+            &format!("{http}\nheaders = {{ Mcp-Session-Id = \"b\" }}"),
+            "the header `Mcp-Session-Id` is not for the configuration: the satellite sets it",
+        ),
+        ("", &format!("{http}\nhealth_url = \"nonsense\""), "`health_url` is not a URL: relative URL without a base"),
+        ("", &format!("{http}\nhealth_url = \"https://a:b@e/\""), "`health_url` holds a user or a password"),
         ("[policy.idle]\nsweep = \"0s\"", "command = \"x\"", "`sweep` is zero, which makes no sense here"),
         ("", "command = \"x\"\nkeep = \"lasy\"", "`lasy` is no way to keep a server"),
         ("", "command = \"x\"\nupdate = \"roling\"", "`roling` is no way to update a server"),
@@ -312,6 +531,14 @@ fn what_says_nothing_is_warned_about() {
         (
             format!("{http}\nupdate = \"rolling\""),
             "installation `i` is a remote server: `rolling` is for processes that we start",
+        ),
+        (
+            format!("{http}\npolicy.restart.max_crashes = 9"),
+            "installation `i` is a remote server, so its [policy.restart] says nothing",
+        ),
+        (
+            "command = \"x\"\npolicy.health.threshold = 9".to_owned(),
+            "installation `i` is a stdio server, so its [policy.health] says nothing",
         ),
     ] {
         let warnings = parse(&small("", &installation)).unwrap().warnings;
@@ -395,6 +622,38 @@ fn the_mcp_json_of_claude_cursor_and_vs_code_is_read() {
         [
             "playwright-local-me-playwright stdio npx [@playwright/mcp@latest] [] [] []",
             "remote-local-me-remote sse https://example.com/events [] [] [] []",
+        ]
+    );
+}
+
+#[test]
+fn the_transport_of_an_mcp_json_is_known_by_each_of_its_names() {
+    for (given, transport) in [
+        (r#""url": "https://e.com/mcp""#, "http"),
+        (r#""url": "https://e.com/sse/?a=b""#, "sse"),
+        (r#""type": "http", "url": "https://e.com/sse""#, "http"),
+        (r#""type": "sse", "url": "https://e.com/mcp""#, "sse"),
+        (r#""type": "streamable-http", "url": "https://e.com/sse""#, "http"),
+        (r#""type": "streamableHttp", "url": "https://e.com/sse""#, "http"),
+        (r#""transport": "sse", "url": "https://e.com/mcp""#, "sse"),
+        (r#""transport": "streamable_http", "url": "https://e.com/sse""#, "http"),
+    ] {
+        let plan = parse_json(&format!("{{\"mcpServers\": {{\"a\": {{{given}}}}}}}")).unwrap();
+        assert_eq!((plan.instances[0].clone().merge().transport(), plan.warnings.len()), (transport, 0), "{given}");
+    }
+}
+
+#[test]
+fn headers_that_another_program_wants_written_down_are_left_out() {
+    let text = r#"{"mcpServers": {"a": {"url": "https://e.com/mcp", "headers": {
+        "Accept": "application/json", "Content-Type": "application/json", "X-Team": "acme"}}}}"#;
+    let plan = parse_json(text).unwrap();
+    assert_eq!(summary(&plan), ["a-local-me-a http https://e.com/mcp [] [] [acme] []"]);
+    assert_eq!(
+        plan.warnings,
+        [
+            "mcp.json:2:10: the header `Accept` of `a` is not used: the satellite sets it",
+            "mcp.json:2:40: the header `Content-Type` of `a` is not used: the satellite sets it",
         ]
     );
 }

@@ -347,6 +347,29 @@ async fn it_comes_back_with_other_tools_and_tells_its_clients_what_it_is_told() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn it_lists_resources_templates_and_prompts_where_it_says_that_it_has_them() {
+    let script = Script { resources: 3, resource_templates: 1, prompts: 2, page_size: 2, ..Script::default() };
+    let mut client = Client::of(script);
+    let capabilities = client.shake_hands().await["result"]["capabilities"].clone();
+    let changes = json!({"listChanged": true});
+    assert_eq!(capabilities, json!({"tools": changes, "resources": changes, "prompts": changes}));
+    let first = client.result(request(2, "resources/list", &json!({}))).await["result"].clone();
+    assert_eq!(first["resources"][1]["uri"], "sim://resource/2");
+    let rest = client.result(request(3, "resources/list", &json!({"cursor": first["nextCursor"]}))).await;
+    assert_eq!(rest["result"], json!({"resources": [{"uri": "sim://resource/3", "name": "Resource 3"}]}));
+    let templates = client.result(request(4, "resources/templates/list", &json!({}))).await["result"].clone();
+    assert_eq!(templates["resourceTemplates"][0]["uriTemplate"], "sim://template/1/{name}");
+    let prompts = client.result(request(5, "prompts/list", &json!({}))).await["result"].clone();
+    assert_eq!(prompts, json!({"prompts": [{"name": "prompt_1"}, {"name": "prompt_2"}]}));
+
+    let mut plain = Client::of(Script { no_tools_capability: true, ..Script::default() });
+    assert_eq!(plain.shake_hands().await["result"]["capabilities"], json!({}));
+    for method in ["tools/list", "resources/list", "resources/templates/list", "prompts/list"] {
+        assert_eq!(plain.result(request(2, method, &json!({}))).await["error"]["code"], -32601, "{method}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_whose_script_ends_it_takes_its_session_along() {
     let mut client = Client::ready(Script::default()).await;
     assert_eq!(client.failure(call(2, "crash", &json!({}))).await, Failure::sent(FailureKind::Cut));

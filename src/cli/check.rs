@@ -106,17 +106,12 @@ impl Check {
         }
         let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let remote = plan.instances.iter().filter(|instance| matches!(instance.target, Target::Remote { .. })).count();
-        if remote > 0 {
-            complain(&format!(
-                "warning: {} will be `error`: this version serves stdio only",
-                count(remote, "remote server")
-            ));
-        }
+        let remotes = if remote > 0 { format!(", {remote} of them remote") } else { String::new() };
         say(&format!(
-            "the configuration is good: {}, {}, {} to run",
+            "the configuration is good: {}, {}, {} to run{remotes}",
             count(plan.teams, "team"),
             count(plan.users, "user"),
-            count(plan.instances.len() - remote, "server")
+            count(plan.instances.len(), "server")
         ));
         Ok(if machine(&plan).await? { DONE } else { FAILED })
     }

@@ -1,13 +1,14 @@
-//! `satellite call`, `restart`, `stop`, `start`
+//! `satellite call`, `restart`, `stop`, `start`, `reconnect`
 
 use std::time::Duration;
 
 use clap::Args;
+use mcp_satellite_actors::model::remote::Connection;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::value::RawValue;
 
 use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say, to_json};
-use crate::console::api::{CallRequest, InstanceStatus, Selector};
+use crate::console::api::{CallRequest, InstanceStatus, Reconnected, Selector};
 use crate::console::client::{Client, ClientError};
 
 const POLL: Duration = Duration::from_millis(100);
@@ -30,7 +31,7 @@ pub(super) struct Call {
     /// How long to wait over all, such as 10s or 2m [default: the server's request_timeout]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     timeout: Option<Duration>,
-    /// A failure, too, is printed as JSON: {"error": {kind, message, fate, status, code, data}}
+    /// A failure, too, is printed as JSON: {"error": {kind, message, fate, status, …}}
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -113,17 +114,51 @@ impl Control {
     }
 }
 
+#[derive(Debug, Args)]
+pub(super) struct Reconnect {
+    #[command(flatten)]
+    target: Target,
+    /// Print {"instance", "success", "status", "status_message"}
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data_dir: DataDir,
+}
+
+impl Reconnect {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let selector = Selector::from(self.target);
+        let outcome: Reconnected = self.data_dir.client()?.post("/v1/reconnect", &selector).await?;
+        let Reconnected { instance, success, status, status_message } = &outcome;
+        let words = sentence(instance, *status, "", status_message.as_deref());
+        match (self.json, success) {
+            (true, _) => say(&to_json(&outcome)?),
+            (false, true) => say(&words),
+            (false, false) => complain(&words),
+        }
+        Ok(if *success { DONE } else { FAILED })
+    }
+}
+
 /// `files-acme-alice-f1 is online (pid 4711)`
 fn in_words(row: &InstanceStatus) -> String {
-    let why = row.status_message.as_deref().map(|message| format!(": {}", printable(message))).unwrap_or_default();
     let pid = row.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
-    format!("{} is {}{pid}{why}", row.instance, row.status)
+    sentence(&row.instance, row.status, &pid, row.status_message.as_deref())
+}
+
+fn sentence(instance: &str, status: Status, more: &str, why: Option<&str>) -> String {
+    let why = why.map(|message| format!(": {}", printable(message))).unwrap_or_default();
+    format!("{instance} is {status}{more}{why}")
 }
 
 /// Waits until the instance is no longer on its way. It always arrives somewhere: every transition has its limit.
 async fn settled(client: &Client, mut row: InstanceStatus) -> Result<InstanceStatus, Failed> {
     let selector = Selector { server: row.instance.clone(), team: None, user: None };
-    while row.status.is_transitional() && row.next_retry_ms.is_none() {
+    // A remote server that was lost keeps its status while it is tried again.
+    let connecting = |row: &InstanceStatus| {
+        row.connection.is_some_and(|now| matches!(now, Connection::Connecting | Connection::Reconnecting))
+    };
+    while (row.status.is_transitional() || connecting(&row)) && row.next_retry_ms.is_none() {
         tokio::time::sleep(POLL).await;
         row = client.post("/v1/resolve", &selector).await?;
     }

@@ -8,6 +8,7 @@ mod control;
 mod demo;
 mod events;
 mod run;
+mod sim_server;
 mod status;
 mod table;
 mod tools;
@@ -19,7 +20,6 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::connect::sim::{Script, serve_stdio};
 use crate::console::api::Filter;
 use crate::console::client::{Client, ClientError};
 use crate::reaper::{self, Below};
@@ -76,11 +76,13 @@ enum Verb {
     Stop(control::Stop),
     /// Start a server that was stopped
     Start(control::Control),
+    /// Make the connection to a remote server anew, at once; a process is started again
+    Reconnect(control::Reconnect),
     /// Print a completion script for a shell
     Completions(completions::Completions),
-    /// Be a scripted MCP server over stdio, for tests, the demo and the load harness
+    /// Be a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
     #[command(hide = true)]
-    SimServer(Box<Script>),
+    SimServer(Box<sim_server::SimServer>),
 }
 
 /// Where a satellite keeps its data, and where its control socket is.
@@ -159,7 +161,12 @@ impl From<ClientError> for Failed {
             },
             ClientError::Lost(_) => FAILED,
         };
-        Self::new(code, error.to_string())
+        let next = match &error {
+            ClientError::Refused(failure) => failure.next_retry_ms,
+            ClientError::NotRunning { .. } | ClientError::Lost(_) => None,
+        };
+        let next = next.map(|left| format!("; it is tried again in {:.1} s", left as f64 / 1000.0));
+        Self::new(code, format!("{error}{}", next.unwrap_or_default()))
     }
 }
 
@@ -173,7 +180,7 @@ impl From<std::io::Error> for Failed {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.verb {
-        Verb::SimServer(script) => std::process::exit(simulate(*script)),
+        Verb::SimServer(verb) => std::process::exit(verb.run()),
         // What starts servers runs below a process that sees to what it leaves. No thread exists yet.
         Verb::Run(verb) => {
             return below_the_reaper(|below| told(in_runtime(verb.run(below))));
@@ -189,6 +196,7 @@ pub fn main() -> ExitCode {
         Verb::Restart(verb) => in_runtime(verb.run("restart")),
         Verb::Stop(verb) => in_runtime(verb.run()),
         Verb::Start(verb) => in_runtime(verb.run("start")),
+        Verb::Reconnect(verb) => in_runtime(verb.run()),
         Verb::Check(verb) => in_runtime(verb.run()),
         Verb::Completions(verb) => Ok(verb.run()),
     };
@@ -220,16 +228,6 @@ fn told(outcome: Result<u8, Failed>) -> ExitCode {
         Err(failed) => {
             complain(&failed.message);
             ExitCode::from(failed.code)
-        }
-    }
-}
-
-fn simulate(script: Script) -> i32 {
-    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(serve_stdio(script)),
-        Err(error) => {
-            complain(&format!("cannot start the async runtime: {error}"));
-            i32::from(FAILED)
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use humantime::format_duration;
+use mcp_satellite_actors::model::remote::{Connection, Health};
 
 use super::table::{rendered, status_cell, table};
 use super::{DONE, DataDir, Failed, Only, printable, say, to_json};
@@ -12,6 +13,8 @@ use crate::console::api::{Filter, InstanceStatus, StatusReply};
 
 const REFRESH: Duration = Duration::from_secs(1);
 const CLEAR_SCREEN: &str = "\x1b[2J\x1b[H";
+/// Behind the status.
+const CONNECTION_COLUMN: usize = 4;
 
 #[derive(Debug, Args)]
 pub(super) struct Status {
@@ -80,13 +83,24 @@ pub(super) fn picture(reply: &StatusReply) -> String {
 }
 
 fn instances(rows: &[InstanceStatus]) -> comfy_table::Table {
-    let head = ["SERVER", "TEAM", "USER", "STATUS", "PID", "UPTIME", "TOOLS", "CALLS", "RESTARTS", "MEMORY", "MESSAGE"];
+    let mut head =
+        vec!["SERVER", "TEAM", "USER", "STATUS", "PID", "UPTIME", "TOOLS", "CALLS", "RESTARTS", "MEMORY", "MESSAGE"];
+    // Who has processes only is not bothered with it.
+    let remotes = rows.iter().any(|row| row.connection.is_some());
+    if remotes {
+        head.insert(CONNECTION_COLUMN, "CONNECTION");
+    }
     let mut table = table(&head);
     for row in rows {
-        let status = if row.dormant { format!("{} (dormant)", row.status) } else { row.status.to_string() };
+        let beside = match (row.dormant, row.health) {
+            (true, _) => " (dormant)",
+            (false, Health::Degraded) => " (degraded)",
+            (false, Health::Unknown | Health::Healthy) => "",
+        };
+        let status = format!("{}{beside}", row.status);
         let or_dash = |text: Option<String>| comfy_table::Cell::new(text.unwrap_or_else(|| "-".to_owned()));
         let uptime = row.uptime_seconds.map(|seconds| format_duration(Duration::from_secs(seconds)).to_string());
-        table.add_row(vec![
+        let mut cells = vec![
             comfy_table::Cell::new(&row.server),
             comfy_table::Cell::new(&row.team),
             comfy_table::Cell::new(&row.user),
@@ -98,15 +112,33 @@ fn instances(rows: &[InstanceStatus]) -> comfy_table::Table {
             comfy_table::Cell::new(row.restarts),
             or_dash(row.rss_bytes.map(|bytes| format!("{:.1} MB", bytes as f64 / 1e6))),
             comfy_table::Cell::new(message(row)),
-        ]);
+        ];
+        if remotes {
+            cells.insert(CONNECTION_COLUMN, or_dash(connection(row)));
+        }
+        table.add_row(cells);
     }
     table
+}
+
+/// `reconnecting, attempt 3 in 4 s`
+fn connection(row: &InstanceStatus) -> Option<String> {
+    let attempt = row.attempt.map(|attempt| format!(", attempt {attempt}")).unwrap_or_default();
+    let left = row.next_retry_ms.map(|left| format!(" in {:.0} s", (left as f64 / 1000.0).ceil())).unwrap_or_default();
+    match row.connection? {
+        now @ Connection::Reconnecting => Some(format!("{now}{attempt}{left}")),
+        now @ (Connection::Connecting | Connection::Connected | Connection::Disconnected | Connection::Error) => {
+            Some(now.to_string())
+        }
+    }
 }
 
 /// Why it is as it is; the delay counts down.
 fn message(row: &InstanceStatus) -> String {
     let message = printable(row.status_message.as_deref().unwrap_or_default());
     match row.next_retry_ms {
+        // Its connection says it.
+        _ if row.connection.is_some() => message,
         Some(left) => format!("{message} ({:.1} s left)", left as f64 / 1000.0),
         None => message,
     }

@@ -209,3 +209,165 @@ fn text_of(path: &Path) -> io::Result<Secret> {
     }
     Ok(text.into())
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use std::fs;
+
+    use mcp_satellite_actors::model::spec::InstanceSpec;
+
+    use super::*;
+
+    /// Two remote servers of one user, each with a token of its own, and a process.
+    const TEXT: &str = r#"
+[[teams]]
+id = "t"
+slug = "t"
+users = [{ id = "u", slug = "u" }]
+[[teams.installations]]
+id = "a"
+server = "a"
+transport = "http"
+url = "https://e.com/mcp"
+bearer_token = "file:secrets/a"
+[[teams.installations]]
+id = "b"
+server = "b"
+transport = "sse"
+url = "https://e.com/sse"
+headers = { Cookie = "file:secrets/b", X = "env:VARIABLE" }
+[[teams.installations]]
+id = "c"
+server = "c"
+command = "c"
+env = { KEY = "file:secrets/c" }
+"#;
+
+    struct Folder(tempfile::TempDir);
+
+    impl Folder {
+        fn new() -> Self {
+            let folder = Self(tempfile::tempdir().unwrap());
+            fs::create_dir(folder.0.path().join("secrets")).unwrap();
+            for name in ["a", "b", "c"] {
+                folder.write(name, &format!("{name}-first\n"));
+            }
+            folder
+        }
+
+        fn secret(&self, name: &str) -> PathBuf {
+            self.0.path().join("secrets").join(name)
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.secret(name), text).unwrap();
+        }
+
+        fn plan(&self) -> Plan {
+            let name = self.0.path().join("satellite.toml");
+            let variable = |name: &str| (name == "VARIABLE").then(|| "hush".to_owned());
+            super::super::parse(name.to_str().unwrap(), TEXT, &variable).unwrap()
+        }
+    }
+
+    fn values(plan: Plan) -> Vec<String> {
+        let of = |spec: InstanceSpec| {
+            let values = spec.env.into_values().chain(spec.headers.into_values());
+            values.map(|value| value.expose().to_owned()).collect::<Vec<_>>()
+        };
+        plan.instances.into_iter().map(|instance| instance.merge()).flat_map(of).collect()
+    }
+
+    /// What two looks bring: the first one sees a change, the second one that it is over.
+    fn look_twice(origin: &mut Origin) -> Look {
+        let first = origin.look();
+        assert!(first.plan.is_none() && first.kept.is_empty(), "a file that is being written is not read: {first:?}");
+        origin.look()
+    }
+
+    #[test]
+    fn a_file_that_changes_is_taken_on_and_nothing_else_is() {
+        let folder = Folder::new();
+        let plan = folder.plan();
+        let mut origin = plan.origin.clone();
+        assert_eq!(values(plan), ["Bearer a-first", "b-first", "hush", "c-first"]);
+        assert!(origin.refers_to_files() && look_twice(&mut origin).plan.is_none());
+
+        folder.write("b", "b-second");
+        let look = look_twice(&mut origin);
+        assert_eq!((look.changed, look.kept.len()), (vec![folder.secret("b")], 0));
+        assert_eq!(values(look.plan.unwrap()), ["Bearer a-first", "b-second", "hush", "c-first"]);
+        assert!(look_twice(&mut origin).plan.is_none(), "it is told once");
+    }
+
+    #[test]
+    fn a_file_that_is_exchanged_behind_a_link_is_noticed() {
+        let folder = Folder::new();
+        let link = |target: &str| {
+            let fresh = folder.secret("fresh");
+            std::os::unix::fs::symlink(folder.secret(target), &fresh).unwrap();
+            fs::rename(fresh, folder.secret("a")).unwrap();
+        };
+        folder.write("one", "of-1");
+        folder.write("two", "of-2");
+        link("one");
+        let plan = folder.plan();
+        let mut origin = plan.origin.clone();
+        link("two");
+        assert_eq!(values(look_twice(&mut origin).plan.unwrap())[0], "Bearer of-2");
+    }
+
+    #[test]
+    fn what_changes_between_the_reading_and_the_first_look_is_not_missed() {
+        let folder = Folder::new();
+        let mut origin = folder.plan().origin;
+        folder.write("a", "a-other");
+        assert_eq!(values(look_twice(&mut origin).plan.unwrap())[0], "Bearer a-other");
+    }
+
+    #[test]
+    fn a_file_that_is_gone_or_empty_keeps_what_it_held_and_is_complained_of_once() {
+        let folder = Folder::new();
+        let mut origin = folder.plan().origin;
+        for spoil in [|path: &Path| fs::remove_file(path).unwrap(), |path: &Path| fs::write(path, "").unwrap()] {
+            spoil(&folder.secret("a"));
+            let look = look_twice(&mut origin);
+            assert!(matches!(&look.kept[..], [(file, _)] if *file == folder.secret("a")), "{look:?}");
+            let more = look_twice(&mut origin);
+            assert!(look.plan.is_none() && more.plan.is_none() && more.kept.is_empty(), "{more:?}");
+
+            let fresh = format!("a-after-{}", look.kept[0].1);
+            folder.write("a", &fresh);
+            assert_eq!(values(look_twice(&mut origin).plan.unwrap())[0], format!("Bearer {fresh}"));
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_keeps_what_it_held_and_holds_no_other_back() {
+        let folder = Folder::new();
+        let mut origin = folder.plan().origin;
+        folder.write("a", "two\nlines");
+        folder.write("b", "b-second");
+        let look = look_twice(&mut origin);
+        assert_eq!(values(look.plan.unwrap()), ["Bearer a-first", "b-second", "hush", "c-first"]);
+        let [(file, why)] = &look.kept[..] else { panic!("{:?}", look.kept) };
+        assert!(*file == folder.secret("a") && why.contains("cannot be sent") && !why.contains("lines\""), "{why}");
+        assert!(look_twice(&mut origin).kept.is_empty());
+    }
+
+    #[test]
+    fn the_texts_of_two_files_are_resolved_together_and_shown_nowhere() {
+        let folder = Folder::new();
+        let name = folder.0.path().join("mcp.json");
+        let json = r#"{"mcpServers": {"x": {"command": "x", "env": {"KEY": "file:secrets/a"}}}}"#;
+        let json = super::super::parse_mcp_json(name.to_str().unwrap(), json, &Base::default(), &|_| None).unwrap();
+        let plan = folder.plan().merge(json).unwrap();
+        let shown = format!("{plan:?}");
+        let mut origin = plan.origin;
+        folder.write("a", "a-second");
+        let look = look_twice(&mut origin);
+        assert_eq!(values(look.plan.unwrap()), ["Bearer a-second", "b-first", "hush", "c-first", "a-second"]);
+        assert!(!shown.contains("first") && !shown.contains("hush"), "{shown}");
+    }
+}

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::remote::{Connection, Health};
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::Target;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::outbox;
 use mcp_satellite_actors::rules::slot::Want;
@@ -44,40 +45,59 @@ pub struct CallRequest {
     pub timeout_ms: Option<u64>,
 }
 
-/// Why something was not done.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// Why something was not done. What does not apply is left out.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Failure {
-    /// A stable word: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`, `busy`,
-    /// `server_error`, `bad_input`.
+    /// A stable word: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`,
+    /// `reconnecting`, `remote`, `busy`, `server_error`, `bad_input`.
     pub kind: String,
     /// What happened and what to do.
     pub message: String,
     /// What became of a call that was not answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fate: Option<Fate>,
-    /// The instance's status, where that is the reason.
+    /// The instance's status, where that is the reason; `reconnecting` if an attempt to reach its server has failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<Status>,
+    pub status: Option<String>,
     /// The server's JSON-RPC error code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i64>,
     /// The server's JSON-RPC error data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<serde_json::Value>,
+    /// When the attempt that was made for this call was over: RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_attempt: Option<String>,
+    /// When there will be another one by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_retry_ms: Option<u64>,
+    /// Why the attempt failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// What a remote server answered in place of a result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http_status: Option<u16>,
+    /// When it wants to be asked again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
 }
 
 impl From<CallError> for Failure {
     fn from(error: CallError) -> Self {
-        let mut failure = Self {
-            kind: error.kind().to_owned(),
-            message: error.to_string(),
-            fate: error.fate(),
-            status: None,
-            code: None,
-            data: None,
-        };
+        let mut failure =
+            Self { kind: error.kind().to_owned(), message: error.to_string(), fate: error.fate(), ..Self::default() };
         match error {
-            CallError::Refused { status, .. } => failure.status = Some(status),
+            CallError::Refused { status, .. } => failure.status = Some(status.to_string()),
+            CallError::Reconnecting { last_attempt, next_retry_ms, last_error } => {
+                failure.status = Some(Connection::Reconnecting.to_string());
+                failure.last_attempt = Some(rfc3339(last_attempt));
+                failure.next_retry_ms = next_retry_ms;
+                failure.last_error = Some(last_error);
+            }
+            CallError::Remote { failure: why, .. } => {
+                failure.http_status = http_status(&why.kind);
+                failure.retry_after_ms = retry_after(&why.kind).map(milliseconds);
+            }
             CallError::Server { code, data, .. } => {
                 failure.code = Some(code);
                 failure.data = data.and_then(|data| serde_json::from_str(&data).ok());
@@ -85,8 +105,6 @@ impl From<CallError> for Failure {
             CallError::NotFound { .. }
             | CallError::Terminated { .. }
             | CallError::TimedOut { .. }
-            | CallError::Reconnecting { .. }
-            | CallError::Remote { .. }
             | CallError::Busy { .. }
             | CallError::BadInput(_) => {}
         }
@@ -97,8 +115,56 @@ impl From<CallError> for Failure {
 impl Failure {
     /// A failure without a call's particulars.
     pub fn new(kind: &str, message: impl Into<String>) -> Self {
-        Self { kind: kind.to_owned(), message: message.into(), fate: None, status: None, code: None, data: None }
+        Self { kind: kind.to_owned(), message: message.into(), ..Self::default() }
     }
+}
+
+/// The status of the HTTP answer, where there was one.
+fn http_status(kind: &FailureKind) -> Option<u16> {
+    match kind {
+        FailureKind::Unauthorized { .. } => Some(401),
+        FailureKind::Forbidden { .. } => Some(403),
+        FailureKind::Throttled { .. } => Some(429),
+        FailureKind::SessionExpired { status }
+        | FailureKind::ServerError { status, .. }
+        | FailureKind::Redirected { status, .. }
+        | FailureKind::Status(status) => Some(*status),
+        FailureKind::Dns
+        | FailureKind::Refused
+        | FailureKind::ConnectTimeout(_)
+        | FailureKind::Tls(_)
+        | FailureKind::Broken(_)
+        | FailureKind::HeaderTimeout(_)
+        | FailureKind::Cut
+        | FailureKind::NotMcp { .. }
+        | FailureKind::TooLong(_)
+        | FailureKind::ForeignEndpoint { .. }
+        | FailureKind::BadAddress(_)
+        | FailureKind::Unserved
+        | FailureKind::Handshake(_)
+        | FailureKind::Unhealthy(_)
+        | FailureKind::Panicked(_) => None,
+    }
+}
+
+fn retry_after(kind: &FailureKind) -> Option<Duration> {
+    match kind {
+        FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. } => *retry_after,
+        _ => None,
+    }
+}
+
+/// What came of a connection that was made anew on request.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Reconnected {
+    /// Full name of the instance.
+    pub instance: String,
+    /// Whether it takes calls now.
+    pub success: bool,
+    /// What it has come to.
+    pub status: Status,
+    /// And why.
+    pub status_message: Option<String>,
 }
 
 /// One instance in `status --json`. Durations are in the unit that the field's name ends with; `null` is "not known"
@@ -125,11 +191,11 @@ pub struct InstanceStatus {
     pub want: Want,
     /// Asleep, or being woken.
     pub dormant: bool,
-    /// Connection state of a remote instance.
-    pub connection: Option<String>,
+    /// Of a remote instance: `connecting`, `connected`, `reconnecting`, `disconnected` or `error`.
+    pub connection: Option<Connection>,
     /// `unknown`, `healthy` or `degraded`.
-    pub health: String,
-    /// RFC 3339.
+    pub health: Health,
+    /// When it was last asked whether it is there: RFC 3339.
     pub last_check_at: Option<String>,
     /// The server's process.
     pub pid: Option<u32>,
@@ -189,12 +255,9 @@ impl InstanceStatus {
             status_message: view.message.clone(),
             want: view.want,
             dormant: view.dormant,
-            connection: match spec.target {
-                Target::Stdio { .. } => None,
-                Target::Remote { .. } => Some("disconnected".to_owned()),
-            },
-            health: "unknown".to_owned(),
-            last_check_at: None,
+            connection: view.connection,
+            health: view.health,
+            last_check_at: view.counters.last_check().map(rfc3339),
             pid: view.pid,
             wrapper_pid: custody.and_then(|custody| custody.wrapper_pid),
             isolation: custody.map(|custody| custody.isolation.to_owned()),

@@ -19,7 +19,8 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{
-    CallRequest, EventQuery, Failure, Filter, InstanceStatus, SatelliteStatus, Selector, StatusReply, ToolEntry,
+    CallRequest, EventQuery, Failure, Filter, InstanceStatus, Reconnected, SatelliteStatus, Selector, StatusReply,
+    ToolEntry,
 };
 use crate::connect::stdio::StdioConnector;
 use crate::journal;
@@ -59,6 +60,7 @@ impl From<Failure> for Refusal {
             "refused" | "superseded" => StatusCode::CONFLICT,
             "busy" => StatusCode::TOO_MANY_REQUESTS,
             "timed_out" => StatusCode::GATEWAY_TIMEOUT,
+            "reconnecting" => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::BAD_GATEWAY,
         };
         Self(status, failure)
@@ -101,6 +103,7 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
         .route("/v1/start", post(start))
         .route("/v1/stop", post(stop))
         .route("/v1/restart", post(restart))
+        .route("/v1/reconnect", post(reconnect))
         .route("/v1/resolve", post(resolve_name))
         .route("/v1/events", get(events))
         .layer(DefaultBodyLimit::max(BODY_MAX))
@@ -184,6 +187,14 @@ async fn restart(State(console): State<Arc<Console>>, Json(selector): Json<Selec
     let view = resolve(&console, &selector)?;
     console.runtime.restart(&view.spec.id).await?;
     shown(&console, &view)
+}
+
+async fn reconnect(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Reconnected> {
+    let view = resolve(&console, &selector)?;
+    let outcome = console.runtime.reconnect(&view.spec.id).await?;
+    let instance = view.spec.name.to_string();
+    let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
+    Ok(Json(Reconnected { instance, success, status, status_message }))
 }
 
 async fn resolve_name(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 13] = [
+const VERBS: [&str; 14] = [
     "run",
     "demo",
     "check",
@@ -16,6 +16,7 @@ const VERBS: [&str; 13] = [
     "restart",
     "stop",
     "start",
+    "reconnect",
     "completions",
     "sim-server",
 ];

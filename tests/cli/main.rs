@@ -13,6 +13,7 @@ mod help;
 mod reload;
 mod run;
 mod sim_server;
+mod sim_server_http;
 mod status;
 #[allow(dead_code, reason = "shared with the tests of what is left behind")]
 mod support;

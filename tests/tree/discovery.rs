@@ -21,12 +21,17 @@ async fn catalogue(fleet: &Fleet, script: Script) -> Arc<Catalogue> {
 #[tokio::test(start_paused = true)]
 async fn resources_templates_and_prompts_are_read_over_all_pages_and_kept_as_sent() {
     let fleet = Fleet::start().await;
-    let read = catalogue(&fleet, Script { resources: 3, prompts: 5, page_size: 2, ..Script::default() }).await;
+    let read = catalogue(
+        &fleet,
+        Script { resources: 3, resource_templates: 1, prompts: 5, page_size: 2, ..Script::default() },
+    )
+    .await;
     assert_eq!(read.tools.len(), 3);
-    assert_eq!(keys(&read.resources), ["sim://0", "sim://1", "sim://2"]);
-    assert_eq!(keys(&read.resource_templates), ["sim://{at}"]);
-    assert_eq!(keys(&read.prompts), ["prompt_0", "prompt_1", "prompt_2", "prompt_3", "prompt_4"]);
-    assert_eq!(read.prompts[4].raw.get(), r#"{"name":"prompt_4","x-kept":[4]}"#);
+    assert_eq!(keys(&read.resources), ["sim://resource/1", "sim://resource/2", "sim://resource/3"]);
+    assert_eq!(keys(&read.resource_templates), ["sim://template/1/{name}"]);
+    assert_eq!(keys(&read.prompts), ["prompt_1", "prompt_2", "prompt_3", "prompt_4", "prompt_5"]);
+    let sent = r#"{"uriTemplate":"sim://template/1/{name}","name":"Template 1"}"#;
+    assert_eq!(read.resource_templates[0].raw.get(), sent);
     fleet.finish().await;
 }
 

@@ -117,8 +117,10 @@ trait Outlet {
 /// What a request is for, as far as its way out must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// A caller's: its deadline is the caller's.
+    /// A caller's, which may have to be sent again.
     Call,
+    /// The first of all: whether anybody answers here is not known.
+    Handshake,
     /// The session's own.
     Own,
 }
@@ -514,7 +516,8 @@ impl<O: Outlet> Conversation<O> {
     fn ask(&mut self, method: &str, params: Option<&str>, purpose: Purpose, deadline: Instant) {
         let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
         let starts_at = Some(self.outlet.position());
-        put_request(&mut self.outlet, id, Use::Own, method, params);
+        let of = if matches!(purpose, Purpose::Handshake) { Use::Handshake } else { Use::Own };
+        put_request(&mut self.outlet, id, of, method, params);
         self.calls.insert(id, Pending { purpose, deadline, starts_at, body: None });
     }
 

@@ -40,9 +40,10 @@ struct Way(Box<dyn Line>, std::time::Duration);
 impl Outlet for Way {
     fn request(&mut self, id: u64, of: Use, parts: &[&str]) -> Option<Bytes> {
         let body = whole(parts);
-        // A call may take as long as its caller has time.
+        // What has a deadline of its own may take as long as that.
         let (header_timeout, kept) = match of {
-            Use::Own => (Some(self.1), None),
+            Use::Handshake => (Some(self.1), None),
+            Use::Own => (None, None),
             Use::Call => (None, Some(body.clone())),
         };
         self.0.send(Outgoing::Request { id, body, header_timeout });

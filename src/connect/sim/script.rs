@@ -30,15 +30,18 @@ pub struct Script {
     /// called
     #[cfg_attr(feature = "cli", arg(long))]
     pub all_tools: bool,
-    /// Tools on one page of the list; 0 for all
-    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
-    pub page_size: usize,
-    /// Resources listed, and with them one resource template
+    /// Resources listed; with none it has no such capability
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub resources: usize,
-    /// Prompts listed
+    /// Resource templates listed beside them
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub resource_templates: usize,
+    /// Prompts listed; with none it has no such capability
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub prompts: usize,
+    /// Entries on one page of a list; 0 for all
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub page_size: usize,
     /// Answer `resources/list` with a JSON-RPC error, although resources are offered
     #[cfg_attr(feature = "cli", arg(long))]
     pub resources_error: bool,
@@ -169,9 +172,10 @@ impl Default for Script {
             protocol_version: None,
             tools: 3,
             all_tools: false,
-            page_size: 0,
             resources: 0,
+            resource_templates: 0,
             prompts: 0,
+            page_size: 0,
             resources_error: false,
             no_tools_capability: false,
             seed: 0,

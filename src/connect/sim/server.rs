@@ -20,7 +20,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::script::{Dice, Script};
-use super::tools;
+use super::tools::{self, ListOf};
 use super::wire::{
     Add, Big, Call, Cancelled, Crash, Echo, Failure, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Initialize, List,
     METHOD_NOT_FOUND, Message, PARSE_ERROR, Sleep, Variable, parse, put_answer, put_error, put_filled, put_result,
@@ -28,7 +28,7 @@ use super::wire::{
 };
 
 /// The versions that it knows; the last is answered where an unknown one is offered.
-const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+pub(super) const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 /// What `big` gives at most.
 const BIG_MAX: usize = 256 * 1024 * 1024;
@@ -303,30 +303,16 @@ impl Server {
         let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
             return self.refuse(RawValue::NULL, PARSE_ERROR, "not JSON-RPC");
         };
-        match (message.method.as_ref().map(|method| &*method.0), message.id) {
+        let method = message.method.as_ref().map(|method| &*method.0);
+        let list = method.and_then(|method| ListOf::asked_by(method, &self.script));
+        if let (Some(of), Some(id)) = (list, message.id) {
+            return self.list(of, id, message.params);
+        }
+        match (method, message.id) {
             (Some("initialize"), Some(id)) => self.initialize(now, id, message.params),
             (Some("ping"), Some(id)) => {
                 self.pings += 1;
                 self.answer(id, |line| line.put_slice(b"\"result\":{}"));
-            }
-            (Some("tools/list"), Some(id)) if !self.script.no_tools_capability => self.list(id, message.params),
-            (Some("resources/list"), Some(_)) if self.script.resources_error => {
-                self.refuse(message.id.unwrap_or(RawValue::NULL), INTERNAL_ERROR, "cannot list the resources");
-            }
-            (Some("resources/list"), Some(id)) if self.script.resources > 0 => {
-                self.pages(id, message.params, "resources", self.script.resources, |at| {
-                    format!(r#"{{"uri":"sim://{at}","name":"resource_{at}"}}"#)
-                });
-            }
-            (Some("resources/templates/list"), Some(id)) if self.script.resources > 0 => {
-                self.pages(id, message.params, "resourceTemplates", 1, |_| {
-                    r#"{"uriTemplate":"sim://{at}","name":"any"}"#.to_owned()
-                });
-            }
-            (Some("prompts/list"), Some(id)) if self.script.prompts > 0 => {
-                self.pages(id, message.params, "prompts", self.script.prompts, |at| {
-                    format!(r#"{{"name":"prompt_{at}","x-kept":[{at}]}}"#)
-                });
             }
             (Some("tools/call"), Some(id)) if !self.script.no_tools_capability => self.call(now, id, message.params),
             (Some(method), Some(id)) => self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}")),
@@ -353,17 +339,8 @@ impl Server {
         let body = |line: &mut BytesMut| {
             line.put_slice(b"\"result\":{\"protocolVersion\":");
             put_text(line, version);
-            line.put_slice(b",\"capabilities\":{");
-            let offers = [
-                ("tools", !script.no_tools_capability),
-                ("resources", script.resources > 0 || script.resources_error),
-                ("prompts", script.prompts > 0),
-            ];
-            for (at, (what, _)) in offers.iter().filter(|(_, offered)| *offered).enumerate() {
-                let comma = if at > 0 { "," } else { "" };
-                line.put_slice(format!("{comma}\"{what}\":{{\"listChanged\":true}}").as_bytes());
-            }
-            line.put_u8(b'}');
+            line.put_slice(b",\"capabilities\":");
+            tools::put_capabilities(line, &script);
             line.put_slice(b",\"serverInfo\":{\"name\":");
             put_text(line, &script.name);
             line.put_slice(b",\"version\":");
@@ -402,39 +379,34 @@ impl Server {
         }
     }
 
-    fn list(&mut self, id: &RawValue, params: Option<&RawValue>) {
+    fn list(&mut self, of: ListOf, id: &RawValue, params: Option<&RawValue>) {
         let script = Arc::clone(&self.script);
-        self.lists += 1;
-        if self.lists <= script.list_error_times || (script.list_error && script.list_error_times == 0) {
-            return self.refuse(id, INTERNAL_ERROR, "cannot list the tools");
+        if of == ListOf::Tools {
+            self.lists += 1;
+            if self.lists <= script.list_error_times || (script.list_error && script.list_error_times == 0) {
+                return self.refuse(id, INTERNAL_ERROR, "cannot list the tools");
+            }
+        }
+        if of == ListOf::Resources && script.resources_error {
+            return self.refuse(id, INTERNAL_ERROR, "cannot list the resources");
         }
         let more = self.more_tools;
-        let count = tools::count(&script, more);
-        self.pages(id, params, "tools", count, |at| tools::definition(&script, more, at).into());
-    }
-
-    /// One page of a list of `count` entries.
-    fn pages(
-        &mut self,
-        id: &RawValue,
-        params: Option<&RawValue>,
-        list: &str,
-        count: usize,
-        entry: impl Fn(usize) -> String,
-    ) {
+        let count = of.count(&script, more);
         let cursor = parse::<List<'_>>(params).unwrap_or_default().cursor;
         let Ok(first) = cursor.as_ref().map_or("0", |cursor| &*cursor.0).parse::<usize>() else {
             return self.refuse(id, INVALID_PARAMS, "unknown cursor");
         };
-        let page = if self.script.page_size == 0 { count } else { self.script.page_size };
+        let page = if script.page_size == 0 { count } else { script.page_size };
         let last = first.saturating_add(page).min(count);
         self.answer(id, |line| {
-            line.put_slice(format!("\"result\":{{\"{list}\":[").as_bytes());
+            line.put_slice(b"\"result\":{\"");
+            line.put_slice(of.name().as_bytes());
+            line.put_slice(b"\":[");
             for index in first..last {
                 if index > first {
                     line.put_u8(b',');
                 }
-                line.put_slice(entry(index).as_bytes());
+                line.put_slice(of.entry(&script, more, index).as_bytes());
             }
             line.put_u8(b']');
             if last < count {

@@ -1,6 +1,8 @@
-//! The tools that a simulated server lists.
+//! What a simulated server lists: its tools, and resources and prompts that are there only to be listed.
 
 use std::borrow::Cow;
+
+use bytes::{BufMut, BytesMut};
 
 use super::script::Script;
 
@@ -18,6 +20,80 @@ const SPECIAL: [&str; 7] = [
     r#"{"name":"huge","description":"Answers with one very long line","inputSchema":{"type":"object"}}"#,
     r#"{"name":"received","description":"Answers with what the server has received so far","inputSchema":{"type":"object"}}"#,
 ];
+
+/// What there are lists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ListOf {
+    Tools,
+    Resources,
+    ResourceTemplates,
+    Prompts,
+}
+
+impl ListOf {
+    /// The list that this method asks for, if the server has it.
+    pub(super) fn asked_by(method: &str, script: &Script) -> Option<Self> {
+        let (of, has_it) = match method {
+            "tools/list" => (Self::Tools, !script.no_tools_capability),
+            "resources/list" => (Self::Resources, has_resources(script)),
+            "resources/templates/list" => (Self::ResourceTemplates, has_resources(script)),
+            "prompts/list" => (Self::Prompts, script.prompts > 0),
+            _ => return None,
+        };
+        has_it.then_some(of)
+    }
+
+    /// What it is called in an answer.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Tools => "tools",
+            Self::Resources => "resources",
+            Self::ResourceTemplates => "resourceTemplates",
+            Self::Prompts => "prompts",
+        }
+    }
+
+    /// How long it is. `more` is what tools it has gained since it started.
+    pub(super) fn count(self, script: &Script, more: usize) -> usize {
+        match self {
+            Self::Tools => count(script, more),
+            Self::Resources => script.resources,
+            Self::ResourceTemplates => script.resource_templates,
+            Self::Prompts => script.prompts,
+        }
+    }
+
+    /// The entry at `index`, as JSON.
+    pub(super) fn entry(self, script: &Script, more: usize, index: usize) -> Cow<'static, str> {
+        let number = index + 1;
+        match self {
+            Self::Tools => definition(script, more, index),
+            Self::Resources => format!(r#"{{"uri":"sim://resource/{number}","name":"Resource {number}"}}"#).into(),
+            Self::ResourceTemplates => {
+                format!(r#"{{"uriTemplate":"sim://template/{number}/{{name}}","name":"Template {number}"}}"#).into()
+            }
+            Self::Prompts => format!(r#"{{"name":"prompt_{number}"}}"#).into(),
+        }
+    }
+}
+
+fn has_resources(script: &Script) -> bool {
+    script.resources + script.resource_templates > 0 || script.resources_error
+}
+
+/// What the server says that it can do, as JSON.
+pub(super) fn put_capabilities(line: &mut BytesMut, script: &Script) {
+    const CHANGES: &str = r#"":{"listChanged":true}"#;
+    let all =
+        [("tools", !script.no_tools_capability), ("resources", has_resources(script)), ("prompts", script.prompts > 0)];
+    line.put_u8(b'{');
+    for (nth, (name, _)) in all.iter().filter(|(_, has_it)| *has_it).enumerate() {
+        line.put_slice(if nth > 0 { b",\"" } else { b"\"" });
+        line.put_slice(name.as_bytes());
+        line.put_slice(CHANGES.as_bytes());
+    }
+    line.put_u8(b'}');
+}
 
 /// How many tools a server lists, of the ordinary ones and in all. `more` is what it has gained since it started.
 pub(super) fn count(script: &Script, more: usize) -> usize {
