@@ -270,9 +270,7 @@ impl Session {
                 status: Status::RequiresReauth,
                 message: retry::reauth_message(&self.talk.spec.name, &failure.to_string()),
             },
-            Class::Unreachable | Class::Expired => {
-                CallError::Terminated { fate, reason: disconnected(&failure) }
-            }
+            Class::Unreachable | Class::Expired => CallError::Terminated { fate, reason: disconnected(&failure) },
         };
         if class == Class::Busy && !gone {
             ticket.answer(Err(error));
