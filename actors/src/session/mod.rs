@@ -317,7 +317,7 @@ impl<O: Outlet> Conversation<O> {
                 return self.list_page(kind, Some(&cursor));
             }
             Ok(Next::Enough(pages)) => {
-                left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out")
+                left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out");
             }
             Ok(Next::End) => {}
             Err(why) if kind == Kind::Tools => {
