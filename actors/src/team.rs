@@ -602,7 +602,8 @@ impl State {
             (_, Want::Stopped) => None,
         };
         let answered = stopping.map(|answer| (std::mem::take(&mut instance.stopping), answer));
-        let reconnected = (!instance.reconnecting.is_empty() && !instance.slot.is_under_way()).then(|| {
+        let has_outcome = !remove && !instance.slot.is_under_way();
+        let reconnected = (!instance.reconnecting.is_empty() && has_outcome).then(|| {
             let slot = &instance.slot;
             let outcome = Reconnected {
                 success: slot.open_run().is_some() && slot.status == Status::Online,

@@ -1,0 +1,202 @@
+//! The health of a connected remote server, and what is made of it.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mcp_satellite::connect::sim::{Script, SimRemote};
+use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, OnDegraded};
+use mcp_satellite_actors::model::remote::Health;
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::remote_support::{BROKEN_INSIDE, story_after_start, until_back, until_seen};
+use crate::support::{Fleet, Server, seconds};
+
+fn checked_by(name: &str, check: HealthCheck) -> Server {
+    Server::remote(name).policy(|policy| policy.health.check = check)
+}
+
+/// Between two checks, and before the first.
+fn intervals(since: Instant, checks: &[Instant]) -> Vec<f64> {
+    let times = [&[since], checks].concat();
+    times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect()
+}
+
+async fn until_health(fleet: &Fleet, id: &InstanceId, health: Health) {
+    fleet.until_view(id, |view| view.health == health).await;
+}
+
+fn last_check(fleet: &Fleet, id: &InstanceId) -> Timestamp {
+    fleet.view(id).counters.last_check().unwrap()
+}
+
+async fn told_by_health(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
+    let story = story_after_start(fleet, id).await;
+    story.into_iter().filter(|line| line.starts_with("degraded") || line.starts_with("restored")).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connected_server_is_asked_every_two_minutes_more_or_less() {
+    let fleet = Fleet::start().await;
+    let methods = [(HealthCheck::Ping, "ping"), (HealthCheck::ToolsList, "tools/list"), (HealthCheck::Get, "GET")];
+    for (check, method) in methods {
+        let id = fleet.online(checked_by(method.trim_start_matches("tools/"), check)).await;
+        let (remote, connected, first) = (fleet.remote(&id), Instant::now(), last_check(&fleet, &id));
+        let before = remote.received(method).len();
+        until_seen(&remote, |remote| remote.received(method).len() >= before + 20).await;
+        let intervals = intervals(connected, &remote.received(method)[before..]);
+        assert!(intervals.iter().all(|interval| (108.0..=132.1).contains(interval)), "{method}: {intervals:?}");
+        assert!(intervals.iter().any(|interval| (interval - intervals[0]).abs() > 1.0), "spread: {intervals:?}");
+        let view = fleet.view(&id);
+        assert_eq!((view.status, view.health), (Status::Online, Health::Healthy), "{method}");
+        assert!(last_check(&fleet, &id) > first, "when it was last asked is shown");
+        assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new(), "{method}: that it is well is no news");
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_know_ping_is_asked_for_its_tools_and_is_none_the_worse_for_it() {
+    let fleet = Fleet::start().await;
+    let server = Server::remote("a");
+    let remote = fleet.remote(&server.spec.id);
+    remote.change(|manner| manner.unknown = ["ping"].into());
+    let id = fleet.online(server).await;
+    let lists = remote.received("tools/list").len();
+    sleep(seconds(1300.0)).await;
+    assert_eq!(remote.received("ping").len(), 1, "it is asked once");
+    let more = remote.received("tools/list").len() - lists;
+    assert!((9..=12).contains(&more), "{more}");
+    assert_eq!((fleet.view(&id).health, fleet.view(&id).status), (Health::Healthy, Status::Online));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_checks_that_fail_in_a_row_degrade_it_which_is_told_once_and_the_next_success_restores_it() {
+    let ways: [fn(&SimRemote); 3] = [
+        |remote| remote.change(|manner| manner.silent_on = ["ping"].into()),
+        |remote| remote.down(FailureKind::Refused),
+        |remote| remote.down(BROKEN_INSIDE),
+    ];
+    let reasons = ["no answer within 60 s", "connection refused", "the server failed (HTTP 500)"];
+    for (hurt, reason) in ways.into_iter().zip(reasons) {
+        let fleet = Fleet::start().await;
+        let id = fleet.online(Server::remote("a")).await;
+        let remote = fleet.remote(&id);
+        hurt(&remote);
+        let checks = |count: usize| until_seen(&remote, move |remote| remote.tried("ping").len() >= count);
+        checks(2).await;
+        sleep(seconds(61.0)).await;
+        assert_eq!(fleet.view(&id).health, Health::Healthy, "two may be chance: {reason}");
+        until_health(&fleet, &id, Health::Degraded).await;
+        checks(6).await;
+        sleep(seconds(61.0)).await;
+        let view = fleet.view(&id);
+        assert_eq!((view.status, view.health), (Status::Online, Health::Degraded), "it is told, and nothing else");
+        assert!(view.offered().is_some());
+        assert_eq!(told_by_health(&fleet, &id).await, [format!("degraded after 3: {reason}")]);
+        remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
+        until_health(&fleet, &id, Health::Healthy).await;
+        let told = told_by_health(&fleet, &id).await;
+        assert_eq!(told[1..], [format!("restored after 6: {reason}")]);
+        assert_eq!(remote.attempts().len(), 1);
+        fleet.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_success_between_failures_begins_the_count_anew() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(checked_by("a", HealthCheck::Get)).await;
+    let remote = fleet.remote(&id);
+    let ill = FailureKind::Status(503);
+    for _ in 0..5 {
+        remote.fail_next([ill.clone(), ill.clone()]);
+        let before = remote.received("GET").len();
+        until_seen(&remote, |remote| remote.received("GET").len() == before + 3).await;
+    }
+    assert_eq!(fleet.view(&id).health, Health::Healthy);
+    assert_eq!(told_by_health(&fleet, &id).await, Vec::<String>::new());
+    remote.change(|manner| manner.unhealthy = Some(ill));
+    until_health(&fleet, &id, Health::Degraded).await;
+    remote.change(|manner| manner.unhealthy = None);
+    until_health(&fleet, &id, Health::Healthy).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_successful_call_restores_what_checks_had_found_degraded() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    remote.change(|manner| manner.silent_on = ["ping"].into());
+    until_health(&fleet, &id, Health::Degraded).await;
+    let (checked, began) = (last_check(&fleet, &id), Instant::now());
+    sleep(seconds(1.0)).await;
+    assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
+    until_health(&fleet, &id, Health::Healthy).await;
+    assert!(began.elapsed() < seconds(2.0), "no check had to come first");
+    assert!(last_check(&fleet, &id) > checked);
+    assert_eq!(told_by_health(&fleet, &id).await[1..], ["restored after 3: no answer within 60 s"]);
+    // And three more must fail before it is degraded again.
+    let checks = remote.tried("ping").len();
+    until_health(&fleet, &id, Health::Degraded).await;
+    assert_eq!(remote.tried("ping").len(), checks + 3);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_degraded_means_reconnect_the_connection_is_made_anew() {
+    let fleet = Fleet::start().await;
+    let closely = HealthPolicy { on_degraded: OnDegraded::Reconnect, ..HealthPolicy::bounded() };
+    let id = fleet.online(Server::remote("a").policy(|policy| policy.health = closely)).await;
+    let (remote, connected) = (fleet.remote(&id), Instant::now());
+    remote.change(|manner| manner.silent_on = ["ping"].into());
+    let view = fleet.until(&id, Status::Offline).await;
+    let took = connected.elapsed().as_secs_f64();
+    assert!((3.0 * 32.0 - 15.0..=3.0 * 38.0).contains(&took), "three intervals of 30 s and timeouts of 5 s: {took}");
+    let message = "Server unreachable: 3 health checks in a row have failed";
+    assert_eq!(view.message.as_deref(), Some(message));
+    remote.change(|manner| manner.silent_on.clear());
+    until_back(&fleet, &id).await;
+    assert_eq!(fleet.view(&id).health, Health::Healthy);
+    let expected = [
+        "degraded after 3: no answer within 5 s",
+        "disconnected",
+        &format!("offline: {message}"),
+        "attempt 1 in 1000 ms",
+        "connecting: Server recovered, re-discovering tools",
+    ];
+    assert_eq!(story_after_start(&fleet, &id).await[..5], expected);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_finds_the_session_expired_has_found_the_loss() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    fleet.remote(&id).expire(404);
+    let view = fleet.until(&id, Status::Offline).await;
+    assert_eq!(view.message.as_deref(), Some("Server disconnected: the session has expired (HTTP 404)"));
+    until_back(&fleet, &id).await;
+    assert_eq!(fleet.remote(&id).attempts().len(), 2);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_busy_with_one_call_is_checked_beside_it() {
+    let fleet = Fleet::start().await;
+    let closely = Server::remote("a").policy(|policy| {
+        policy.health = HealthPolicy::bounded();
+        policy.session.request_timeout = Duration::from_secs(300);
+    });
+    let id = fleet.online(closely.script(Script::default())).await;
+    let answer = fleet.call(&id, "sleep", json!({"ms": 200_000})).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    assert!(fleet.remote(&id).received("ping").len() >= 5);
+    assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
+    fleet.finish().await;
+}

@@ -1,0 +1,158 @@
+//! Recovery that is noticed by a call, and the reading of the lists beside it.
+
+use futures::future::join_all;
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::remote_support::{
+    BROKEN_INSIDE, REFUSED, lose, story_after_start, until_attempting, until_attempts, until_back, until_seen,
+};
+use crate::support::{Fleet, Server, seconds, tenths};
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_brings_a_server_back_is_answered_before_its_tools_are_read_again_and_they_are_read_once() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    lose(&fleet, &id).await;
+    until_attempts(&remote, 8).await;
+    remote.up();
+    remote.change(|manner| manner.silent_on = ["tools/list"].into());
+    let lists = remote.received("tools/list").len();
+    let answers = join_all((0..10).map(|nth| fleet.call(&id, "echo", json!({"text": nth})))).await;
+    for (nth, answer) in answers.into_iter().enumerate() {
+        assert_eq!(answer.unwrap()["structuredContent"]["text"], nth);
+    }
+    let view = fleet.view(&id);
+    assert_eq!((view.status, view.connection), (Status::DiscoveringTools, Some(Connection::Connected)));
+    assert!(view.catalogue.is_some() && view.offered().is_none(), "its old tools are kept, and not offered yet");
+    assert!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.is_ok(), "also who comes meanwhile is answered");
+    assert_eq!(remote.received("tools/list").len(), lists + 1, "one discovery for all");
+    // It answers after all: the list timed out, and is read again on the schedule.
+    remote.change(|manner| manner.silent_on.clear());
+    until_back(&fleet, &id).await;
+    assert_eq!(remote.attempts().len(), 9, "on the same connection");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_discovery_that_fails_after_a_reconnect_keeps_the_tools_and_the_link_and_is_repeated() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a").script(Script { tools: 5, ..Script::default() })).await;
+    let remote = fleet.remote(&id);
+    lose(&fleet, &id).await;
+    remote.change(|manner| {
+        let script = Script { tools: 4, list_error_times: 3, ..Script::default() };
+        (manner.down, manner.script) = (None, Some(script.into()));
+    });
+    let view = fleet.until(&id, Status::Error).await;
+    assert_eq!(view.connection, Some(Connection::Connected), "the link is kept");
+    let message = view.message.as_deref().unwrap();
+    assert!(message.contains("cannot list the tools") && message.contains("again in 1 s"), "{message}");
+    assert_eq!(view.catalogue.as_ref().unwrap().tools.len(), 5, "what was known is known");
+    assert!(view.offered().is_none());
+    until_back(&fleet, &id).await;
+    assert_eq!(fleet.view(&id).offered().unwrap().tools.len(), 4);
+    let lists = remote.served("tools/list");
+    let gaps: Vec<f64> = lists.windows(2).map(|pair| tenths(pair[1] - pair[0])).collect();
+    assert_eq!(gaps[gaps.len() - 3..], [1.0, 2.0, 4.0], "on the schedule of a reconnect");
+    assert_eq!((remote.sessions().opened, remote.attempts().len()), (2, 3));
+    assert_eq!(fleet.told(&id, "mcp.server.reconnected").await.len(), 1);
+    assert_eq!(fleet.told(&id, "mcp.tools.updated").await.len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_succeeds_where_the_tools_could_not_be_read_has_them_read_at_once_and_once() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    lose(&fleet, &id).await;
+    remote.change(|manner| {
+        let script = Script { list_error_times: 6, ..Script::default() };
+        (manner.down, manner.script) = (None, Some(script.into()));
+    });
+    fleet.until(&id, Status::Error).await;
+    let lists = remote.received("tools/list").len();
+    until_seen(&remote, |remote| remote.received("tools/list").len() == lists + 5).await;
+    let view = fleet.until_view(&id, |view| view.attempt == Some(6)).await;
+    assert_eq!(view.status, Status::Error);
+    let began = Instant::now();
+    let answers = join_all((0..5).map(|_| fleet.call(&id, "echo", json!({})))).await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    until_back(&fleet, &id).await;
+    assert_eq!(tenths(began.elapsed()), 0.0, "not after half a minute");
+    assert_eq!(remote.received("tools/list").len(), lists + 6);
+    let story = story_after_start(&fleet, &id).await;
+    let recovered = "connecting: Server recovered, re-discovering tools";
+    assert_eq!(story.iter().filter(|line| *line == recovered).count(), 2, "{story:#?}");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_busy_while_its_tools_are_read_keeps_its_connection_and_one_that_is_lost_does_not() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    lose(&fleet, &id).await;
+    remote.change(|manner| (manner.down, manner.delay) = (None, seconds(1.0)));
+    until_attempting(&remote).await;
+    // The handshake is on its way already: this is for what follows it.
+    remote.fail_next([BROKEN_INSIDE]);
+    let view = fleet.until(&id, Status::Error).await;
+    assert_eq!(view.connection, Some(Connection::Connected));
+    let message = view.message.as_deref().unwrap();
+    assert!(message.contains("the server failed (HTTP 500)"), "{message}");
+    until_back(&fleet, &id).await;
+    assert_eq!(remote.sessions().opened, 2);
+
+    lose(&fleet, &id).await;
+    remote.change(|manner| (manner.down, manner.silent_on) = (None, ["tools/list"].into()));
+    let lists = remote.received("tools/list").len();
+    until_seen(&remote, |remote| remote.received("tools/list").len() > lists).await;
+    remote.kill(FailureKind::Dns);
+    let view = fleet.until(&id, Status::Offline).await;
+    assert_eq!(view.message.as_deref(), Some("Server unreachable: the answer broke off"));
+    assert!(view.catalogue.is_some());
+    remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
+    until_back(&fleet, &id).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn tools_that_change_in_a_session_are_read_again_once_however_often_that_is_said() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    let lists = remote.received("tools/list").len();
+    for what in ["tools", "resources", "prompts", "tools"] {
+        remote.say(json!({"jsonrpc": "2.0", "method": format!("notifications/{what}/list_changed")}).to_string());
+    }
+    sleep(seconds(1.0)).await;
+    assert_eq!(remote.received("tools/list").len(), lists + 1);
+    assert_eq!(fleet.view(&id).status, Status::Online);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_in_flight_while_the_tools_are_read_again_learn_their_fate_like_any_other() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    lose(&fleet, &id).await;
+    remote.up();
+    remote.change(|manner| manner.silent_on = ["tools/list", "tools/call"].into());
+    let calls = remote.received("tools/call").len();
+    let (lost, ()) = futures::join!(fleet.call(&id, "echo", json!({})), async {
+        until_seen(&remote, |remote| remote.received("tools/call").len() > calls).await;
+        remote.kill(REFUSED);
+    });
+    assert!(matches!(lost, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{lost:?}");
+    fleet.until(&id, Status::Offline).await;
+    fleet.finish().await;
+}
