@@ -380,7 +380,10 @@ async fn a_server_whose_script_ends_it_takes_its_session_along() {
 #[tokio::test(start_paused = true)]
 async fn two_handshakes_at_once_are_found_out() {
     let world = SimConnector::new(Script { handshake_delay: SECOND, ..Script::default() });
-    let (mut one, mut other) = (Client::dial(&world, spec(), 1), Client::dial(&world, spec(), 2));
+    let mut one = Client::dial(&world, spec(), 1);
+    assert_eq!(world.overlaps(), 0);
+    let mut other = Client::dial(&world, spec(), 2);
+    assert_eq!(world.overlaps(), 1, "two lines at once");
     one.line.send(initialize(1));
     one.message().await;
     assert_eq!((one.remote.overlaps(), world.handshakes_max()), (0, 1));

@@ -8,6 +8,7 @@ mod control;
 mod demo;
 mod events;
 mod run;
+mod sim_server;
 mod status;
 mod table;
 mod tools;
@@ -19,7 +20,6 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::connect::sim::{Script, serve_stdio};
 use crate::console::api::Filter;
 use crate::console::client::{Client, ClientError};
 use crate::reaper::{self, Below};
@@ -80,9 +80,9 @@ enum Verb {
     Reconnect(control::Reconnect),
     /// Print a completion script for a shell
     Completions(completions::Completions),
-    /// Be a scripted MCP server over stdio, for tests, the demo and the load harness
+    /// Be a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
     #[command(hide = true)]
-    SimServer(Box<Script>),
+    SimServer(Box<sim_server::SimServer>),
 }
 
 /// Where a satellite keeps its data, and where its control socket is.
@@ -180,7 +180,7 @@ impl From<std::io::Error> for Failed {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.verb {
-        Verb::SimServer(script) => std::process::exit(simulate(*script)),
+        Verb::SimServer(verb) => std::process::exit(verb.run()),
         // What starts servers runs below a process that sees to what it leaves. No thread exists yet.
         Verb::Run(verb) => {
             return below_the_reaper(|below| told(in_runtime(verb.run(below))));
@@ -228,16 +228,6 @@ fn told(outcome: Result<u8, Failed>) -> ExitCode {
         Err(failed) => {
             complain(&failed.message);
             ExitCode::from(failed.code)
-        }
-    }
-}
-
-fn simulate(script: Script) -> i32 {
-    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(serve_stdio(script)),
-        Err(error) => {
-            complain(&format!("cannot start the async runtime: {error}"));
-            i32::from(FAILED)
         }
     }
 }

@@ -10,9 +10,12 @@ mod demo;
 mod dormancy;
 mod events;
 mod help;
+mod peer;
 mod reload;
+mod remote;
 mod run;
 mod sim_server;
+mod sim_server_http;
 mod status;
 #[allow(dead_code, reason = "shared with the tests of what is left behind")]
 mod support;

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
-use mcp_satellite::connect::sim::{Script, SimConnector, SimHandle, SimPlan};
+use mcp_satellite::connect::sim::{Script, SimConnector, SimHandle, SimPlan, SimRemote};
 use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Mask;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Line, Link, OpenError};
 use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle, WallClock, start};
@@ -71,6 +71,36 @@ impl Server {
             policy: Arc::new(Policy::default()),
         };
         Self { spec, plans: vec![Script::default().into()] }
+    }
+
+    /// A healthy server of alice in team acme that is somewhere else. No delay of it is left to chance unless a test
+    /// says so.
+    pub(crate) fn remote(name: &str) -> Self {
+        Self::remote_of("acme", name)
+    }
+
+    pub(crate) fn remote_of(team: &str, name: &str) -> Self {
+        let mut server = Self::of(team, name);
+        server.spec.target = Target::Remote {
+            transport: RemoteTransport::Http,
+            url: "http://files.example/mcp".to_owned(),
+            health_url: Some("http://files.example/health".to_owned()),
+        };
+        server.policy(|policy| policy.reconnect.jitter_percent = 0)
+    }
+
+    /// Over the older transport.
+    pub(crate) fn sse(mut self) -> Self {
+        if let Target::Remote { transport, .. } = &mut self.spec.target {
+            *transport = RemoteTransport::Sse;
+        }
+        self
+    }
+
+    /// With another header.
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
+        self.spec.headers.insert(name.to_owned(), value.into());
+        self
     }
 
     /// Every run follows this script.
@@ -186,6 +216,8 @@ impl Connector for World {
     }
 
     fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+        let opening = Opening { run, at: Instant::now() };
+        self.books.lock().unwrap().openings.entry(spec.id.clone()).or_default().push(opening);
         self.sim.dial(spec, run)
     }
 }
@@ -370,6 +402,11 @@ impl Fleet {
         self.world.sim.handle(id).unwrap()
     }
 
+    /// The far end of a remote one, to be hurt and healed.
+    pub(crate) fn remote(&self, id: &InstanceId) -> SimRemote {
+        self.world.sim.remote(id)
+    }
+
     pub(crate) async fn call(&self, id: &InstanceId, tool: &str, arguments: Value) -> Result<Value, CallError> {
         self.call_within(id, tool, arguments, None).await
     }
@@ -493,18 +530,19 @@ pub(crate) fn alive_tasks() -> usize {
     Handle::current().metrics().num_alive_tasks()
 }
 
-/// No server, and no task beyond those that were there before.
+/// No server, no line to one, and no task beyond those that were there before.
 pub(crate) async fn nothing_is_left(world: &World, tasks_before: usize) {
     let clear = async {
-        while alive_tasks() > tasks_before || world.sim.alive() > 0 {
+        while alive_tasks() > tasks_before || world.sim.alive() + world.sim.lines() > 0 {
             sleep(Duration::from_millis(1)).await;
         }
     };
     let cleared = timeout(seconds(60.0), clear).await;
     assert!(
         cleared.is_ok(),
-        "left over: {} servers, {} tasks beyond {tasks_before}",
+        "left over: {} servers, {} lines, {} tasks beyond {tasks_before}",
         world.sim.alive(),
+        world.sim.lines(),
         alive_tasks().saturating_sub(tasks_before)
     );
     let rolled_out = world.books.lock().unwrap().rolled_out;

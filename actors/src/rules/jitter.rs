@@ -31,8 +31,8 @@ impl Dice {
         if reach == 0 {
             return delay;
         }
-        let offset = self.next() % (2 * reach + 1);
-        Duration::from_nanos(delay_nanos - reach + offset)
+        let offset = self.next() % reach.saturating_mul(2).saturating_add(1);
+        Duration::from_nanos((delay_nanos - reach).saturating_add(offset))
     }
 }
 

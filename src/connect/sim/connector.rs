@@ -104,9 +104,9 @@ impl SimConnector {
         self.census.books().opened
     }
 
-    /// How often a server was started for an instance that still had one.
+    /// How often a server was started for an instance that still had one, or a line made beside another.
     pub fn overlaps(&self) -> u64 {
-        self.census.books().overlaps
+        self.census.books().overlaps + self.remote.overlaps()
     }
 
     /// The server of an instance, the latest if there are several.

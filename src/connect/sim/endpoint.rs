@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceSpec;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::script::Script;
@@ -133,6 +134,8 @@ pub(super) struct World {
 #[derive(Debug, Clone, Copy, Default)]
 struct Flights {
     lines: usize,
+    /// How often a line was made to an endpoint that had one.
+    overlaps: u64,
     attempts: usize,
     attempts_max: usize,
 }
@@ -143,13 +146,17 @@ impl World {
         let mut endpoints = unpoisoned(&self.endpoints);
         let endpoint = endpoints.entry(id.clone()).or_insert_with(|| {
             // The world holds its endpoints; they need of it only what they count in.
-            Arc::new(Endpoint { state: Mutex::default(), world: Arc::downgrade(self) })
+            Arc::new(Endpoint { state: Mutex::default(), changed: Notify::new(), world: Arc::downgrade(self) })
         });
         Arc::clone(endpoint)
     }
 
     pub(super) fn lines(&self) -> usize {
         unpoisoned(&self.flights).lines
+    }
+
+    pub(super) fn overlaps(&self) -> u64 {
+        unpoisoned(&self.flights).overlaps
     }
 
     pub(super) fn attempts_max(&self) -> usize {
@@ -160,7 +167,9 @@ impl World {
 /// One endpoint.
 pub(super) struct Endpoint {
     state: Mutex<State>,
-    world: std::sync::Weak<World>,
+    /// A message has come, or an attempt is over.
+    changed: Notify,
+    world: Weak<World>,
 }
 
 #[derive(Default)]
@@ -211,10 +220,12 @@ pub(super) enum News {
 impl Endpoint {
     /// A new line, by its number.
     pub(super) fn enter(&self) -> u64 {
-        if let Some(world) = self.world.upgrade() {
-            unpoisoned(&world.flights).lines += 1;
-        }
         let mut state = self.state();
+        if let Some(world) = self.world.upgrade() {
+            let mut flights = unpoisoned(&world.flights);
+            flights.lines += 1;
+            flights.overlaps += u64::from(!state.seats.is_empty());
+        }
         state.lines += 1;
         let line = state.lines;
         state.seats.insert(line, Seat::default());
@@ -271,6 +282,7 @@ impl Endpoint {
 
     pub(super) fn note(&self, now: Instant, reach: Reach, what: &str) {
         self.state().log.push((now, reach, what.into()));
+        self.changed.notify_waiters();
     }
 
     /// A handshake was sent; gives its number.
@@ -295,6 +307,7 @@ impl Endpoint {
         if let Some(attempt) = self.state().attempts.get_mut(number) {
             *attempt = Attempt { ended: Some(now), succeeded, ..attempt.clone() };
         }
+        self.changed.notify_waiters();
     }
 
     /// A session is made; gives its number.
@@ -397,6 +410,18 @@ impl SimRemote {
     /// The next exchanges come to these, one each.
     pub fn fail_next(&self, kinds: impl IntoIterator<Item = FailureKind>) {
         self.change(|manner| manner.fails_next = kinds.into_iter().collect());
+    }
+
+    /// Waits until what it has seen is as wanted.
+    pub async fn until(&self, mut seen: impl FnMut(&Self) -> bool) {
+        loop {
+            // Hears of every change from here on, also of one between the look and the wait.
+            let changed = self.0.changed.notified();
+            if seen(self) {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Every handshake so far.

@@ -20,6 +20,8 @@ mod connector;
 mod control;
 mod endpoint;
 mod engine;
+#[cfg(feature = "cli")]
+mod http;
 mod process;
 mod remote;
 mod rmcp_server;
@@ -30,5 +32,7 @@ mod wire;
 
 pub use connector::{ServerKind, SimConnector, SimHandle, SimPlan};
 pub use endpoint::{Attempt, Manner, Sessions, SimRemote};
+#[cfg(feature = "cli")]
+pub use http::{Answers, HttpOptions, HttpStats, serve_http};
 pub use process::serve_stdio;
 pub use script::{Grandchild, Script};

@@ -95,7 +95,7 @@ fn spawn(grandchild: Grandchild) -> io::Result<()> {
 
 /// Ends this process by a signal. Where that is not to be had (it is ignored, as SIGPIPE is, or handled), gives the code
 /// that a shell would.
-fn die_by(number: i32) -> i32 {
+pub(super) fn die_by(number: i32) -> i32 {
     // A segmentation fault on purpose should leave no core file in somebody's directory.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok(signal) = Signal::try_from(number) {

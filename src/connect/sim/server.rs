@@ -28,7 +28,7 @@ use super::wire::{
 };
 
 /// The versions that it knows; the last is answered where an unknown one is offered.
-const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+pub(super) const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 /// What `big` gives at most.
 const BIG_MAX: usize = 256 * 1024 * 1024;

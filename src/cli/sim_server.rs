@@ -1,0 +1,62 @@
+//! `satellite sim-server`: a scripted MCP server, for tests, the demo and the load harness.
+
+use std::io::Write;
+use std::net::SocketAddr;
+
+use clap::Args;
+
+use super::{FAILED, complain};
+use crate::connect::process::raise_descriptor_limit;
+use crate::connect::sim::{Answers, HttpOptions, Script, serve_http, serve_stdio};
+
+#[derive(Args)]
+pub(super) struct SimServer {
+    #[command(flatten)]
+    script: Script,
+
+    /// Serve streamable HTTP here instead of stdio, every session for itself. Port 0 takes a free one. The first line
+    /// on stdout is `listening on http://ADDRESS/mcp`; GET /stats answers what it has seen, as JSON
+    #[arg(long, value_name = "ADDRESS")]
+    http: Option<SocketAddr>,
+    /// The path of the HTTP endpoint
+    #[arg(long, requires = "http", default_value = "/mcp")]
+    path: String,
+    /// How a POST is answered
+    #[arg(long, requires = "http", value_enum, default_value_t)]
+    answers: Answers,
+    /// Answer a GET with 405, as many servers do, instead of a stream
+    #[arg(long, requires = "http")]
+    no_get_stream: bool,
+}
+
+impl SimServer {
+    /// The code to exit with.
+    pub(super) fn run(self) -> i32 {
+        match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime.block_on(self.serve()),
+            Err(error) => {
+                complain(&format!("cannot start the async runtime: {error}"));
+                i32::from(FAILED)
+            }
+        }
+    }
+
+    async fn serve(self) -> i32 {
+        let Some(address) = self.http else { return serve_stdio(self.script).await };
+        // Each session may have two connections; where the limit cannot be raised there are fewer of them.
+        let _ = raise_descriptor_limit();
+        let Self { path, answers, no_get_stream, .. } = self;
+        let options = HttpOptions { address, path: path.clone(), answers, get_stream: !no_get_stream };
+        let listening = |address| {
+            // Whether anybody reads it is no reason to end.
+            let _ = writeln!(std::io::stdout().lock(), "listening on http://{address}{path}");
+        };
+        match serve_http(self.script, options, listening).await {
+            Ok(code) => code,
+            Err(error) => {
+                complain(&format!("cannot serve HTTP on {address}: {error}"));
+                i32::from(FAILED)
+            }
+        }
+    }
+}

@@ -1,0 +1,553 @@
+//! The simulated server over streamable HTTP, in a process of its own: thousands of sessions against one address, and
+//! they all end when it is killed.
+//!
+//! A session is a [`Server`] and who waits for its answers. It has no task: whoever waits (a POST for its answer, a GET
+//! for what is said unasked) does what is due meanwhile, so an idle session is a few hundred bytes.
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Json, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use futures::stream;
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::seam::ProcessEnd;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::process::die_by;
+use super::script::Script;
+use super::server::{Env, Phase, Server, VERSIONS};
+use super::wire::{Call, INVALID_REQUEST, Message, PARSE_ERROR, parse};
+
+const SESSION: &str = "mcp-session-id";
+const VERSION: &str = "mcp-protocol-version";
+
+/// Who asks, where a client says so: what one instance does is then told from what another does.
+const INSTANCE: &str = "x-instance";
+
+/// What a session says unasked is kept for a listener that has not come yet, up to so many messages.
+const UNASKED_MAX: usize = 64;
+
+/// A longer message ends in 413, in bytes.
+const BODY_MAX: usize = 64 * 1024 * 1024;
+
+/// How the server is reached and answers.
+#[derive(Debug, Clone)]
+pub struct HttpOptions {
+    /// Where it listens; port 0 takes a free one.
+    pub address: SocketAddr,
+    /// The path of the endpoint.
+    pub path: String,
+    /// The form of an answer to a POST.
+    pub answers: Answers,
+    /// Whether a GET opens a stream; otherwise it is answered with 405.
+    pub get_stream: bool,
+}
+
+/// See [`HttpOptions::answers`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Answers {
+    /// One JSON object. What is said on the way, as progress is, goes to the GET stream.
+    #[default]
+    Json,
+    /// A stream of events that ends with the answer.
+    Sse,
+}
+
+/// What the server has seen since it was started: a GET of `/stats` asks for it.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub struct HttpStats {
+    /// Sessions that are there.
+    pub sessions: usize,
+    /// GET streams that are open.
+    pub streams: u64,
+    /// POSTs that are not answered to the end.
+    pub posts_open: u64,
+    /// `initialize` requests.
+    pub initializes: usize,
+    /// When each came, in milliseconds since the server listens.
+    pub initialized_at_ms: Vec<u64>,
+    /// Different values of the header `x-instance` among them.
+    pub instances: usize,
+    /// `initialize` requests that came while another one of the same `x-instance` was not answered yet.
+    pub overlaps: u64,
+    /// Requests of a session that is not known here.
+    pub strangers: u64,
+}
+
+/// Serves the script over streamable HTTP, each session for itself, and returns the code to exit with once one of them
+/// has ended the server. Where the script ends it by a signal it does not return. `listening` is told the address.
+///
+/// What a script says of stdin, stdout, stderr, SIGTERM and grandchildren means nothing here.
+pub async fn serve_http(script: Script, options: HttpOptions, listening: impl FnOnce(SocketAddr)) -> io::Result<i32> {
+    let (script, start_delay) = over_http(script);
+    if script.exit_before_handshake {
+        return Ok(ended_by(script.end()));
+    }
+    tokio::time::sleep(start_delay).await;
+    let listener = TcpListener::bind(options.address).await?;
+    let address = listener.local_addr()?;
+    // An answer in two packets must not wait for the acknowledgement of the first.
+    let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
+
+    let (end, mut ended) = watch::channel(None);
+    let endpoint = Arc::new(Endpoint {
+        script: Arc::new(script),
+        answers: options.answers,
+        get_stream: options.get_stream,
+        began: Instant::now(),
+        birth: RandomState::new().hash_one(()),
+        opened: AtomicU64::new(0),
+        books: Mutex::default(),
+        end,
+    });
+    let routes = Router::new()
+        .route(&options.path, post(answer).get(listen).delete(close))
+        .route("/stats", get(async |State(endpoint): State<Arc<Endpoint>>| Json(endpoint.stats())))
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .with_state(endpoint);
+    listening(address);
+    tokio::select! {
+        served = axum::serve(listener, routes).into_future() => served.map(|()| 0),
+        end = ended.wait_for(Option::is_some) => Ok(end.ok().and_then(|end| *end).map_or(0, ended_by)),
+    }
+}
+
+/// The script without what is not to be had over HTTP, and how long it takes before it listens.
+fn over_http(script: Script) -> (Script, Duration) {
+    let start_delay = script.start_delay;
+    let script = Script {
+        start_delay: Duration::ZERO,
+        stderr_lines_per_second: 0,
+        stderr_bytes_per_second: 0,
+        stderr_burst_bytes: 0,
+        stderr_text: None,
+        garbage_lines: 0,
+        stdout_garbage_at_start: 0,
+        grandchild: None,
+        ..script
+    };
+    (script, start_delay)
+}
+
+fn ended_by(end: ProcessEnd) -> i32 {
+    match (end.signal, end.code) {
+        (Some(signal), _) => die_by(signal),
+        (None, code) => code.unwrap_or_default(),
+    }
+}
+
+struct Endpoint {
+    script: Arc<Script>,
+    answers: Answers,
+    get_stream: bool,
+    began: Instant,
+    /// Another in every process: nobody must find the session of a server that is gone.
+    birth: u64,
+    opened: AtomicU64,
+    books: Mutex<Books>,
+    end: watch::Sender<Option<ProcessEnd>>,
+}
+
+#[derive(Default)]
+struct Books {
+    sessions: HashMap<String, Arc<Session>>,
+    /// By `x-instance`: its `initialize` requests that are not answered yet.
+    shaking: HashMap<Box<str>, u64>,
+    told: HttpStats,
+}
+
+impl Endpoint {
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stats(&self) -> HttpStats {
+        let books = self.books();
+        HttpStats { sessions: books.sessions.len(), instances: books.shaking.len(), ..books.told.clone() }
+    }
+
+    fn open(self: &Arc<Self>) -> Arc<Session> {
+        let number = self.opened.fetch_add(1, Ordering::Relaxed);
+        let server = Server::new(Arc::clone(&self.script), Env::Process, Run(number), Instant::now());
+        let session = Arc::new(Session {
+            id: format!("{:016x}{number:016x}", self.birth),
+            endpoint: Arc::clone(self),
+            state: Mutex::new(Exchange {
+                server,
+                waiting: Vec::new(),
+                asked: 0,
+                unasked: VecDeque::new(),
+                listened_to: false,
+                closed: false,
+            }),
+            changed: Notify::new(),
+        });
+        self.books().sessions.insert(session.id.clone(), Arc::clone(&session));
+        if self.script.exit_after.is_some() {
+            let session = Arc::clone(&session);
+            tokio::spawn(async move { session.until(|exchange| exchange.closed.then_some(())).await });
+        }
+        session
+    }
+
+    /// The session that a request names, or the refusal of one that names none that is here.
+    fn session(&self, headers: &HeaderMap) -> Result<Arc<Session>, Response> {
+        let Some(id) = headers.get(SESSION).and_then(|id| id.to_str().ok()) else {
+            return Err(refuse(StatusCode::BAD_REQUEST, "no session id"));
+        };
+        let mut books = self.books();
+        if let Some(session) = books.sessions.get(id) {
+            return Ok(Arc::clone(session));
+        }
+        books.told.strangers += 1;
+        Err(refuse(StatusCode::NOT_FOUND, "no such session"))
+    }
+}
+
+struct Session {
+    id: String,
+    endpoint: Arc<Endpoint>,
+    state: Mutex<Exchange>,
+    changed: Notify,
+}
+
+/// What goes between a session's server and its clients.
+struct Exchange {
+    server: Server,
+    waiting: Vec<Waiting>,
+    /// Requests so far, to tell those who wait apart.
+    asked: u64,
+    unasked: VecDeque<Bytes>,
+    listened_to: bool,
+    closed: bool,
+}
+
+struct Waiting {
+    number: u64,
+    id: Box<str>,
+    token: Option<Box<str>>,
+    messages: VecDeque<Bytes>,
+    answered: bool,
+}
+
+/// As much of what a server says as is needed to see for whom it is.
+#[derive(Deserialize)]
+struct Said<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    params: Option<About<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct About<'a> {
+    #[serde(borrow)]
+    progress_token: Option<&'a RawValue>,
+}
+
+impl Session {
+    fn exchange(&self) -> MutexGuard<'_, Exchange> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is what is wanted, and does what is due meanwhile.
+    async fn until<T>(&self, mut wanted: impl FnMut(&mut Exchange) -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            let next = {
+                let mut exchange = self.exchange();
+                let next = self.turn(&mut exchange);
+                if let Some(found) = wanted(&mut exchange) {
+                    return found;
+                }
+                next
+            };
+            match next {
+                Some(at) => tokio::select! { () = changed => {} () = sleep_until(at) => {} },
+                None => changed.await,
+            }
+        }
+    }
+
+    /// Does what is due and hands over what was said; answers when there is more to do.
+    fn turn(&self, exchange: &mut Exchange) -> Option<Instant> {
+        exchange.server.due(Instant::now());
+        if !exchange.server.out.is_empty() {
+            exchange.hand_over(self.endpoint.answers);
+            self.changed.notify_waiters();
+        }
+        match exchange.server.phase {
+            Phase::Starting | Phase::Serving => exchange.server.next(),
+            Phase::Hung => None,
+            Phase::Ended(end) => {
+                self.endpoint.end.send_replace(Some(end));
+                None
+            }
+        }
+    }
+
+    /// A notification or an answer from the client.
+    fn tell(&self, body: &[u8]) {
+        let mut exchange = self.exchange();
+        if exchange.server.phase == Phase::Serving {
+            exchange.server.line(Instant::now(), body);
+            self.turn(&mut exchange);
+            // It may have something to do that nobody waits for yet.
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn ask(self: Arc<Self>, message: &Message<'_>, id: &RawValue, body: &[u8]) -> Ask {
+        let token =
+            parse::<Call<'_>>(message.params).ok().and_then(|call| Some(call.meta?.progress_token?.get().into()));
+        let number = {
+            let mut exchange = self.exchange();
+            exchange.asked += 1;
+            let number = exchange.asked;
+            let (id, messages) = (id.get().into(), VecDeque::new());
+            exchange.waiting.push(Waiting { number, id, token, messages, answered: false });
+            if exchange.server.phase == Phase::Serving {
+                exchange.server.line(Instant::now(), body);
+                self.turn(&mut exchange);
+            }
+            number
+        };
+        self.endpoint.books().told.posts_open += 1;
+        Ask { session: self, number, shaking: None }
+    }
+
+    fn close(&self) {
+        self.endpoint.books().sessions.remove(&self.id);
+        self.exchange().closed = true;
+        self.changed.notify_waiters();
+    }
+}
+
+impl Exchange {
+    fn hand_over(&mut self, answers: Answers) {
+        let said = self.server.out.split().freeze();
+        for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let message = said.slice_ref(line);
+            let Ok(Said { id, params }) = serde_json::from_slice(line) else { continue };
+            let token = params.and_then(|about| about.progress_token);
+            let place = self.waiting.iter_mut().find(|waiting| match (id, token) {
+                (Some(id), _) => *waiting.id == *id.get(),
+                (None, Some(token)) => answers == Answers::Sse && waiting.token.as_deref() == Some(token.get()),
+                (None, None) => false,
+            });
+            match place {
+                Some(waiting) => {
+                    waiting.answered |= id.is_some();
+                    waiting.messages.push_back(message);
+                }
+                // An answer that nobody waits for any more.
+                None if id.is_some() => {}
+                None => {
+                    self.unasked.truncate(UNASKED_MAX - 1);
+                    self.unasked.push_back(message);
+                }
+            }
+        }
+    }
+}
+
+/// A request that waits for its answer. Who gives up leaves nothing.
+struct Ask {
+    session: Arc<Session>,
+    number: u64,
+    /// Whose handshake it is.
+    shaking: Option<Box<str>>,
+}
+
+impl Ask {
+    /// The next message, and whether it is the answer; none where the session was closed.
+    async fn next(&self) -> Option<(Bytes, bool)> {
+        let wanted = |exchange: &mut Exchange| {
+            let waiting = exchange.waiting.iter_mut().find(|waiting| waiting.number == self.number)?;
+            match waiting.messages.pop_front() {
+                Some(message) => Some(Some((message, waiting.answered && waiting.messages.is_empty()))),
+                None => exchange.closed.then_some(None),
+            }
+        };
+        self.session.until(wanted).await
+    }
+}
+
+impl Drop for Ask {
+    fn drop(&mut self) {
+        self.session.exchange().waiting.retain(|waiting| waiting.number != self.number);
+        let mut books = self.session.endpoint.books();
+        books.told.posts_open -= 1;
+        if let Some(open) = self.shaking.take().and_then(|instance| books.shaking.get_mut(&instance)) {
+            *open -= 1;
+        }
+    }
+}
+
+/// A GET stream that is open.
+struct Listening(Arc<Session>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.exchange().listened_to = false;
+        self.0.endpoint.books().told.streams -= 1;
+    }
+}
+
+async fn answer(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body: Bytes) -> Response {
+    if let Err(refusal) = check(&headers, &["application/json", "text/event-stream"]) {
+        return refusal;
+    }
+    let Ok(message) = serde_json::from_slice::<Message<'_>>(&body) else {
+        return refuse_as(StatusCode::BAD_REQUEST, PARSE_ERROR, "not JSON-RPC");
+    };
+    let method = message.method.as_ref().map(|method| &*method.0);
+    let begins = method == Some("initialize") && !headers.contains_key(SESSION);
+    let session = if begins {
+        endpoint.open()
+    } else {
+        match endpoint.session(&headers) {
+            Ok(session) => session,
+            Err(refusal) => return refusal,
+        }
+    };
+    let (Some(_), Some(id)) = (method, message.id) else {
+        session.tell(&body);
+        return StatusCode::ACCEPTED.into_response();
+    };
+    let named = begins.then(|| session.id.clone());
+    let mut ask = session.ask(&message, id, &body);
+    if begins {
+        ask.shaking = endpoint.shaken(&headers);
+    }
+    let mut response = match endpoint.answers {
+        Answers::Json => as_json(ask).await,
+        Answers::Sse => as_events(ask).await,
+    };
+    if let Some(id) = named.and_then(|id| id.try_into().ok()) {
+        response.headers_mut().insert(SESSION, id);
+    }
+    response
+}
+
+impl Endpoint {
+    /// Notes an `initialize`, and whose it is.
+    fn shaken(&self, headers: &HeaderMap) -> Option<Box<str>> {
+        let after = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let instance = headers.get(INSTANCE).and_then(|instance| instance.to_str().ok());
+        let instance: Option<Box<str>> = instance.map(Into::into);
+        let mut books = self.books();
+        books.told.initializes += 1;
+        books.told.initialized_at_ms.push(after);
+        if let Some(instance) = instance.clone() {
+            let open = books.shaking.entry(instance).or_default();
+            *open += 1;
+            let overlaps = *open > 1;
+            books.told.overlaps += u64::from(overlaps);
+        }
+        instance
+    }
+}
+
+async fn as_json(ask: Ask) -> Response {
+    while let Some((message, last)) = ask.next().await {
+        if last {
+            return ([(header::CONTENT_TYPE, "application/json")], message).into_response();
+        }
+    }
+    refuse(StatusCode::NOT_FOUND, "the session was closed")
+}
+
+async fn as_events(ask: Ask) -> Response {
+    let events = stream::unfold(Some(ask), async |ask| {
+        let ask = ask?;
+        let (message, last) = ask.next().await?;
+        Some((Ok::<_, Infallible>(event(&message)), (!last).then_some(ask)))
+    });
+    event_stream(Body::from_stream(events))
+}
+
+async fn listen(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Response {
+    if !endpoint.get_stream {
+        return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST, DELETE")]).into_response();
+    }
+    if let Err(refusal) = check(&headers, &["text/event-stream"]) {
+        return refusal;
+    }
+    let session = match endpoint.session(&headers) {
+        Ok(session) => session,
+        Err(refusal) => return refusal,
+    };
+    if std::mem::replace(&mut session.exchange().listened_to, true) {
+        return refuse(StatusCode::CONFLICT, "there is a stream already");
+    }
+    endpoint.books().told.streams += 1;
+    let events = stream::unfold(Listening(session), async |listening| {
+        let wanted = |exchange: &mut Exchange| match exchange.unasked.pop_front() {
+            Some(message) => Some(Some(message)),
+            None => exchange.closed.then_some(None),
+        };
+        let message = listening.0.until(wanted).await?;
+        Some((Ok::<_, Infallible>(event(&message)), listening))
+    });
+    event_stream(Body::from_stream(events))
+}
+
+async fn close(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Response {
+    match endpoint.session(&headers) {
+        Ok(session) => {
+            session.close();
+            StatusCode::OK.into_response()
+        }
+        Err(refusal) => refusal,
+    }
+}
+
+/// What a strict server asks of every request.
+fn check(headers: &HeaderMap, accepted: &[&str]) -> Result<(), Response> {
+    let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let accept = value("accept");
+    if !accepted.iter().all(|wanted| accept.contains(wanted) || accept == "*/*") {
+        return Err(refuse(StatusCode::NOT_ACCEPTABLE, "the client must accept both forms of an answer"));
+    }
+    match value(VERSION) {
+        "" => Ok(()),
+        version if VERSIONS.contains(&version) => Ok(()),
+        _ => Err(refuse(StatusCode::BAD_REQUEST, "an unknown protocol version")),
+    }
+}
+
+fn refuse(status: StatusCode, message: &str) -> Response {
+    refuse_as(status, INVALID_REQUEST, message)
+}
+
+fn refuse_as(status: StatusCode, code: i32, message: &str) -> Response {
+    (status, Json(json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}}))).into_response()
+}
+
+fn event(message: &Bytes) -> Bytes {
+    [b"event: message\ndata: ", &**message, b"\n\n"].concat().into()
+}
+
+fn event_stream(body: Body) -> Response {
+    ([(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")], body).into_response()
+}

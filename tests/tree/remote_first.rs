@@ -1,0 +1,179 @@
+//! The first connection to a remote server, and each way in which it fails.
+
+use std::time::Duration;
+
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::remote_support::{FORBIDDEN, REFUSED, UNAUTHORIZED, story, until_back, waits};
+use crate::support::{Fleet, Server, seconds, tenths};
+
+#[tokio::test(start_paused = true)]
+async fn a_remote_server_is_connected_discovered_and_online_without_a_process() {
+    let fleet = Fleet::start().await;
+    let server = Server::remote("a").script(Script { resources: 2, prompts: 1, ..Script::default() });
+    let remote = fleet.remote(&server.spec.id);
+    remote.change(|manner| manner.connect_delay = seconds(2.0));
+    let id = fleet.add(server).await;
+    let view = fleet.until(&id, Status::Connecting).await;
+    assert_eq!((view.connection, view.health), (Some(Connection::Connecting), Health::Unknown));
+    until_back(&fleet, &id).await;
+    let expected = [
+        "provisioning",
+        "command_received: waiting for a start permit",
+        "connecting: connecting",
+        "discovering_tools",
+        "syncing_tools",
+        "discovered 3 tools",
+        "online",
+        "started with 3 tools",
+    ];
+    assert_eq!(story(&fleet, &id).await, expected);
+    let started = &fleet.told(&id, "mcp.server.started").await[0];
+    let told = (&started["pid"], &started["transport"], &started["spawn_duration_ms"]);
+    assert_eq!(told, (&json!(null), &json!("http"), &json!(2000)));
+    let view = fleet.view(&id);
+    assert_eq!((view.health, view.pid), (Health::Healthy, None));
+    assert_eq!(
+        view.server.as_ref().map(|server| (&*server.name, &*server.protocol)),
+        Some(("sim-server", "2025-11-25"))
+    );
+    let catalogue = view.offered().unwrap();
+    assert_eq!((catalogue.tools.len(), catalogue.resources.len(), catalogue.prompts.len()), (3, 2, 1));
+    assert_eq!(remote.attempts().len(), 1);
+    fleet.finish().await;
+    assert_eq!((remote.sessions().closed, remote.sessions().open()), (1, 0), "its end is told to the server");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its_way_on() {
+    let timeout = seconds(3.0);
+    let error = |status| FailureKind::ServerError { status, retry_after: None };
+    let to = Some("https://elsewhere.example".to_owned());
+    let redirects = "the server redirects to https://elsewhere.example (HTTP 302), which is not followed: configure that \
+                     address";
+    let offline = |why: &str| (Status::Offline, format!("Server unreachable: {why}"));
+    let broken = |why: &str| (Status::Error, why.to_owned());
+    let table = [
+        (FailureKind::Dns, offline("its name cannot be resolved")),
+        (REFUSED, offline("connection refused")),
+        (FailureKind::ConnectTimeout(timeout), offline("no connection within 3 s")),
+        (FailureKind::Tls("unknown issuer".to_owned()), offline("no secure connection: unknown issuer")),
+        (FailureKind::Broken("reset".to_owned()), offline("connection broken: reset")),
+        (FailureKind::HeaderTimeout(timeout), offline("no answer began within 3 s")),
+        (FailureKind::Cut, offline("the answer broke off")),
+        (FailureKind::Throttled { retry_after: None }, broken("too many requests (HTTP 429)")),
+        (error(500), broken("the server failed (HTTP 500)")),
+        (error(502), broken("the server failed (HTTP 502)")),
+        (FailureKind::Redirected { status: 302, to }, broken(redirects)),
+        (FailureKind::Status(404), broken("there is no MCP server at this address (HTTP 404)")),
+        (FailureKind::Status(418), broken("the server refused the request (HTTP 418)")),
+        (
+            FailureKind::NotMcp { content_type: Some("text/html".to_owned()) },
+            broken("the answer is text/html and not MCP: is the address right?"),
+        ),
+        (FailureKind::TooLong(100), broken("a message from the server is longer than 100 bytes")),
+        (
+            FailureKind::ForeignEndpoint { origin: "https://evil.example".to_owned() },
+            broken(
+                "the server names an endpoint on another origin, https://evil.example: its credentials do not go there",
+            ),
+        ),
+        (FailureKind::BadAddress("no host".to_owned()), broken("its address cannot be used: no host")),
+        (FailureKind::Unserved, broken("no connector of this host serves its transport")),
+        (UNAUTHORIZED, (Status::RequiresReauth, "Authentication failed (HTTP 401)".to_owned())),
+        (FORBIDDEN, (Status::RequiresReauth, "Access forbidden (HTTP 403)".to_owned())),
+    ];
+    let fleet = Fleet::start().await;
+    for (nth, (kind, (status, message))) in table.into_iter().enumerate() {
+        let server = Server::remote(&format!("s{nth}"));
+        let remote = fleet.remote(&server.spec.id);
+        remote.down(kind.clone());
+        let id = fleet.add(server).await;
+        let view = fleet.until(&id, status).await;
+        let shown = view.message.as_deref().unwrap_or_default();
+        assert!(shown.starts_with(&message), "{kind:?}: {shown}");
+        assert_eq!(view.last_error.as_deref(), Some(&*kind.to_string()));
+        if status == Status::RequiresReauth {
+            assert_eq!((view.connection, view.next_retry_at), (Some(Connection::Error), None), "{kind:?}");
+            sleep(seconds(600.0)).await;
+            assert_eq!(remote.attempts().len(), 1, "{kind:?}");
+            continue;
+        }
+        assert_eq!(view.connection, Some(Connection::Reconnecting), "{kind:?}");
+        assert_eq!(view.attempt, Some(1), "{kind:?}");
+        remote.up();
+        until_back(&fleet, &id).await;
+        assert_eq!(waits(&remote), [1.0], "{kind:?}");
+        assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1, "it is there for the first time: {kind:?}");
+        assert!(fleet.told(&id, "mcp.server.reconnected").await.is_empty(), "{kind:?}");
+        assert!(fleet.told(&id, "mcp.server.disconnected").await.is_empty(), "nothing was connected: {kind:?}");
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_refuses_the_handshake_is_an_error_and_one_that_never_answers_it_is_offline() {
+    let fleet = Fleet::start().await;
+    let refusing = Script { handshake_error: Some("not today".to_owned()), ..Script::default() };
+    let foreign = Script { protocol_version: Some("1999-01-01".to_owned()), ..Script::default() };
+    let mute = Script { handshake_never: true, ..Script::default() };
+    let (refused, unknown, silent) = futures::join!(
+        fleet.add(Server::remote("a").script(refusing)),
+        fleet.add(Server::remote("b").script(foreign)),
+        fleet.add(Server::remote("c").script(mute)),
+    );
+    let view = fleet.until(&refused, Status::Error).await;
+    assert_eq!(view.message.as_deref(), Some("handshake failed: server error -32603: not today"));
+    let view = fleet.until(&unknown, Status::Error).await;
+    let message = "handshake failed: the server speaks protocol version 1999-01-01, which is not known";
+    assert_eq!(view.message.as_deref(), Some(message));
+    let began = Instant::now();
+    let view = fleet.until(&silent, Status::Offline).await;
+    assert_eq!(view.message.as_deref(), Some("Server unreachable: no answer began within 30 s"));
+    assert_eq!(tenths(began.elapsed()), 30.0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_the_first_connection_is_answered_with_it_or_told_why_there_is_none() {
+    let fleet = Fleet::start().await;
+    let server = Server::remote("a");
+    let (id, remote) = (server.spec.id.clone(), fleet.remote(&server.spec.id));
+    remote.down(FailureKind::ConnectTimeout(seconds(10.0)));
+    fleet.add(server).await;
+    fleet.until(&id, Status::Connecting).await;
+    let began = Instant::now();
+    let Err(error) = fleet.call(&id, "echo", json!({"text": 1})).await else { panic!("it is away") };
+    let CallError::Reconnecting { next_retry_ms, last_error, .. } = &error else { panic!("{error:?}") };
+    assert_eq!((*next_retry_ms, &**last_error), (Some(1000), "no connection within 10 s"));
+    assert_eq!(tenths(began.elapsed()), 10.0);
+
+    remote.change(|manner| (manner.down, manner.connect_delay) = (None, Duration::from_secs(5)));
+    let answer = fleet.call(&id, "echo", json!({"text": "waited"})).await;
+    assert_eq!(answer.unwrap()["structuredContent"]["text"], "waited");
+    assert_eq!(tenths(began.elapsed()), 15.0, "the call did not wait for the schedule");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_its_user_must_give_is_waited_for_and_nothing_is_sent() {
+    let fleet = Fleet::start().await;
+    let server = Server::remote("a").missing("Authorization");
+    let remote = fleet.remote(&server.spec.id);
+    let id = fleet.add(server.clone()).await;
+    let view = fleet.until(&id, Status::AwaitingUserConfig).await;
+    assert_eq!(view.connection, Some(Connection::Disconnected));
+    sleep(seconds(3600.0)).await;
+    assert!(remote.attempts().is_empty());
+    let mut given = server.header("Authorization", "Bearer key");
+    given.spec.missing.clear();
+    fleet.runtime.install(given.spec).await.unwrap();
+    until_back(&fleet, &id).await;
+    fleet.finish().await;
+}

@@ -1,0 +1,351 @@
+//! How the loss of a remote server is found out, what is told of it, and what becomes of the calls.
+
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::remote_support::{
+    BROKEN_INSIDE, FORBIDDEN, REFUSED, UNAUTHORIZED, story_after_start, until_back, until_seen, waits_for_its_time,
+};
+use crate::support::{Fleet, Server, seconds, tenths};
+
+const EXPIRED: FailureKind = FailureKind::SessionExpired { status: 404 };
+
+#[tokio::test(start_paused = true)]
+async fn each_status_and_event_of_a_loss_and_a_recovery_comes_in_its_order() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    remote.kill(REFUSED);
+    sleep(seconds(60.0)).await;
+    assert_eq!(fleet.view(&id).status, Status::Online, "over HTTP a loss is found out by whoever asks");
+    assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_err());
+    let view = fleet.view(&id);
+    assert_eq!((view.status, view.connection), (Status::Offline, Some(Connection::Reconnecting)));
+    assert_eq!((view.health, view.attempt), (Health::Unknown, Some(1)));
+    assert!(fleet.runtime.tools(&id).is_none() && view.catalogue.is_some(), "kept, and not offered");
+    fleet.until_view(&id, |view| view.attempt == Some(3)).await;
+    remote.up();
+    until_back(&fleet, &id).await;
+    let expected = [
+        "disconnected",
+        "offline: Server unreachable: connection refused",
+        "attempt 1 in 1000 ms",
+        "attempt 2 in 2000 ms",
+        "attempt 3 in 4000 ms",
+        "connecting: Server recovered, re-discovering tools",
+        "discovering_tools",
+        "syncing_tools",
+        "discovered 3 tools",
+        "online",
+        "reconnected at attempt 3",
+    ];
+    assert_eq!(story_after_start(&fleet, &id).await, expected);
+    let capabilities = &fleet.told(&id, "mcp.server.reconnected").await[0]["capabilities"];
+    assert_eq!(capabilities, &json!({"tools": {"listChanged": true}}));
+    let view = fleet.view(&id);
+    assert_eq!((view.health, view.next_retry_at, view.attempt), (Health::Healthy, None, None));
+    fleet.finish().await;
+}
+
+/// What a failure of every exchange comes to, found out by a call of a tool that must not be repeated.
+struct Expected {
+    kind: FailureKind,
+    status: Status,
+    message: Option<&'static str>,
+    /// How often the call was sent, of that before the session was given up.
+    tried: usize,
+    fate: Fate,
+    /// Whether the caller is told of an attempt to connect that was made for it.
+    attempted: bool,
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_fate() {
+    use Fate::{MaybeExecuted, NotSent};
+    let lost = |kind, status, message, tried, fate, attempted| Expected {
+        kind,
+        status,
+        message: Some(message),
+        tried,
+        fate,
+        attempted,
+    };
+    let (offline, error, reauth) = (Status::Offline, Status::Error, Status::RequiresReauth);
+    let timeout = seconds(3.0);
+    let table = [
+        lost(FailureKind::Dns, offline, "Server unreachable: its name cannot be resolved", 3, NotSent, true),
+        lost(REFUSED, offline, "Server unreachable: connection refused", 3, NotSent, true),
+        lost(
+            FailureKind::ConnectTimeout(timeout),
+            offline,
+            "Server unreachable: no connection within 3 s",
+            3,
+            NotSent,
+            true,
+        ),
+        lost(
+            FailureKind::Tls("expired".to_owned()),
+            offline,
+            "Server unreachable: no secure connection: expired",
+            1,
+            NotSent,
+            true,
+        ),
+        lost(
+            FailureKind::Broken("reset".to_owned()),
+            offline,
+            "Server unreachable: connection broken: reset",
+            1,
+            MaybeExecuted,
+            false,
+        ),
+        lost(FailureKind::Cut, offline, "Server unreachable: the answer broke off", 1, MaybeExecuted, false),
+        lost(
+            FailureKind::HeaderTimeout(timeout),
+            offline,
+            "Server unreachable: no answer began within 3 s",
+            1,
+            MaybeExecuted,
+            false,
+        ),
+        lost(EXPIRED, offline, "Server disconnected: the session has expired (HTTP 404)", 1, MaybeExecuted, false),
+        lost(UNAUTHORIZED, reauth, "Authentication failed (HTTP 401)", 1, NotSent, false),
+        lost(FORBIDDEN, reauth, "Access forbidden (HTTP 403)", 1, NotSent, false),
+        lost(
+            FailureKind::Redirected { status: 307, to: None },
+            error,
+            "the server redirects (HTTP 307), which is not followed: configure the right address",
+            1,
+            MaybeExecuted,
+            false,
+        ),
+        lost(FailureKind::Status(418), error, "the server refused the request (HTTP 418)", 1, MaybeExecuted, false),
+        lost(
+            FailureKind::NotMcp { content_type: Some("text/html".to_owned()) },
+            error,
+            "the answer is text/html and not MCP: is the address right?",
+            1,
+            MaybeExecuted,
+            false,
+        ),
+        lost(
+            FailureKind::TooLong(100),
+            error,
+            "a message from the server is longer than 100 bytes",
+            1,
+            MaybeExecuted,
+            false,
+        ),
+        Expected {
+            kind: FailureKind::Throttled { retry_after: None },
+            status: Status::Online,
+            message: None,
+            tried: 1,
+            fate: NotSent,
+            attempted: false,
+        },
+        Expected {
+            kind: BROKEN_INSIDE,
+            status: Status::Online,
+            message: None,
+            tried: 1,
+            fate: MaybeExecuted,
+            attempted: false,
+        },
+    ];
+    let fleet = Fleet::start().await;
+    for (nth, expected) in table.into_iter().enumerate() {
+        let Expected { kind, status, message, tried, fate, attempted } = expected;
+        let id = fleet.online(Server::remote(&format!("s{nth}"))).await;
+        let remote = fleet.remote(&id);
+        remote.down(kind.clone());
+        let Err(found) = fleet.call(&id, "echo", json!({"text": 1})).await else { panic!("{kind:?}") };
+        assert_eq!(found.fate(), Some(fate), "{kind:?}: {found:?}");
+        assert_eq!(matches!(found, CallError::Reconnecting { .. }), attempted, "{kind:?}: {found:?}");
+        assert_eq!(remote.tried("tools/call").len(), tried, "{kind:?}");
+        let view = fleet.until(&id, status).await;
+        assert_eq!(view.message.as_deref(), message, "{kind:?}");
+        assert!(remote.served("tools/call").is_empty());
+        remote.up();
+        if status == Status::RequiresReauth {
+            assert!(matches!(found, CallError::Refused { status: Status::RequiresReauth, .. }), "{found:?}");
+            continue;
+        }
+        until_back(&fleet, &id).await;
+        let losses = usize::from(status != Status::Online);
+        assert_eq!(remote.attempts().iter().filter(|attempt| attempt.succeeded).count(), 1 + losses, "{kind:?}");
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_server_answers_is_no_loss_and_neither_is_a_call_that_takes_too_long() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a").script(Script { all_tools: true, ..Script::default() })).await;
+    let remote = fleet.remote(&id);
+    let refused = fleet.call(&id, "fail", json!({"message": "no"})).await;
+    assert!(matches!(refused, Err(CallError::Server { code: -32603, .. })), "{refused:?}");
+    let failed = fleet.call(&id, "tool_error", json!({"message": "no"})).await;
+    assert_eq!(failed.unwrap()["isError"], true);
+    let late = fleet.call_within(&id, "sleep", json!({"ms": 5000}), Some(seconds(1.0))).await;
+    assert!(matches!(late, Err(CallError::TimedOut { .. })), "{late:?}");
+    let throttled = FailureKind::Throttled { retry_after: Some(seconds(60.0)) };
+    remote.fail_next([throttled.clone()]);
+    let busy = fleet.call(&id, "echo", json!({})).await;
+    assert_eq!(busy, Err(CallError::Remote { fate: Fate::NotSent, failure: Failure::sent(throttled) }));
+    assert_eq!(remote.served("notifications/cancelled").len(), 1, "the late one is cancelled");
+    assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
+    assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
+    assert_eq!(remote.attempts().len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_calls_in_a_row_that_a_server_fails_are_a_loss_and_a_success_between_them_counts_anew() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    for _ in 0..2 {
+        for _ in 0..2 {
+            remote.fail_next([BROKEN_INSIDE]);
+            let failed = fleet.call(&id, "echo", json!({})).await;
+            let failure = Failure::sent(BROKEN_INSIDE);
+            assert_eq!(failed, Err(CallError::Remote { fate: Fate::MaybeExecuted, failure }));
+        }
+        assert_eq!(fleet.view(&id).status, Status::Online);
+        assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
+    }
+    remote.down(BROKEN_INSIDE);
+    for _ in 0..3 {
+        let failed = fleet.call(&id, "echo", json!({})).await;
+        assert!(matches!(failed, Err(CallError::Remote { fate: Fate::MaybeExecuted, .. })), "{failed:?}");
+    }
+    let view = fleet.until(&id, Status::Error).await;
+    assert_eq!(view.message.as_deref(), Some("the server failed (HTTP 500)"));
+    remote.up();
+    until_back(&fleet, &id).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_is_repeated_once() {
+    let fleet = Fleet::start().await;
+    let slow = Script { call_delay: seconds(5.0), ..Script::default() };
+    let id = fleet.online(Server::remote("a").script(slow)).await;
+    let remote = fleet.remote(&id);
+    let (plain, other, read_only, ()) = futures::join!(
+        fleet.call(&id, "echo", json!({"text": 1})),
+        fleet.call(&id, "sleep", json!({"ms": 1})),
+        fleet.call(&id, "add", json!({"a": 1, "b": 2})),
+        async {
+            sleep(seconds(1.0)).await;
+            // It crashes, and is there again at once.
+            remote.kill(REFUSED);
+            remote.up();
+        }
+    );
+    for lost in [plain, other] {
+        let Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason }) = lost else { panic!("{lost:?}") };
+        assert_eq!(reason, "Server disconnected: the answer broke off");
+    }
+    assert_eq!(read_only.unwrap()["structuredContent"]["result"], 3);
+    assert_eq!(remote.served("tools/call add").len(), 2, "on the next connection, which it did not have to wait for");
+    assert_eq!(remote.served("tools/call").len(), 4);
+    assert_eq!(remote.attempts().len(), 2);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_was_lost_twice_fails_although_it_may_be_repeated() {
+    let fleet = Fleet::start().await;
+    let slow = Script { call_delay: seconds(5.0), ..Script::default() };
+    let id = fleet.online(Server::remote("a").script(slow)).await;
+    let remote = fleet.remote(&id);
+    let (read_only, ()) = futures::join!(fleet.call(&id, "add", json!({"a": 1, "b": 2})), async {
+        for nth in 1..=2 {
+            until_seen(&remote, |remote| remote.served("tools/call add").len() == nth).await;
+            remote.expire(404);
+            remote.lose(EXPIRED);
+        }
+    });
+    let Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. }) = read_only else { panic!("{read_only:?}") };
+    sleep(seconds(60.0)).await;
+    assert_eq!(remote.served("tools/call add").len(), 2);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_be_repeated_is_tried_three_times_within_its_session() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    let began = Instant::now();
+    let tried = |tool: &str| -> Vec<f64> { remote.tried(tool).iter().map(|at| tenths(*at - began)).collect() };
+    remote.fail_next([FailureKind::Cut, FailureKind::Broken("reset".to_owned())]);
+    let answer = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await;
+    assert_eq!(answer.unwrap()["structuredContent"]["result"], 3, "read-only: a broken answer harms nobody");
+    assert_eq!(tried("tools/call add"), [0.0, 0.5, 1.5]);
+    sleep(seconds(8.5)).await;
+    remote.fail_next([REFUSED, FailureKind::Dns]);
+    assert!(fleet.call(&id, "echo", json!({})).await.is_ok(), "nothing was sent: it may be tried again");
+    assert_eq!(tried("tools/call echo"), [10.0, 10.5, 11.5]);
+    assert_eq!(remote.served("tools/call").len(), 2);
+    assert_eq!(remote.attempts().len(), 1, "and it was no loss");
+    sleep(seconds(8.5)).await;
+    remote.down(REFUSED);
+    let short = fleet.call_within(&id, "echo", json!({}), Some(seconds(1.2))).await;
+    assert!(short.is_err());
+    assert_eq!(remote.tried("tools/call echo").len(), 5, "never beyond the caller's deadline");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_session_is_made_anew_and_an_annotated_call_is_repeated_on_it_once() {
+    for status in [404, 400] {
+        let fleet = Fleet::start().await;
+        let id = fleet.online(Server::remote("a")).await;
+        let remote = fleet.remote(&id);
+        remote.expire(status);
+        let answer = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await;
+        assert_eq!(answer.unwrap()["structuredContent"]["result"], 3, "nobody has to do anything");
+        assert_eq!((remote.received("tools/call").len(), remote.served("tools/call").len()), (2, 1));
+        until_back(&fleet, &id).await;
+        remote.expire(status);
+        let plain = fleet.call(&id, "echo", json!({"text": 1})).await;
+        assert!(matches!(plain, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{plain:?}");
+        let view = fleet.until_view(&id, waits_for_its_time).await;
+        let message = format!("Server disconnected: the session has expired (HTTP {status})");
+        assert_eq!((view.status, view.message.as_deref()), (Status::Offline, Some(&*message)));
+        until_back(&fleet, &id).await;
+        assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
+        assert_eq!(remote.sessions().opened, 3);
+        fleet.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_older_transport_finds_out_at_once_that_its_stream_has_ended() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a").sse()).await;
+    let remote = fleet.remote(&id);
+    let (lost, ()) = futures::join!(fleet.call(&id, "sleep", json!({"ms": 60_000})), async {
+        until_seen(&remote, |remote| remote.served("tools/call").len() == 1).await;
+        remote.kill(REFUSED);
+    });
+    assert!(matches!(lost, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{lost:?}");
+    let idle = fleet.online(Server::remote("b").sse()).await;
+    fleet.remote(&idle).kill(REFUSED);
+    let view = fleet.until(&idle, Status::Offline).await;
+    assert_eq!(view.message.as_deref(), Some("Server unreachable: the answer broke off"), "nobody had to call");
+    for id in [&id, &idle] {
+        fleet.remote(id).up();
+        until_back(&fleet, id).await;
+    }
+    assert_eq!(fleet.told(&id, "mcp.server.started").await[0]["transport"], "sse");
+    fleet.finish().await;
+}

@@ -1,0 +1,107 @@
+//! What the tests of remote instances have in common: their failures, their attempts, and what was told of them, to be
+//! compared as a story.
+
+use std::time::Duration;
+
+use mcp_satellite::connect::sim::{Attempt, SimRemote};
+use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::status::Status;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::support::{Fleet, tenths};
+
+pub(crate) const REFUSED: FailureKind = FailureKind::Refused;
+pub(crate) const UNAUTHORIZED: FailureKind = FailureKind::Unauthorized { challenge: None };
+pub(crate) const FORBIDDEN: FailureKind = FailureKind::Forbidden { challenge: None };
+pub(crate) const BROKEN_INSIDE: FailureKind = FailureKind::ServerError { status: 500, retry_after: None };
+
+/// From the end of each attempt to the beginning of the next, to a tenth of a second.
+pub(crate) fn waits(remote: &SimRemote) -> Vec<f64> {
+    let attempts = remote.attempts();
+    attempts.windows(2).map(|pair| tenths(pair[1].began - pair[0].ended.unwrap())).collect()
+}
+
+/// A virtual day: longer than anything that is waited for here.
+pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Waits until the endpoint has seen what is wanted.
+pub(crate) async fn until_seen(remote: &SimRemote, wanted: impl FnMut(&SimRemote) -> bool) {
+    assert!(timeout(DAY, remote.until(wanted)).await.is_ok(), "{:?}", remote.attempts());
+}
+
+/// Waits until so many attempts have begun, and the last of them is over.
+pub(crate) async fn until_attempts(remote: &SimRemote, count: usize) {
+    let is_over = |attempts: &[Attempt]| attempts.len() >= count && attempts[count - 1].ended.is_some();
+    until_seen(remote, |remote| is_over(&remote.attempts())).await;
+}
+
+/// Waits until an attempt is under way.
+pub(crate) async fn until_attempting(remote: &SimRemote) {
+    until_seen(remote, |remote| remote.attempts().last().is_some_and(|attempt| attempt.ended.is_none())).await;
+}
+
+/// Whether it waits for the time of its next attempt.
+pub(crate) fn waits_for_its_time(view: &InstanceView) -> bool {
+    view.next_retry_at.is_some() && view.port.is_none()
+}
+
+/// What was told of an instance, a line for each event but those of calls.
+pub(crate) async fn story(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
+    fleet.told_of(id).await.iter().filter_map(line).collect()
+}
+
+/// The same, of what comes after it was first online.
+pub(crate) async fn story_after_start(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
+    let story = story(fleet, id).await;
+    let started = story.iter().position(|line| line.starts_with("started")).unwrap();
+    story[started + 1..].to_vec()
+}
+
+fn line(event: &Value) -> Option<String> {
+    let data = &event["data"];
+    let text = |key: &str| match &data[key] {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    Some(match event["type"].as_str().unwrap() {
+        "mcp.server.status_changed" => match &data["status_message"] {
+            Value::Null => text("status"),
+            _ => format!("{}: {}", text("status"), text("status_message")),
+        },
+        "mcp.server.started" => format!("started with {} tools", text("tool_count")),
+        "mcp.server.disconnected" if data["was_intentional"] == true => "disconnected as intended".to_owned(),
+        "mcp.server.disconnected" => "disconnected".to_owned(),
+        "mcp.server.reconnecting" => format!("attempt {} in {} ms", text("attempt"), text("next_retry_ms")),
+        "mcp.server.reconnected" => format!("reconnected at attempt {}", text("attempts_taken")),
+        "mcp.server.health_degraded" => {
+            format!("degraded after {}: {}", text("consecutive_failures"), text("last_error"))
+        }
+        "mcp.server.health_restored" => {
+            format!("restored after {}: {}", text("consecutive_failures"), text("last_error"))
+        }
+        "mcp.tools.discovered" => format!("discovered {} tools", text("tool_count")),
+        "mcp.tools.updated" => format!("updated +{} -{}", text("added_tools"), text("removed_tools")),
+        "mcp.tool.executed" => return None,
+        other => other.to_owned(),
+    })
+}
+
+/// Waits until it is online, and sees that it is connected.
+pub(crate) async fn until_back(fleet: &Fleet, id: &InstanceId) {
+    let view = fleet.until(id, Status::Online).await;
+    assert_eq!(view.connection.map(|connection| connection.as_str()), Some("connected"));
+}
+
+/// Has its server killed, sees that this is found out, and gives the first attempt of its schedule time to fail.
+pub(crate) async fn lose(fleet: &Fleet, id: &InstanceId) {
+    let remote = fleet.remote(id);
+    let attempts = remote.attempts().len();
+    remote.kill(REFUSED);
+    remote.lose(REFUSED);
+    fleet.until(id, Status::Offline).await;
+    until_attempts(&remote, attempts + 1).await;
+    fleet.until_view(id, |view| view.attempt == Some(2)).await;
+}
