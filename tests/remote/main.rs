@@ -5,8 +5,11 @@
 //! beyond what they need.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod credentials;
 mod itself;
 mod peer;
+mod retries;
+mod streams;
 mod support;
 mod table;
 

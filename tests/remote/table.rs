@@ -72,6 +72,8 @@ struct Case {
     how: How,
     /// Over the older transport.
     legacy: bool,
+    /// Whether it happens to the first such request only.
+    once: bool,
     /// Whether the peer gives sessions.
     sessions: bool,
     /// What is special about the instance.
@@ -88,7 +90,18 @@ impl Case {
     fn new(name: &'static str, how: How, status: Status) -> Self {
         let all = Some(status);
         let (policy, deadline) = (None, None);
-        Self { name, how, legacy: false, sessions: true, policy, deadline, connect: all, call: all, read: all }
+        Self {
+            name,
+            how,
+            legacy: false,
+            once: false,
+            sessions: true,
+            policy,
+            deadline,
+            connect: all,
+            call: all,
+            read: all,
+        }
     }
 
     fn deed(name: &'static str, deed: fn() -> Deed, status: Status) -> Self {
@@ -97,6 +110,10 @@ impl Case {
 
     fn legacy(self) -> Self {
         Self { legacy: true, ..self }
+    }
+
+    fn once(self) -> Self {
+        Self { once: true, ..self }
     }
 
     fn sessionless(self) -> Self {
@@ -171,6 +188,16 @@ fn cases() -> Vec<Case> {
         deed("the right answer, slowly", || Deed::Drip { pause: Duration::from_micros(200) }, Online),
         deed("an answer cut off (JSON)", || Deed::Cut(Answers::Json), Offline),
         deed("an answer cut off (SSE)", || Deed::Cut(Answers::Sse), Offline),
+        deed("a connection closed once without an answer", || Deed::HangUp, Offline)
+            .once()
+            .in_calls_only()
+            .in_reads(Online),
+        deed("the stream ends before the answer, over HTTP+SSE", || Deed::EndStreams, Offline)
+            .legacy()
+            .once()
+            .in_calls_only()
+            .in_reads(Online),
+        deed("the connection is closed without an answer, over HTTP+SSE", || Deed::HangUp, Offline).legacy(),
         // An answer that is none.
         deed("garbage in a stream", || Deed::GarbageSse, Offline),
         deed("garbage in a stream, over HTTP+SSE", || Deed::GarbageSse, Offline).legacy().at_connect_only(),
@@ -219,6 +246,7 @@ fn cases() -> Vec<Case> {
         deed("429 with Retry-After", || Deed::status_with(429, "retry-after", "3600"), Error).in_calls(Online),
         deed("500", || Deed::status(500), Error).in_calls(Online),
         deed("502", || Deed::status(502), Error).in_calls(Online),
+        deed("500, over HTTP+SSE", || Deed::status(500), Error).legacy().in_calls(Online),
         deed("503 with Retry-After", || Deed::status_with(503, "retry-after", "3600"), Error).in_calls(Online),
         deed("5xx once too often", || Deed::status(503), Error)
             .policy(|policy| policy.remote.server_errors_max = 1)
@@ -251,7 +279,7 @@ async fn every_misbehaviour_at_every_moment_has_its_status_its_retries_its_fate_
         // Those that are half open see nobody go.
         peer.thaw();
     }
-    fleet.finish(&peers).await;
+    fleet.finish_untidily(&peers).await;
     insta::assert_snapshot!(table.concat());
 }
 
@@ -322,7 +350,11 @@ async fn misbehave(peer: &Peer, case: &Case, tool: Option<&'static str>) {
                 None if case.legacy => When::path("/sse"),
                 None => When::rpc("initialize"),
             };
-            peer.on(when, deed());
+            if case.once {
+                peer.on_next(1, when, deed());
+            } else {
+                peer.on(when, deed());
+            }
         }
         How::Closed => peer.close().await,
         How::Full => peer.fill().await,

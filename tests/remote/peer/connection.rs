@@ -292,6 +292,11 @@ impl Shared {
                     self.seen.send_modify(|seen| seen.endless += part.len());
                 }
             }
+            Deed::EndStreams => {
+                exchange.answer(202, &[], b"").await?;
+                self.server.lock().unwrap().end_streams();
+                return Ok(After::Next);
+            }
             Deed::Endpoint(address) => {
                 exchange.head(200, &stream_headers()).await?;
                 exchange.chunk(&event("endpoint", &address)).await?;

@@ -145,7 +145,7 @@ impl Server {
     }
 
     pub(super) fn end_streams(&self) {
-        for stream in self.sessions.values().flatten() {
+        for stream in self.sessions.values().flatten().chain(&self.forgotten) {
             let _ = stream.send(Push::End);
         }
     }

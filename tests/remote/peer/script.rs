@@ -73,6 +73,8 @@ pub(crate) enum Deed {
     DripForever { pause: Duration },
     /// A line that does not end.
     EndlessLine(Answers),
+    /// Takes the message, and ends every stream tidily.
+    EndStreams,
     /// HTTP+SSE: names this address as the endpoint.
     Endpoint(String),
 }
