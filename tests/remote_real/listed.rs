@@ -1,0 +1,63 @@
+//! What real servers offer arrives as they offer it.
+
+use mcp_satellite_actors::model::remote::Connection;
+
+use crate::servers::{Kind, Server, Stream};
+use crate::support::satellite;
+
+fn is_listed_and_called(kind: Option<Kind>) {
+    let Some(kind) = kind else { return };
+    let server = Server::start(kind);
+    satellite(async |satellite| {
+        let instance = satellite.online(&server, |_| {}).await;
+        let view = instance.view();
+        assert_eq!(view.connection, Some(Connection::Connected));
+        let offers = server.kind.offers;
+        assert_eq!(view.server.as_ref().unwrap().name, offers.server);
+        let catalogue = view.offered().unwrap();
+        assert!(catalogue.tool(offers.tool).is_some(), "{catalogue:#?}");
+        for (list, wanted) in [
+            (&catalogue.resources, offers.resource),
+            (&catalogue.resource_templates, offers.template),
+            (&catalogue.prompts, offers.prompt),
+        ] {
+            assert!(list.iter().any(|entry| *entry.key == *wanted), "{wanted} is not in {list:#?}");
+        }
+        let may_be_repeated = |tool| catalogue.tool(tool).unwrap().repeatable;
+        assert!(may_be_repeated(server.kind.repeatable.0) && !may_be_repeated(server.kind.unrepeatable.0));
+        instance.assert_callable(&server).await;
+        let (tool, arguments, answer) = &server.kind.unrepeatable;
+        let text = instance.call(tool, arguments).await.unwrap();
+        assert!(text.starts_with(answer), "{text}");
+    });
+}
+
+#[test]
+fn server_everything_over_streamable_http_is_listed_and_called() {
+    is_listed_and_called(Kind::everything_http(Stream::There));
+}
+
+#[test]
+fn server_everything_over_http_and_sse_is_listed_and_called() {
+    is_listed_and_called(Kind::everything_sse());
+}
+
+#[test]
+fn a_server_of_the_python_sdk_is_listed_and_called() {
+    is_listed_and_called(Kind::python_sdk(Stream::There, &[]));
+}
+
+#[test]
+fn a_server_of_the_python_sdk_that_answers_with_json_is_listed_and_called() {
+    is_listed_and_called(Kind::python_sdk(Stream::Missing, &["--json"]));
+}
+
+#[test]
+fn a_server_of_fastmcp_is_listed_and_called() {
+    is_listed_and_called(Kind::fastmcp(Stream::There, &[]));
+}
+
+#[test]
+fn a_server_of_fastmcp_that_answers_with_json_is_listed_and_called() {
+    is_listed_and_called(Kind::fastmcp(Stream::Missing, &["--json"]));
+}
