@@ -1,13 +1,12 @@
 //! The servers: how each is started, and what it offers.
 
 use std::fs::File;
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
-
-use std::io::Write;
 
 use mcp_satellite_actors::model::spec::RemoteTransport;
 use serde_json::{Value, json};
@@ -29,6 +28,8 @@ pub(crate) struct Kind {
     pub(crate) repeatable: (&'static str, Value, &'static str),
     /// A call that may not, and what it answers.
     pub(crate) unrepeatable: (&'static str, Value, &'static str),
+    /// What it writes when a session is ended by its client.
+    pub(crate) farewell: &'static str,
     /// The status with which it answers a session that it does not know.
     pub(crate) stranger: u16,
 }
@@ -110,6 +111,10 @@ impl Kind {
             },
             repeatable: ("get-sum", json!({"a": 2, "b": 40}), "The sum of 2 and 40 is 42."),
             unrepeatable: ("toggle-simulated-logging", json!({}), "Started simulated, random-leveled logging"),
+            farewell: match transport {
+                RemoteTransport::Http => "Received session termination request",
+                RemoteTransport::Sse => "Client Disconnected",
+            },
             stranger: 400,
         })
     }
@@ -145,6 +150,7 @@ impl Kind {
             },
             repeatable: ("add", json!({"a": 2, "b": 40}), "42"),
             unrepeatable: ("greet", json!({"name": "Ada"}), "Hello, Ada!"),
+            farewell: "\"DELETE /mcp HTTP/1.1\" 200",
             stranger: 404,
         })
     }
@@ -205,6 +211,19 @@ impl Server {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
+        }
+    }
+
+    /// Waits until it has written this to its log.
+    pub(crate) fn logs(&self, text: &str) {
+        let given_up = Instant::now() + GIVE_UP;
+        loop {
+            let log = std::fs::read_to_string(self.log.path()).unwrap();
+            if log.contains(text) {
+                return;
+            }
+            assert!(Instant::now() < given_up, "`{text}` is not in the log of {}:\n{log}", self.kind.name);
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
