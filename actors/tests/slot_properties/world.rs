@@ -152,6 +152,8 @@ struct Worker {
     run: Run,
     /// It is a connection, not a process.
     dialled: bool,
+    /// Which attempt it is since its connection was lost; 0 if that was asked for.
+    attempt: u32,
     discovers: bool,
     /// The last attempt to read its lists has failed.
     cannot_list: bool,
@@ -368,6 +370,7 @@ impl World {
             self.away = away;
         } else {
             self.forget_exits();
+            self.workers.iter_mut().for_each(|worker| worker.attempt = 0);
             assert!(self.want == Want::Running, "a stopped instance is not restarted");
             let waits = matches!(self.slot.phase, Phase::Reconnecting { .. } | Phase::Exhausted { .. } | Phase::Reauth);
             assert!(!waits, "a person does not wait for the schedule");
@@ -884,7 +887,8 @@ impl World {
                     worker.newer_credentials = true;
                 }
                 Effect::Tell(Told::Reconnected { attempts }) => {
-                    assert_eq!(attempts, self.away.next.map_or(0, |(number, _)| number));
+                    let run = self.slot.open_run().unwrap();
+                    assert_eq!(attempts, self.worker(run).unwrap().attempt);
                 }
                 Effect::Tell(Told::PermanentlyFailed { .. }) => {
                     assert!(!is_remote(&self.slot.spec), "a remote one never fails for good");
@@ -953,6 +957,7 @@ impl World {
         self.workers.push(Worker {
             run,
             dialled: is_remote(spec),
+            attempt: self.away.next.map_or(0, |(number, _)| number),
             cannot_list: false,
             newer_credentials: false,
             discovers: discover,
