@@ -105,6 +105,7 @@ struct Settings {
     batch: BatchPolicy,
     team_budget: TeamBudgetPolicy,
     start_permits: Option<usize>,
+    connect_permits: Option<usize>,
     profile: Profile,
     isolation: Isolation,
     cgroups: CgroupMode,
@@ -118,6 +119,7 @@ impl Settings {
             batch: plan.batch.clone(),
             team_budget: plan.team_budget.clone(),
             start_permits: plan.start_permits,
+            connect_permits: plan.connect_permits,
             profile: plan.profile,
             isolation: plan.isolation,
             cgroups: plan.cgroups,
@@ -188,6 +190,7 @@ impl Satellite {
         options.batch = plan.batch.clone();
         options.team_budget = plan.team_budget.clone();
         options.start_permits = plan.start_permits.unwrap_or(options.start_permits);
+        options.connect_permits = plan.connect_permits.unwrap_or(options.connect_permits);
         let (runtime, root) = mcp_satellite_actors::start(options)
             .await
             .map_err(|why| StartError::Machine { what: "start the runtime", why: why.to_string().into() })?;

@@ -64,7 +64,7 @@ pub(crate) enum Msg {
     /// An unwanted exit was charged to a team, for the case that its supervisor dies.
     ChargeTeam(TeamId, std::time::Instant),
     /// What an instance has come to with this configuration, for the case that its supervisor dies.
-    Remember(Arc<InstanceSpec>, Memo),
+    Remember(Arc<InstanceSpec>, Box<Memo>),
     /// An instance is gone.
     Forget(InstanceId),
     /// A supervisor that keeps dying has waited long enough.
@@ -300,7 +300,7 @@ impl Actor for Root {
             }
             Msg::Remember(spec, memo) => {
                 if let Some(desired) = state.instances.get_mut(&spec.id) {
-                    desired.memo = Some((spec, memo));
+                    desired.memo = Some((spec, *memo));
                 }
             }
             Msg::Forget(id) => state.forget(&id, &myself).await,

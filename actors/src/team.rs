@@ -631,7 +631,7 @@ impl State {
             }
         } else if shows {
             let (spec, memo, view) = (instance.slot.spec.clone(), instance.slot.memo(), Arc::new(instance.view()));
-            self.tell_root(root::Msg::Remember(spec, memo));
+            self.tell_root(root::Msg::Remember(spec, Box::new(memo)));
             self.tell_registry(registry::Msg::Put(view));
         }
         // Answered after the registry was told, so that whoever asked can see what it did.

@@ -12,15 +12,25 @@ use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::event::{RestartReason, StopKind};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
+use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::Run;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
+use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
-use mcp_satellite_actors::rules::slot::{Beside, Effect, Input, Memo, Phase, Slot, Then, Told, Want, Why};
-use samples::{catalogue, exited, incomplete, introduced, remote, rolling, spec, stopped};
+use mcp_satellite_actors::rules::slot::{Beside, Effect, HealthNews, Input, Memo, Phase, Slot, Then, Told, Want, Why};
+use samples::{bounded, catalogue, exited, incomplete, introduced, lost, remote, rolling, stopped, with_token};
 
 const QUICK: Option<Duration> = Some(Duration::from_secs(1));
 const LONG: Option<Duration> = Some(Duration::from_secs(61));
+
+/// Without jitter, so that the table says what is meant.
+fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec> {
+    samples::spec(|config| {
+        change(config);
+        Arc::make_mut(&mut config.policy).reconnect.jitter_percent = 0;
+    })
+}
 
 /// A slot on its way through a life, and the time it has.
 struct Life {
@@ -28,6 +38,18 @@ struct Life {
     start: Instant,
     now: Instant,
     runs: u64,
+    /// The last run is a connection.
+    dialled: bool,
+}
+
+/// Where a slot is, before an input.
+struct Before {
+    phase: Phase,
+    beside: Option<Beside>,
+    want: Want,
+    status: Status,
+    connection: Option<Connection>,
+    health: Health,
 }
 
 impl Life {
@@ -35,7 +57,7 @@ impl Life {
         // All lives begin at once, so that what one has seen can be told to another.
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         let (start, (slot, _)) = (*START, Slot::new(spec));
-        Self { slot, start, now: start, runs: 0 }
+        Self { slot, start, now: start, runs: 0, dialled: false }
     }
 
     fn of_listed() -> Self {
@@ -48,6 +70,14 @@ impl Life {
 
     fn of_lazy() -> Self {
         Self::of(spec(|config| config.keep = Keep::Lazy))
+    }
+
+    fn of_remote() -> Self {
+        Self::of(spec(remote))
+    }
+
+    fn of_bounded() -> Self {
+        Self::of(spec(bounded))
     }
 
     /// One whose tools are known from before.
@@ -78,13 +108,43 @@ impl Life {
 
     fn granted(mut self) -> Self {
         self.runs += 1;
+        self.dialled = self.slot.is_remote();
         let run = self.run();
         self.then(Input::Granted(run)).and(Input::Spawned).and(|run, _| Input::FirstByte(run))
     }
 
     fn and(self, input: impl FnOnce(Run, Option<u32>) -> Input) -> Self {
-        let (run, pid) = (self.run(), u32::try_from(100 + self.runs).ok());
+        let pid = if self.dialled { None } else { u32::try_from(100 + self.runs).ok() };
+        let run = self.run();
         self.then(input(run, pid))
+    }
+
+    /// Its connection is lost, or was not made.
+    fn lost(self, kind: FailureKind) -> Self {
+        let exit = lost(kind, self.connected_for());
+        self.ended(exit)
+    }
+
+    fn connected_for(&self) -> Option<Duration> {
+        self.slot.initialized_at.map(|at| self.now.duration_since(at))
+    }
+
+    /// The next attempt's time has come.
+    fn due(mut self) -> Self {
+        self.now = self.slot.deadline().unwrap();
+        self.then(Input::Tick(None))
+    }
+
+    /// An attempt is made, and nobody is there.
+    fn tried_in_vain(self) -> Self {
+        self.due().granted().lost(FailureKind::Refused)
+    }
+
+    fn before(&self) -> Before {
+        let Slot { phase, beside, want, status, health, .. } = &self.slot;
+        let connection = self.slot.connection();
+        let (phase, beside) = (phase.clone(), beside.clone());
+        Before { phase, beside, want: *want, status: *status, connection, health: *health }
     }
 
     fn initialized(self) -> Self {
@@ -100,20 +160,27 @@ impl Life {
     }
 
     /// As a line of the table: what the input made of it.
-    fn told(&self, before: &Phase, beside: Option<&Beside>, want: Want, status: Status, effects: &[Effect]) -> String {
+    fn told(&self, before: &Before, effects: &[Effect]) -> String {
         let mut words = Vec::new();
-        if self.slot.phase != *before {
+        if self.slot.phase != before.phase {
             words.push(format!("→ {}", phase(&self.slot.phase, self.start)));
         }
-        if self.slot.want != want {
+        if self.slot.want != before.want {
             words.push(format!("want {:?}", self.slot.want).to_lowercase());
         }
-        if self.slot.beside.as_ref() != beside {
+        let connection = self.slot.connection();
+        if connection != before.connection {
+            words.push(connection.map_or("no connection".to_owned(), |connection| connection.to_string()));
+        }
+        if connection.is_some() && self.slot.health != before.health {
+            words.push(self.slot.health.to_string());
+        }
+        if self.slot.beside != before.beside {
             words.push(self.slot.beside.as_ref().map_or("alone".to_owned(), |beside| with(beside, self.start)));
         }
         words.extend(effects.iter().map(effect));
         let told = effects.iter().any(|effect| matches!(effect, Effect::Status { .. }));
-        assert!(told || self.slot.status == status, "a status changed and nobody was told");
+        assert!(told || self.slot.status == before.status, "a status changed and nobody was told");
         words.join("; ")
     }
 }
@@ -291,7 +358,6 @@ fn places() -> Vec<Place> {
     }
     vec![
         ("a value of its user is missing", || Life::of(spec(incomplete))),
-        ("remote, waits for its first permit", || Life::of(spec(remote))),
         ("new, waits for its first permit", Life::of_listed),
         ("new, waits for its first permit, and a caller with it", || Life::of_listed().then(Input::Call)),
         ("waits for a permit after a delay", || crashed_once().after(1).then(Input::Tick(None))),
@@ -363,6 +429,125 @@ fn places() -> Vec<Place> {
     ]
 }
 
+/// Those of a remote server.
+fn remote_places() -> Vec<Place> {
+    fn away() -> Life {
+        Life::of_remote().ready().after(100).lost(FailureKind::Refused)
+    }
+    fn third() -> Life {
+        away().tried_in_vain().tried_in_vain()
+    }
+    fn called() -> Life {
+        third().after(1).then(Input::Call)
+    }
+    fn back() -> Life {
+        third().due().initialized()
+    }
+    fn undiscovered() -> Life {
+        back().and(|run, _| Input::DiscoveryFailed(run, "tools/list timed out".to_owned()))
+    }
+    fn reauth() -> Life {
+        Life::of_remote().ready().after(100).lost(FailureKind::Unauthorized { challenge: None })
+    }
+    fn last_attempt() -> Life {
+        (1..5).fold(Life::of_bounded().ready().lost(FailureKind::Cut), |life, _| life.tried_in_vain())
+    }
+    fn exhausted() -> Life {
+        last_attempt().tried_in_vain()
+    }
+    fn forced() -> Life {
+        Life::of_remote().ready().then(Input::Reconnect)
+    }
+    vec![
+        ("remote, a value of its user is missing", || Life::of(remote_and_incomplete())),
+        ("remote, waits for its first permit", Life::of_remote),
+        ("remote, connects for the first time", || Life::of_remote().granted()),
+        ("remote, connects for the first time, and a caller waits", || Life::of_remote().then(Input::Call).granted()),
+        ("remote, initialized for the first time", || Life::of_remote().initialized()),
+        ("remote, ready", || Life::of_remote().ready()),
+        ("remote, ready and degraded", || Life::of_remote().ready().and(|run, _| Input::Health(run, degraded()))),
+        ("remote, ready, its credentials have changed since", || {
+            Life::of_remote().ready().then(Input::Update(other_credentials(&spec(remote))))
+        }),
+        ("remote, not reached at first", || Life::of_remote().granted().lost(FailureKind::Dns)),
+        ("remote, lost, waits for the first attempt", away),
+        ("remote, waits for the third attempt", third),
+        ("remote, asked to be left alone for a minute", || {
+            away().due().granted().lost(FailureKind::Throttled { retry_after: Some(Duration::from_secs(60)) })
+        }),
+        ("remote, the third attempt waits for a permit", || third().due()),
+        ("remote, the third attempt is under way", || third().due().granted()),
+        ("remote, the third attempt is under way, and a caller waits", || third().due().granted().then(Input::Call)),
+        ("remote, an attempt for a caller waits for a permit", called),
+        ("remote, an attempt for a caller is under way", || called().granted()),
+        ("remote, an attempt for a caller is under way, the time of the next has come", || called().granted().after(3)),
+        ("remote, an attempt on request waits for a permit", || third().then(Input::Reconnect)),
+        ("remote, an attempt on request is under way", || third().then(Input::Reconnect).granted()),
+        ("remote, back and read again", back),
+        ("remote, back for a caller and read again", || called().initialized()),
+        ("remote, back and cannot be read", undiscovered),
+        ("remote, back and cannot be read, and a call succeeds", || undiscovered().and(|run, _| Input::Recovered(run))),
+        ("remote, needs other credentials", reauth),
+        ("remote, has other credentials", || reauth().then(Input::Update(other_credentials(&spec(remote))))),
+        ("remote, bounded, waits for its last attempt", last_attempt),
+        ("remote, bounded, its last attempt is under way", || last_attempt().due().granted()),
+        ("remote, bounded, given up", exhausted),
+        ("remote, bounded, given up, an attempt for a caller is under way", || exhausted().then(Input::Call).granted()),
+        ("remote, is closed to be connected anew", forced),
+        ("remote, waits for a permit to be connected anew", || forced().ended(closed())),
+        ("remote, is connected anew", || forced().ended(closed()).granted()),
+        ("remote, stopping", || Life::of_remote().ready().then(Input::Stop)),
+        ("remote, connecting and stopping", || Life::of_remote().granted().then(Input::Stop)),
+        ("remote, stopped", || Life::of_remote().ready().then(Input::Stop).ended(closed())),
+        ("remote, is closed for a new address", || {
+            Life::of_remote().ready().then(Input::Update(another_address(&spec(remote))))
+        }),
+        ("remote, waits for a permit for a new address", || {
+            third().then(Input::Update(another_address(&spec(remote))))
+        }),
+        ("remote, connects to a new address", || third().then(Input::Update(another_address(&spec(remote)))).granted()),
+        ("remote, being uninstalled", || Life::of_remote().ready().then(Input::Uninstall)),
+        ("a process, stopping, will be remote", || Life::of_listed().ready().then(Input::Update(spec(remote)))),
+        ("a process was crashing, and is remote now", || {
+            Life::of_listed()
+                .ready()
+                .ended(exited(1, QUICK))
+                .after(1)
+                .then(Input::Tick(None))
+                .then(Input::Update(spec(remote)))
+        }),
+        ("remote, closing, will be a process", || Life::of_remote().ready().then(Input::Update(spec(|_| {})))),
+    ]
+}
+
+fn remote_and_incomplete() -> Arc<InstanceSpec> {
+    spec(|config| {
+        remote(config);
+        incomplete(config);
+    })
+}
+
+/// The same with other credentials.
+fn other_credentials(of: &InstanceSpec) -> Arc<InstanceSpec> {
+    let InstanceSpec { headers, mask, .. } = spec(|config| with_token(config, "new")).as_ref().clone();
+    Arc::new(InstanceSpec { headers, mask, ..of.clone() })
+}
+
+/// The same somewhere else.
+fn another_address(of: &InstanceSpec) -> Arc<InstanceSpec> {
+    let (transport, url) = (RemoteTransport::Http, "http://127.0.0.1/other".to_owned());
+    Arc::new(InstanceSpec { target: Target::Remote { transport, url, health_url: None }, ..of.clone() })
+}
+
+fn degraded() -> HealthNews {
+    HealthNews::Degraded { failures: 3, last_error: "no answer".to_owned() }
+}
+
+/// A connection that was closed because that was asked for.
+fn closed() -> WorkerExit {
+    WorkerExit { ran: QUICK, ..WorkerExit::because(ExitCause::Asked) }
+}
+
 /// Nothing has happened since the beginning.
 fn quiet(life: &Life) -> Activity {
     Activity { calls_in_flight: 0, last: life.start }
@@ -376,28 +561,63 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
         ("start", Input::Start),
         ("stop", Input::Stop),
         ("restart", Input::Restart),
-        ("update", Input::Update(spec(|_| {}))),
-        ("update (incomplete)", Input::Update(spec(incomplete))),
-        ("update (remote)", Input::Update(spec(remote))),
-        ("roll out 1", Input::Update(spec(rolling(1)))),
-        ("roll out 2", Input::Update(spec(rolling(2)))),
-        ("roll out 4", Input::Update(spec(rolling(4)))),
+        ("reconnect", Input::Reconnect),
         ("uninstall", Input::Uninstall),
         ("shutdown", Input::Shutdown),
         ("call", Input::Call),
         ("granted", Input::Granted(next)),
+        ("woke after 10 minutes", Input::Woke(Duration::from_secs(600))),
         ("tick", Input::Tick(None)),
-        ("tick, idle", Input::Tick(Some(quiet(life)))),
-        ("tick, a call in flight", Input::Tick(Some(Activity { calls_in_flight: 1, ..quiet(life) }))),
     ];
+    if life.slot.is_remote() {
+        inputs.extend([
+            ("update (a process)", Input::Update(spec(|_| {}))),
+            ("update (incomplete)", Input::Update(remote_and_incomplete())),
+            ("other credentials", Input::Update(other_credentials(&life.slot.spec))),
+            ("another address", Input::Update(another_address(&life.slot.spec))),
+        ]);
+    } else {
+        inputs.extend([
+            ("update", Input::Update(spec(|_| {}))),
+            ("update (incomplete)", Input::Update(spec(incomplete))),
+            ("update (remote)", Input::Update(spec(remote))),
+            ("roll out 1", Input::Update(spec(rolling(1)))),
+            ("roll out 2", Input::Update(spec(rolling(2)))),
+            ("roll out 4", Input::Update(spec(rolling(4)))),
+            ("tick, idle", Input::Tick(Some(quiet(life)))),
+            ("tick, a call in flight", Input::Tick(Some(Activity { calls_in_flight: 1, ..quiet(life) }))),
+        ]);
+    }
     if life.runs > 0 {
         inputs.extend([
-            ("spawned", Input::Spawned(run, Some(7))),
             ("first byte", Input::FirstByte(run)),
-            ("sleep", Input::Sleep { run, idle: Duration::from_secs(180) }),
             ("initialized", Input::Initialized(run, introduced())),
             ("discovered", Input::Discovered(run, catalogue("read"))),
             ("discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned())),
+            ("recovered", Input::Recovered(run)),
+        ]);
+    }
+    if life.runs > 0 && life.dialled {
+        let ran = life.connected_for();
+        let retry_after = Some(Duration::from_secs(60));
+        let restored = HealthNews::Restored { failures: 3, last_error: Some("no answer".to_owned()) };
+        inputs.extend([
+            ("degraded", Input::Health(run, degraded())),
+            ("restored", Input::Health(run, restored)),
+            ("spawned", Input::Spawned(run, None)),
+            ("ended as asked", Input::Ended(run, WorkerExit { ran, ..because(ExitCause::Asked) })),
+            ("lost: refused", Input::Ended(run, lost(FailureKind::Refused, ran))),
+            ("lost: expired", Input::Ended(run, lost(FailureKind::SessionExpired { status: 404 }, ran))),
+            ("lost: 401", Input::Ended(run, lost(FailureKind::Unauthorized { challenge: None }, ran))),
+            ("lost: 429, again in a minute", Input::Ended(run, lost(FailureKind::Throttled { retry_after }, ran))),
+            ("lost: 404", Input::Ended(run, lost(FailureKind::Status(404), ran))),
+            ("panicked", Input::Ended(run, because(ExitCause::Panicked("a fault of ours".to_owned())))),
+        ]);
+    }
+    if life.runs > 0 && !life.dialled {
+        inputs.extend([
+            ("spawned", Input::Spawned(run, Some(7))),
+            ("sleep", Input::Sleep { run, idle: Duration::from_secs(180) }),
             ("ended as asked", Input::Ended(run, stopped())),
             ("exit 0", Input::Ended(run, exited(0, QUICK))),
             ("exit 1", Input::Ended(run, exited(1, QUICK))),
@@ -426,13 +646,19 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
 #[test]
 fn the_whole_table_is_as_printed() {
     let mut text = String::new();
-    for (place, reach) in places() {
+    for (place, reach) in places().into_iter().chain(remote_places()) {
         let here = reach();
-        let Slot { phase: before, want, status, message, .. } = &here.slot;
+        let Slot { phase: before, want, status, message, health, .. } = &here.slot;
+        let connection = here.slot.connection().map(|connection| format!("{connection}, {health}, "));
+        let connection = connection.unwrap_or_default();
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
         let asked = format!("{want:?}").to_lowercase();
         let beside = here.slot.beside.as_ref().map_or(String::new(), |beside| with(beside, here.start) + ", ");
-        let _ = writeln!(text, "{place}\n  = {}, {beside}want {asked} [{status}{message}]", phase(before, here.start));
+        let _ = writeln!(
+            text,
+            "{place}\n  = {}, {beside}{connection}want {asked} [{status}{message}]",
+            phase(before, here.start)
+        );
         // What comes late comes late: four minutes on, everything that waits for time is due.
         let (idle, now) = (Some(quiet(&here)), here.now);
         let called = idle.map(|quiet| Activity { last: now + Duration::from_secs(230), ..quiet });
@@ -444,10 +670,9 @@ fn the_whole_table_is_as_printed() {
         let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
         for ((name, input), wait) in on_time.chain(late.into_iter().map(|pair| (pair, 240))) {
             let mut there = reach().after(wait);
-            let (before, beside) = (there.slot.phase.clone(), there.slot.beside.clone());
-            let (want, status) = (there.slot.want, there.slot.status);
+            let before = there.before();
             let effects = there.tell(input);
-            let line = there.told(&before, beside.as_ref(), want, status, &effects);
+            let line = there.told(&before, &effects);
             match lines.iter_mut().find(|(known, _)| *known == line) {
                 Some((_, names)) => names.push(name),
                 None => lines.push((line, vec![name])),

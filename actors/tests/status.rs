@@ -91,7 +91,7 @@ fn each_status_is_left_by_whom_the_specification_says() {
         only(&[ConfigChanged, Ended, BudgetSpent, Lost, Failed, AuthRefused, Stopped, ConfigMissing, Asked])
     );
     // Stopped and "recovers by itself" share a status: what wakes which is decided by `want`.
-    assert_eq!(by(Status::Offline), only(&[Attempt, Failed, AuthRefused, ConfigMissing, Asked]));
+    assert_eq!(by(Status::Offline), only(&[Attempt, ConfigChanged, Failed, AuthRefused, ConfigMissing, Asked]));
     assert_eq!(by(Status::RequiresReauth), only(&[CredentialsChanged, ConfigChanged, Stopped, ConfigMissing, Asked]));
     assert_eq!(by(Status::PermanentlyFailed), only(&[Asked, ConfigChanged, Stopped, ConfigMissing]));
 
@@ -103,6 +103,8 @@ fn each_status_is_left_by_whom_the_specification_says() {
     assert_eq!(next(Status::DiscoveringTools, Synced), Some(Status::Online));
     assert_eq!(next(Status::SyncingTools, Synced), Some(Status::Online));
     assert_eq!(next(Status::Restarting, Attempt), Some(Status::Connecting));
+    assert_eq!(next(Status::Offline, Attempt), Some(Status::Connecting));
+    assert_eq!(next(Status::Offline, ConfigChanged), Some(Status::Restarting));
     assert_eq!(next(Status::RequiresReauth, CredentialsChanged), Some(Status::Connecting));
     assert_eq!(next(Status::PermanentlyFailed, Asked), Some(Status::Connecting));
     assert_eq!(next(Status::PermanentlyFailed, ConfigChanged), Some(Status::Restarting));

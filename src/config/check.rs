@@ -2,7 +2,7 @@
 //! result is good, the findings say.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use mcp_satellite_actors::model::policy::HealthCheck;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Layer, RemoteTransport, Target, Value};
@@ -16,20 +16,8 @@ use super::policy::Batching;
 use super::reader::{Text, Typed, nearest};
 use super::secrets::{Surroundings, looks_secret, reference, refers};
 use crate::connect::environment::DENIED;
-
-/// Headers that are made for each request, or by HTTP itself.
-pub(super) const OWN_HEADERS: [&str; 10] = [
-    "accept",
-    "connection",
-    "content-length",
-    "content-type",
-    "host",
-    "last-event-id",
-    "mcp-protocol-version",
-    "mcp-session-id",
-    "te",
-    "transfer-encoding",
-];
+use crate::connect::remote::is_reserved;
+use crate::http::is_loopback;
 
 /// The header that a bearer token becomes.
 const AUTHORIZATION: &str = "Authorization";
@@ -451,7 +439,7 @@ impl<'a, 's> Check<'a, 's> {
                     format!("`{shown}` is no name for a header"),
                     "use letters, digits and -",
                 );
-            } else if OWN_HEADERS.contains(&folded.as_str()) {
+            } else if is_reserved(&folded) {
                 let message = format!("the header `{shown}` is not for the configuration: the satellite sets it");
                 self.findings.error(name.span, message, "remove it");
             } else if names.contains(&folded) {
@@ -505,11 +493,4 @@ impl<'a, 's> Check<'a, 's> {
             None => secret,
         }))
     }
-}
-
-/// Whether it leads no further than this machine.
-fn is_loopback(url: &reqwest::Url) -> bool {
-    let host = url.host_str().unwrap_or_default();
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    address.map_or(host == "localhost" || host.ends_with(".localhost"), |address| address.is_loopback())
 }

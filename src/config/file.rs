@@ -21,6 +21,7 @@ pub(super) struct File {
     pub(super) policy: policy::Tier,
     pub(super) team_budget: TeamBudget,
     pub(super) start_permits: Option<usize>,
+    pub(super) connect_permits: Option<usize>,
     pub(super) servers: Vec<(Text, Server)>,
     pub(super) teams: Vec<Team>,
 }
@@ -116,7 +117,10 @@ impl File {
         fields.section("policy", |fields| {
             file.policy = policy::Tier::read(fields);
             file.team_budget = fields.section("team", TeamBudget::read);
-            file.start_permits = fields.section("start", |fields| fields.count::<1, _>("permits"));
+            fields.section("start", |fields| {
+                file.start_permits = fields.count::<1, _>("permits");
+                file.connect_permits = fields.count::<1, _>("connect_permits");
+            });
         });
         file.servers = fields.named("servers", |slug, fields| (slug, Server::read(fields)));
         file.teams = fields.list("teams", Team::read);

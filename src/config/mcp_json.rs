@@ -9,10 +9,10 @@ use serde_json::value::RawValue;
 use toml_span::value::{Key, Table, Value, ValueInner};
 use toml_span::{Span, Spanned};
 
-use super::check::OWN_HEADERS;
 use super::errors::Findings;
 use super::file::{File, Installation, Server, Team, Tier, User};
 use super::reader::{Fields, Text, Typed};
+use crate::connect::remote::is_reserved;
 
 /// Deeper nesting is no configuration.
 const DEPTH_MAX: usize = 32;
@@ -225,7 +225,7 @@ fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Inst
     };
     // Others want them written down; here they are what the protocol says.
     server.tier.headers.retain(|(name, _)| {
-        let own = OWN_HEADERS.contains(&name.value.to_ascii_lowercase().as_str());
+        let own = is_reserved(&name.value);
         if own {
             let message = format!("the header `{}` of {who} is not used: the satellite sets it", name.value);
             fields.findings.warning(name.span, message);

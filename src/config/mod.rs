@@ -108,7 +108,7 @@ fn parse_json(
     };
     let source = Source { name, text, shown: secrets::shown(text, &tree) };
     let file = mcp_json::read(tree, &mut findings);
-    finish(file, Kind::McpJson(base.clone()), &source, environment, files, findings)
+    finish(file, Kind::McpJson(Box::new(base.clone())), &source, environment, files, findings)
 }
 
 fn finish(
@@ -130,5 +130,5 @@ fn finish(
     let warnings = findings.settle(source)?;
     let secret_variables = read.keys().cloned().collect();
     let origin = Origin::new(source.name, source.text, kind, read, files);
-    Ok(Plan { warnings, secret_variables, origin, ..plan })
+    Ok(Plan { secret_variables, warnings, origin, ..plan })
 }

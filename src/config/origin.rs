@@ -33,7 +33,7 @@ pub(super) enum Kind {
     /// As the satellite's own.
     Toml,
     /// As an `mcp.json`, held to this.
-    McpJson(Base),
+    McpJson(Box<Base>),
 }
 
 /// What a look at the files has brought.
@@ -215,7 +215,7 @@ fn text_of(path: &Path) -> io::Result<Secret> {
 mod tests {
     use std::fs;
 
-    use mcp_satellite_actors::model::spec::InstanceSpec;
+    use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec};
 
     use super::*;
 
@@ -276,7 +276,7 @@ env = { KEY = "file:secrets/c" }
             let values = spec.env.into_values().chain(spec.headers.into_values());
             values.map(|value| value.expose().to_owned()).collect::<Vec<_>>()
         };
-        plan.instances.into_iter().map(|instance| instance.merge()).flat_map(of).collect()
+        plan.instances.into_iter().map(InstanceConfig::merge).flat_map(of).collect()
     }
 
     /// What two looks bring: the first one sees a change, the second one that it is over.

@@ -34,6 +34,8 @@ pub struct Plan {
     pub team_budget: TeamBudgetPolicy,
     /// Spawns under way at once; `None` is twice the cores, at least 4.
     pub start_permits: Option<usize>,
+    /// Connections to remote servers that are being made at once; `None` is 64.
+    pub connect_permits: Option<usize>,
     /// One for each installation and user, in the order of the file. Instances with equal policies share one.
     pub instances: Vec<InstanceConfig>,
     /// How many teams there are.
@@ -113,6 +115,7 @@ impl Default for Plan {
             batch: BatchPolicy::default(),
             team_budget: TeamBudgetPolicy::default(),
             start_permits: None,
+            connect_permits: None,
             instances: Vec::new(),
             teams: 0,
             users: 0,

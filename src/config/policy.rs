@@ -310,7 +310,7 @@ impl Tier {
         self.watchdog.put(&mut policy.watchdog);
         // Before the section whose defaults it sets.
         let reconnect = self.reconnect.put(&mut policy);
-        let health = self.health.put(&mut policy.health);
+        self.health.put(&mut policy.health);
         self.retry.put(&mut policy.retry);
         self.remote.put(&mut policy.remote);
         self.logs.put(&mut policy.logs);
@@ -327,18 +327,6 @@ impl Tier {
             let message = "`backoff_min` is longer than `backoff_max`";
             let (min, max) = (shown(policy.reconnect.backoff_min), shown(policy.reconnect.backoff_max));
             findings.error(reconnect, message, format!("here they are \"{min}\" and \"{max}\"; give both"));
-        }
-        let was_good = above.health.timeout <= above.health.interval;
-        if was_good && policy.health.timeout > policy.health.interval {
-            // A preset stands in the one section, a number that contradicts it in the other.
-            let at = if is_there(health) { health } else { reconnect };
-            let (timeout, interval) = (shown(policy.health.timeout), shown(policy.health.interval));
-            let message = format!("a health check may take {timeout}, and the next one comes after {interval}");
-            findings.error(
-                at,
-                message,
-                "give `timeout` and `interval` of [policy.health] so that one check is over first",
-            );
         }
         policy
     }

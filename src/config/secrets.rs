@@ -53,14 +53,11 @@ impl Surroundings<'_> {
         match reference {
             Reference::Env(name) => {
                 let value = (self.environment)(name).map(Secret::from);
-                match &value {
-                    Some(value) => {
-                        self.read.insert((*name).to_owned(), value.clone());
-                    }
-                    None => {
-                        let message = format!("the environment variable `{name}` is not set");
-                        findings.error(at, message, format!("set {name} where the satellite is started"));
-                    }
+                if let Some(value) = &value {
+                    self.read.insert((*name).to_owned(), value.clone());
+                } else {
+                    let message = format!("the environment variable `{name}` is not set");
+                    findings.error(at, message, format!("set {name} where the satellite is started"));
                 }
                 value
             }
@@ -171,14 +168,14 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
         ValueInner::String(leaf) if reference(leaf).is_some() => {}
         ValueInner::String(leaf) => match place {
             Place::Named | Place::Policy if matches!(key, "url" | "health_url") => {
-                mask(bytes, url_secrets(text, value.span))
+                mask(bytes, url_secrets(text, value.span));
             }
             Place::Named if SEEN.contains(&key) => {}
             Place::Policy if key != "token" && leaf.len() < 16 => {}
             _ => mask(bytes, [value.span]),
         },
         ValueInner::Integer(_) | ValueInner::Float(_) | ValueInner::Boolean(_) => {
-            if place == Place::Hidden || key == "token" {
+            if place == Place::Hidden || matches!(key, "token" | "bearer_token") {
                 mask(bytes, [value.span]);
             }
         }

@@ -54,6 +54,7 @@ pub(super) fn build(
         plan.listen = check.address(listen).unwrap_or(plan.listen);
     }
     plan.start_permits = file.start_permits;
+    plan.connect_permits = file.connect_permits;
     plan.team_budget = file.team_budget.meant();
     let policy = file.policy.over(&base.policy, check.findings);
     plan.base = Base { allowed_commands: check.allowed.clone(), policy: policy.clone() };

@@ -47,16 +47,16 @@ impl Reading {
 /// Tells a suspend by the two clocks drifting apart.
 #[derive(Debug, Default)]
 pub struct Suspends {
-    /// How long the machine had been suspended over all, at the last look.
-    before: Option<Duration>,
+    last: Option<Reading>,
 }
 
 impl Suspends {
     /// How long it was suspended since the last look, if it was.
-    pub fn look(&mut self, reading: Reading) -> Option<Duration> {
-        let suspended = reading.since_boot.saturating_sub(reading.awake);
-        let since = suspended.saturating_sub(self.before.replace(suspended)?);
-        (since > SHORTEST).then_some(since)
+    pub fn look(&mut self, now: Reading) -> Option<Duration> {
+        // Differences only: in a container each clock may have an offset of its own.
+        let last = self.last.replace(now)?;
+        let (elapsed, awake) = (now.since_boot.saturating_sub(last.since_boot), now.awake.saturating_sub(last.awake));
+        Some(elapsed.saturating_sub(awake)).filter(|suspended| *suspended > SHORTEST)
     }
 }
 
@@ -90,6 +90,14 @@ mod tests {
         assert_eq!(suspends.look(at(500_000, 500_000)), None, "both clocks went on");
         assert_eq!(suspends.look(at(500_900, 500_000)), None, "read a moment apart");
         assert_eq!(suspends.look(at(502_000, 502_000)), None, "and together again");
+    }
+
+    #[test]
+    fn clocks_that_began_at_different_times_are_as_good() {
+        let mut suspends = Suspends::default();
+        suspends.look(at(1_000, 900_000));
+        assert_eq!(suspends.look(at(2_000, 901_000)), None);
+        assert_eq!(suspends.look(at(9_000, 902_000)), Some(Duration::from_secs(6)));
     }
 
     #[test]

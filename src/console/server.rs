@@ -44,7 +44,7 @@ pub(crate) struct Console {
 type Answer<T> = Result<Json<T>, Refusal>;
 
 /// A failure with its HTTP status.
-struct Refusal(StatusCode, Failure);
+struct Refusal(StatusCode, Box<Failure>);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -63,7 +63,7 @@ impl From<Failure> for Refusal {
             "reconnecting" => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::BAD_GATEWAY,
         };
-        Self(status, failure)
+        Self(status, Box::new(failure))
     }
 }
 

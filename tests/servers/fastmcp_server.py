@@ -55,7 +55,7 @@ server.run(
     port=arguments.port,
     path="/mcp",
     show_banner=False,
-    log_level="WARNING",
+    log_level="INFO",
     json_response=arguments.json,
     middleware=[Middleware(WithoutGet)] if arguments.no_get else [],
 )

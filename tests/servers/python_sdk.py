@@ -54,4 +54,4 @@ def review(code: str) -> str:
 app = server.streamable_http_app(json_response=arguments.json)
 if arguments.no_get:
     app.user_middleware.insert(0, Middleware(WithoutGet))
-uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="warning")
+uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="info")

@@ -274,7 +274,6 @@ async fn a_healthy_connection_that_is_made_anew_on_request_is_closed_first() {
     let expected = [
         "connecting: reconnecting on request",
         "disconnected as intended",
-        "connecting: Server recovered, re-discovering tools",
         "discovering_tools",
         "syncing_tools",
         "discovered 3 tools",

@@ -185,7 +185,7 @@ pub enum CallError {
         reason: String,
     },
     /// The call's deadline passed.
-    #[error("no answer within {} s", after.as_secs_f64())]
+    #[error("no answer within {} s", seconds(*after))]
     TimedOut {
         /// The deadline that passed.
         after: Duration,
@@ -200,7 +200,7 @@ pub enum CallError {
         /// Why it failed.
         last_error: String,
     },
-    /// The remote server was reached and did not take the request, which says nothing about the server as a whole.
+    /// The exchange with the remote server has failed, as often as it could be tried.
     #[error("{failure}")]
     Remote {
         /// What became of the call.
@@ -229,6 +229,11 @@ pub enum CallError {
     /// The arguments are not what the method takes.
     #[error("{0}")]
     BadInput(String),
+}
+
+/// As a person gave it: what was left of it after a few microseconds is the same.
+fn seconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
 impl CallError {
@@ -301,6 +306,13 @@ mod tests {
         assert_eq!(because(ExitCause::Handshake("no answer".into())), "handshake failed: no answer");
         assert_eq!(because(ExitCause::Wire("stdout closed".into())), "connection broken: stdout closed");
         assert_eq!(because(ExitCause::Unresponsive), "unresponsive");
+    }
+
+    #[test]
+    fn a_deadline_is_told_as_it_was_given() {
+        let told = |micros| CallError::TimedOut { after: Duration::from_micros(micros) }.to_string();
+        assert_eq!(told(29_999_997), "no answer within 30 s");
+        assert_eq!(told(300_000), "no answer within 0.3 s");
     }
 
     #[test]

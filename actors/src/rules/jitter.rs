@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// A sequence of numbers that look random (SplitMix64, by Steele, Lea and Flood).
+/// A sequence of numbers that look random (`SplitMix64`, by Steele, Lea and Flood).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dice(u64);
 

@@ -317,7 +317,7 @@ impl<O: Outlet> Conversation<O> {
                 return self.list_page(kind, Some(&cursor));
             }
             Ok(Next::Enough(pages)) => {
-                left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out")
+                left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out");
             }
             Ok(Next::End) => {}
             Err(why) if kind == Kind::Tools => {
@@ -550,7 +550,7 @@ impl<O: Outlet> Conversation<O> {
             Purpose::Caller { ticket, started, .. } => {
                 self.cancel(id, pending.starts_at, "timed out");
                 self.port.gate.active(now);
-                ticket.answer(Err(CallError::TimedOut { after: now - started }));
+                ticket.answer(Err(CallError::TimedOut { after: at - started }));
                 Some(Late::Call)
             }
             Purpose::List => {

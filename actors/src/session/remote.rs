@@ -254,7 +254,7 @@ impl Session {
 
     /// The last attempt of a call: what the caller is told, and whether that is the loss.
     fn call_failed(&mut self, id: u64, failure: Failure, class: Class) -> Option<Over> {
-        let Purpose::Caller { mut ticket, .. } = self.talk.calls.remove(id)?.purpose else { return None };
+        let Purpose::Caller { mut ticket, repeatable, .. } = self.talk.calls.remove(id)?.purpose else { return None };
         let fate = fate_of(&failure);
         ticket.fate = fate;
         if let FailureKind::ServerError { .. } = failure.kind {
@@ -262,14 +262,15 @@ impl Session {
         }
         let gone = class == Class::Busy && self.server_errors >= self.talk.spec.policy.remote.server_errors_max;
         let error = match class {
-            Class::Busy => CallError::Remote { fate, failure: failure.clone() },
+            // Another session would get the same answer.
+            Class::Busy | Class::Other => CallError::Remote { fate, failure: failure.clone() },
+            // What may be repeated was, as often as it may be: another session is not another chance.
+            Class::Unreachable if failure.sent && repeatable => CallError::Remote { fate, failure: failure.clone() },
             Class::Unauthorized => CallError::Refused {
                 status: Status::RequiresReauth,
                 message: retry::reauth_message(&self.talk.spec.name, &failure.to_string()),
             },
-            Class::Unreachable | Class::Expired | Class::Other => {
-                CallError::Terminated { fate, reason: disconnected(&failure) }
-            }
+            Class::Unreachable | Class::Expired => CallError::Terminated { fate, reason: disconnected(&failure) },
         };
         if class == Class::Busy && !gone {
             ticket.answer(Err(error));

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
+use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::model::policy::{Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::spec::{
     InstanceConfig, InstanceSpec, Layer, OnUpdate, RemoteTransport, Target, Value,
@@ -54,6 +56,23 @@ pub(crate) fn introduced() -> Arc<ServerInfo> {
 pub(crate) fn remote(config: &mut InstanceConfig) {
     config.target =
         Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/mcp".to_owned(), health_url: None };
+}
+
+/// It is remote, and tried again five times.
+pub(crate) fn bounded(config: &mut InstanceConfig) {
+    remote(config);
+    let reconnect = ReconnectPolicy::bounded();
+    config.policy = Arc::new(Policy { reconnect, ..Policy::default() });
+}
+
+/// It shows its server this token.
+pub(crate) fn with_token(config: &mut InstanceConfig, token: &str) {
+    config.user_layer.headers = [("Authorization".to_owned(), Value::secret(format!("Bearer {token}")))].into();
+}
+
+/// A connection that could not be made, or was lost `ran` after it was initialized.
+pub(crate) fn lost(kind: FailureKind, ran: Option<Duration>) -> WorkerExit {
+    WorkerExit { ran, ..WorkerExit::because(ExitCause::Lost(Failure::sent(kind))) }
 }
 
 /// A catalogue of one tool.

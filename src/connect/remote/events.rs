@@ -95,6 +95,8 @@ impl Events {
                 return Ok(event);
             }
         }
+        // An empty rest would hold all that it is the rest of.
+        self.chunk = Bytes::new();
         Ok(None)
     }
 

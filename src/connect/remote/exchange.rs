@@ -186,7 +186,8 @@ impl Session {
     pub(super) fn greeted(&self, headers: &HeaderMap) {
         let mut state = self.state();
         if let Some(id) = headers.get(SESSION_ID).filter(|_| state.version.is_none()) {
-            let mut id = id.clone();
+            // A copy: the one that was sent holds all of the answer's head in memory.
+            let Ok(mut id) = HeaderValue::from_bytes(id.as_bytes()) else { return };
             // Who knows it can speak for us.
             id.set_sensitive(true);
             state.id = Some(id);
@@ -325,6 +326,12 @@ impl Terms {
 pub(super) fn content_type(response: &Response) -> Option<String> {
     let value = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
     Some(value.split(';').next()?.trim().to_ascii_lowercase())
+}
+
+/// The head of an answer is read in one piece, and each header of it holds all of that. A stream that may be open for days
+/// does without.
+pub(super) fn forget_head(response: &mut Response) {
+    *response.headers_mut() = HeaderMap::new();
 }
 
 /// The next event of a stream; `None` at its end, however it ended. May be dropped and called again.

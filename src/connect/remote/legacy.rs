@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 
 use super::access::{Access, EVENT_STREAM};
 use super::events::{Event, Events};
-use super::exchange::{News, Out, Session, Terms, content_type, next_event};
+use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
 use super::failures::told;
 
 /// The stream, to its end.
@@ -21,6 +21,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
         let until = tokio::time::Instant::now() + header_timeout;
         let late = |_| Failure::sent(FailureKind::HeaderTimeout(header_timeout));
         let mut response = open(&terms).await?;
+        forget_head(&mut response);
         let mut events = Events::new(terms.line_max());
         let endpoint = timeout_at(until, endpoint(&terms, &mut response, &mut events)).await.map_err(late)??;
         session.directed(endpoint);

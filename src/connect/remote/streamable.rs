@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::access::{EVENT_STREAM, JSON, LAST_EVENT_ID};
 use super::events::Events;
-use super::exchange::{News, Out, Session, Terms, content_type, next_event};
+use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
 use super::message;
 
 /// After an answer its stream should end; so long the connection is kept for that, to be used again.
@@ -166,6 +166,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
             Ok(response) if response.status().is_success() && !is_stream(&response) => return News::Done,
             Ok(mut response) if response.status().is_success() => {
                 (opened, broken) = (true, false);
+                forget_head(&mut response);
                 let began = Instant::now();
                 let mut events = Events::new(terms.line_max());
                 loop {

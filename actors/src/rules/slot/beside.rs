@@ -19,6 +19,7 @@ use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::WorkerExit;
 use crate::model::ids::Run;
+use crate::model::remote::{Health, ServerInfo};
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Cause;
 
@@ -125,12 +126,19 @@ impl Slot {
         }
     }
 
-    pub(super) fn on_initialized_beside(&mut self, now: Instant, run: Run) {
+    pub(super) fn on_initialized_beside(&mut self, now: Instant, run: Run, server: &Arc<ServerInfo>) {
         if let Some(Beside::Starting { run: its, initialized_at, .. }) = &mut self.beside
             && *its == run
         {
             *initialized_at = Some(now);
+            self.server_beside = Some(server.clone());
         }
+    }
+
+    /// The run beside has become the current one, and has shaken hands.
+    fn greeted_beside(&mut self) {
+        self.server = self.server_beside.take();
+        self.health = Health::Healthy;
     }
 
     /// The new run is up: calls move over to it, and the old one drains.
@@ -151,6 +159,7 @@ impl Slot {
         let drain_until = Some(now + DRAIN_MAX);
         self.beside = Some(Beside::Leaving { run: old, kind: StopKind::Config, drain_until, next: None });
         self.spec = spec;
+        self.greeted_beside();
         self.history.clear();
         self.restarts += 1;
         self.learn(catalogue, out);
@@ -236,6 +245,7 @@ impl Slot {
                 self.initialized_at = initialized_at;
                 self.phase = Phase::Starting { run, why, since };
                 if initialized_at.is_some() {
+                    self.greeted_beside();
                     self.moves(Cause::Initialized, None, out);
                 }
             }

@@ -135,6 +135,8 @@ pub struct Slot {
     pub history: History,
     /// The second incarnation, during a rolling update.
     pub beside: Option<Beside>,
+    /// What that one's server said of itself.
+    server_beside: Option<Arc<ServerInfo>>,
     /// For delays that are not to be the same for all.
     pub(crate) dice: Dice,
     refused: Option<Refusal>,
@@ -146,6 +148,8 @@ pub struct Slot {
     recalled: bool,
     /// Its credentials have changed since its run was started.
     newer_credentials: bool,
+    /// The run that is a connection, not a process: an update may have made one of what was the other.
+    dialled: Option<Run>,
 }
 
 impl Slot {
@@ -195,8 +199,8 @@ impl Slot {
                 slot.becomes(Status::Online, slot.refusal(), &mut out);
             }
         } else if let Some((away, status, message)) = memo.away.as_ref().filter(|_| slot.is_remote()) {
-            slot.is_away(away);
             slot.becomes(*status, message.clone(), &mut out);
+            slot.is_away(away, &mut out);
         } else {
             slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
@@ -392,12 +396,14 @@ impl Slot {
             server: None,
             history: History::default(),
             beside: None,
+            server_beside: None,
             dice: Dice::new(0, ""),
             refused: None,
             permit: None,
             called: false,
             recalled: false,
             newer_credentials: false,
+            dialled: None,
             was_ready: false,
         }
     }
@@ -409,12 +415,17 @@ impl Slot {
     }
 
     fn begin_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<Effect>) {
-        let why = match (self.was_ready, self.is_remote()) {
-            (false, _) => Why::First,
-            (true, true) => Why::Reconnect { attempt: 0, resume: None },
-            (true, false) => Why::Again { reason, old_pid, attempt: 0 },
-        };
+        let why = if self.was_ready { self.anew(reason, old_pid) } else { Why::First };
         self.again(why, out);
+    }
+
+    /// What a start is that has no failure behind it.
+    fn anew(&self, reason: RestartReason, old_pid: Option<u32>) -> Why {
+        if self.is_remote() {
+            Why::Reconnect { attempt: 0, resume: None }
+        } else {
+            Why::Again { reason, old_pid, attempt: 0 }
+        }
     }
 
     fn again(&mut self, why: Why, out: &mut Vec<Effect>) {

@@ -20,7 +20,7 @@ use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::remote::{Connection, Health};
 use crate::model::spec::{InstanceSpec, Target};
-use crate::model::status::Cause;
+use crate::model::status::{self, Cause, Status};
 use crate::rules::restart;
 use crate::rules::retry::{self, Class};
 
@@ -49,9 +49,18 @@ pub enum HealthNews {
 /// Where a remote instance is that is not connected, as far as a new supervisor must know.
 #[derive(Debug, Clone)]
 pub(super) enum Away {
-    Reconnecting { until: Instant, attempt: u32 },
+    Reconnecting {
+        until: Instant,
+        attempt: u32,
+    },
+    /// An attempt was under way.
+    Attempting {
+        attempt: u32,
+    },
     Reauth,
-    Exhausted { attempts: u32 },
+    Exhausted {
+        attempts: u32,
+    },
 }
 
 impl Slot {
@@ -63,11 +72,12 @@ impl Slot {
     /// The connection of a remote instance.
     pub fn connection(&self) -> Option<Connection> {
         let connection = match &self.phase {
+            Phase::Starting { .. } if self.initialized_at.is_some() => Connection::Connected,
+            Phase::Queued { .. } | Phase::Starting { .. } if self.is_known_to_be_away() => Connection::Reconnecting,
+            Phase::Queued { .. } | Phase::Starting { .. } | Phase::Stopping { then: Then::Again(_), .. } => {
+                Connection::Connecting
+            }
             Phase::Unconfigured | Phase::Stopping { .. } | Phase::Stopped | Phase::Over => Connection::Disconnected,
-            Phase::Queued { why, .. } | Phase::Starting { why, .. } => match why {
-                Why::Reconnect { attempt, .. } if *attempt > 0 => Connection::Reconnecting,
-                Why::First | Why::Again { .. } | Why::Wake { .. } | Why::Reconnect { .. } => Connection::Connecting,
-            },
             Phase::Ready { .. } | Phase::Undiscovered { .. } => Connection::Connected,
             Phase::Reconnecting { .. } => Connection::Reconnecting,
             Phase::Reauth | Phase::Exhausted { .. } => Connection::Error,
@@ -82,10 +92,16 @@ impl Slot {
     pub(super) fn away(&self) -> Option<Away> {
         match &self.phase {
             Phase::Reconnecting { until, attempt } => Some(Away::Reconnecting { until: *until, attempt: *attempt }),
-            // An attempt that was interrupted has not happened: its schedule goes on.
+            // An attempt that was interrupted has not happened: its schedule goes on, or it is made again.
             Phase::Queued { why: Why::Reconnect { attempt, resume: Some(until) }, .. }
             | Phase::Starting { why: Why::Reconnect { attempt, resume: Some(until) }, .. } => {
                 Some(Away::Reconnecting { until: *until, attempt: *attempt })
+            }
+            Phase::Queued { why: Why::Reconnect { attempt, resume: None }, .. }
+            | Phase::Starting { why: Why::Reconnect { attempt, resume: None }, .. }
+                if self.is_known_to_be_away() =>
+            {
+                Some(Away::Attempting { attempt: *attempt })
             }
             Phase::Reauth => Some(Away::Reauth),
             Phase::Exhausted { attempts } => Some(Away::Exhausted { attempts: *attempts }),
@@ -93,12 +109,18 @@ impl Slot {
         }
     }
 
-    pub(super) fn is_away(&mut self, away: &Away) {
-        self.phase = match away {
-            Away::Reconnecting { until, attempt } => Phase::Reconnecting { until: *until, attempt: *attempt },
-            Away::Reauth => Phase::Reauth,
-            Away::Exhausted { attempts } => Phase::Exhausted { attempts: *attempts },
-        };
+    pub(super) fn is_away(&mut self, away: &Away, out: &mut Vec<Effect>) {
+        match *away {
+            Away::Reconnecting { until, attempt } => self.phase = Phase::Reconnecting { until, attempt },
+            Away::Attempting { attempt } => self.attempt_now(attempt, None, out),
+            Away::Reauth => self.phase = Phase::Reauth,
+            Away::Exhausted { attempts } => self.phase = Phase::Exhausted { attempts },
+        }
+    }
+
+    /// Its status says that it was lost or not reached; an attempt that is under way changes that only when it succeeds.
+    fn is_known_to_be_away(&self) -> bool {
+        matches!(self.status, Status::Offline | Status::Error)
     }
 
     /// An attempt at once. What was scheduled goes on if it fails and nobody but a caller had wanted it.
@@ -151,8 +173,16 @@ impl Slot {
     }
 
     /// The run of a remote instance ended unasked.
-    pub(super) fn lost(&mut self, now: Instant, ended: &Phase, exit: WorkerExit, out: &mut Vec<Effect>) {
-        let connected = exit.ran.is_some();
+    pub(super) fn lost(
+        &mut self,
+        now: Instant,
+        ended: &Phase,
+        connected: bool,
+        exit: WorkerExit,
+        out: &mut Vec<Effect>,
+    ) {
+        // Who waited was let in when it was there, or waits for this attempt.
+        self.called &= matches!(ended, Phase::Starting { .. });
         let failure = match exit.cause {
             ExitCause::Lost(failure) => failure,
             ExitCause::Panicked(how) => Failure::sent(FailureKind::Panicked(how)),
@@ -168,6 +198,7 @@ impl Slot {
         if class == Class::Unauthorized {
             // They have changed while it was found out that the old ones are not accepted.
             if std::mem::take(&mut self.newer_credentials) {
+                self.moves(Cause::Lost, Some(format!("{reason}; its credentials have changed meanwhile")), out);
                 self.attempt_now(0, None, out);
                 return;
             }
@@ -176,38 +207,37 @@ impl Slot {
             self.refuse(out);
             return;
         }
-        // What fails while connected begins a schedule; a failed attempt goes on with its own.
+        // What fails while connected begins a schedule; a failed attempt goes on with its own. It has succeeded when the
+        // lists are read, or cannot be read on a link that lives: a server that greets and goes is not tried every second.
         let (attempt, resume) = match ended {
-            Phase::Starting { why: Why::Reconnect { attempt, resume: Some(until) }, .. } if *until > now => {
-                (*attempt, Some(*until))
+            Phase::Starting { why: Why::Reconnect { attempt, resume }, .. }
+            | Phase::Undiscovered { why: Why::Reconnect { attempt, resume }, attempt: 0, .. } => {
+                match resume.filter(|until| *until > now) {
+                    Some(until) => (*attempt, Some(until)),
+                    None => (attempt + 1, None),
+                }
             }
-            Phase::Starting { why: Why::Reconnect { attempt, .. }, .. } => (attempt + 1, None),
             _ => (1, None),
         };
         let policy = &self.spec.policy.reconnect;
         let offline = matches!(class, Class::Unreachable) || (class == Class::Expired && connected);
         let retry_at = if policy.attempts_max.is_some_and(|most| attempt > most) {
             self.phase = Phase::Exhausted { attempts: attempt - 1 };
-            self.moves(Cause::Failed, Some("Connection failed after max retries".to_owned()), out);
+            self.moves_on(Cause::Failed, "Connection failed after max retries".to_owned(), out);
             None
         } else {
             let delay = restart::reconnect_delay(policy, attempt);
             let delay = self.dice.spread(delay, policy.jitter_percent);
             let asked = retry::asked_pause(&failure.kind).unwrap_or_default().min(PAUSE_MAX);
-            let until = resume.unwrap_or(now + delay.max(asked));
+            let until = resume.unwrap_or(now + delay).max(now + asked);
             self.phase = Phase::Reconnecting { until, attempt };
             let (cause, message) = match class {
                 Class::Unreachable => (Cause::Lost, format!("Server unreachable: {reason}")),
                 _ if offline => (Cause::Lost, format!("Server disconnected: {reason}")),
                 _ => (Cause::Failed, reason.clone()),
             };
-            // The same as before is no news: a server that is away for a week is told once.
-            if crate::model::status::next(self.status, cause) != Some(self.status)
-                || self.message.as_ref() != Some(&message)
-            {
-                self.moves(cause, Some(message), out);
-            }
-            if resume.is_none() {
+            self.moves_on(cause, message, out);
+            if resume != Some(until) {
                 out.push(Effect::Tell(Told::Reconnecting { attempt, after: until.saturating_duration_since(now) }));
             }
             Some(until)
@@ -216,6 +246,14 @@ impl Slot {
         if matches!(ended, Phase::Starting { .. }) {
             self.called = false;
             out.push(Effect::Unreachable { last_error: reason, retry_at });
+        }
+    }
+
+    /// The same as before is no news: a server that is away for a week is told once.
+    fn moves_on(&mut self, cause: Cause, message: String, out: &mut Vec<Effect>) {
+        let same = status::next(self.status, cause) == Some(self.status) && self.message.as_ref() == Some(&message);
+        if !same {
+            self.moves(cause, Some(message), out);
         }
     }
 
@@ -232,12 +270,15 @@ impl Slot {
                 self.moves(Cause::CredentialsChanged, Some("its credentials have changed".to_owned()), out);
                 self.attempt_now(0, None, out);
             }
+            Phase::Exhausted { .. } => {
+                self.moves(Cause::Attempt, Some("its credentials have changed".to_owned()), out);
+                self.attempt_now(0, None, out);
+            }
             // The next attempt has them.
             Phase::Unconfigured
             | Phase::Queued { .. }
             | Phase::FallingAsleep { .. }
             | Phase::Reconnecting { .. }
-            | Phase::Exhausted { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
             | Phase::Stopping { .. }
@@ -262,7 +303,14 @@ impl Slot {
     pub(super) fn on_woke(&mut self, now: Instant, asleep: Duration, out: &mut Vec<Effect>) {
         let earlier = |at: Instant| at.checked_sub(asleep).unwrap_or(now);
         match &mut self.phase {
-            Phase::Reconnecting { until, .. } | Phase::Backoff { until, .. } => *until = earlier(*until),
+            Phase::Reconnecting { until, .. }
+            | Phase::Backoff { until, .. }
+            | Phase::Dormant { not_before: until, .. }
+            | Phase::Queued { why: Why::Reconnect { resume: Some(until), .. }, .. }
+            | Phase::Starting { why: Why::Reconnect { resume: Some(until), .. }, .. }
+            | Phase::Undiscovered { why: Why::Reconnect { resume: Some(until), .. }, attempt: 0, .. } => {
+                *until = earlier(*until);
+            }
             Phase::Undiscovered { retry_at: Some(at), .. } => *at = earlier(*at),
             // Its connections may be dead, and nobody has told.
             Phase::Ready { run, .. } if is_remote(&self.spec) => out.push(Effect::Check(*run)),
@@ -275,7 +323,6 @@ impl Slot {
             | Phase::Undiscovered { .. }
             | Phase::Reauth
             | Phase::Exhausted { .. }
-            | Phase::Dormant { .. }
             | Phase::Stopping { .. }
             | Phase::Stopped
             | Phase::Failed

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{Effect, Phase, Slot, Then, Told, Why};
 use crate::model::catalogue::Catalogue;
-use crate::model::event::RestartReason;
+use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::ids::Run;
 use crate::model::remote::{Health, ServerInfo};
@@ -29,10 +29,12 @@ impl Slot {
         self.pid = None;
         self.initialized_at = None;
         self.newer_credentials = false;
+        self.dialled = self.is_remote().then_some(run);
         match why {
             // The status stays what it is until it is there: `online` where it sleeps, `offline` where it was lost.
             Why::Wake { .. } => {}
-            Why::Reconnect { .. } => {}
+            Why::Reconnect { .. } if matches!(self.status, Status::Offline | Status::Error | Status::Connecting) => {}
+            Why::Reconnect { .. } => self.moves(Cause::Attempt, Some("connecting".to_owned()), out),
             Why::First | Why::Again { .. } if self.is_remote() => {
                 self.moves(Cause::Attempt, Some("connecting".to_owned()), out);
             }
@@ -42,7 +44,7 @@ impl Slot {
     }
 
     pub(super) fn on_initialized(&mut self, now: Instant, run: Run, server: Arc<ServerInfo>, out: &mut Vec<Effect>) {
-        self.on_initialized_beside(now, run);
+        self.on_initialized_beside(now, run, &server);
         let Phase::Starting { run: current, why, since } = &self.phase else { return };
         if *current != run {
             return;
@@ -58,7 +60,9 @@ impl Slot {
             Why::First | Why::Again { .. } => self.moves(Cause::Initialized, None, out),
             // Whoever waits is answered at once, and beside it is found out what has changed.
             Why::Reconnect { .. } => {
-                self.moves(Cause::Attempt, Some("Server recovered, re-discovering tools".to_owned()), out);
+                if self.status != Status::Connecting {
+                    self.moves(Cause::Attempt, Some("Server recovered, re-discovering tools".to_owned()), out);
+                }
                 self.moves(Cause::Initialized, None, out);
                 self.phase = Phase::Undiscovered { run, why, since, attempt: 0, retry_at: None };
                 out.push(Effect::Admit(run));
@@ -167,16 +171,19 @@ impl Slot {
             return;
         }
         let old_pid = exit.pid.or(self.pid);
+        // A panic tells nothing but itself.
+        let connected = exit.ran.is_some() || self.initialized_at.is_some();
         self.last_exit = Some(exit.reason());
         self.pid = None;
         self.initialized_at = None;
         self.health = Health::Unknown;
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Stopping { kind, then, .. } => {
-                out.push(Effect::Tell(match self.was_of_a_connection(&exit) {
-                    true => Told::Disconnected { intentional: true },
-                    false => Told::Stopped { kind, exit },
-                }));
+                if self.dialled != Some(run) {
+                    out.push(Effect::Tell(Told::Stopped { kind, exit }));
+                } else if connected || kind == StopKind::Uninstall {
+                    out.push(Effect::Tell(Told::Disconnected { intentional: true }));
+                }
                 if self.lingers(kind, &then, out) {
                     return;
                 }
@@ -191,7 +198,7 @@ impl Slot {
                 }
             }
             ended @ (Phase::Starting { .. } | Phase::Ready { .. } | Phase::Undiscovered { .. }) if self.is_remote() => {
-                self.lost(now, &ended, exit, out);
+                self.lost(now, &ended, connected, exit, out);
             }
             Phase::FallingAsleep { since, idle, .. } if exit.cause == ExitCause::Asked => {
                 let last_activity = since.checked_sub(idle).unwrap_or(since);
@@ -214,11 +221,6 @@ impl Slot {
             | Phase::Failed
             | Phase::Over => {}
         }
-    }
-
-    /// A process has an id, or an end of its own; an update may have made one of what was the other.
-    fn was_of_a_connection(&self, exit: &WorkerExit) -> bool {
-        self.is_remote() && exit.pid.is_none() && exit.code.is_none() && exit.signal.is_none()
     }
 
     /// Every unwanted exit is charged to the one budget, whatever its code.

@@ -11,7 +11,7 @@ use crate::model::status::{Cause, Status};
 
 impl Slot {
     pub(super) fn on_start(&mut self, out: &mut Vec<Effect>) {
-        match &mut self.phase {
+        match &self.phase {
             Phase::Stopped => {
                 self.want = Want::Running;
                 self.history.clear();
@@ -23,15 +23,15 @@ impl Slot {
                 }
             }
             // The old run is still ending: it starts again when that is done.
-            Phase::Stopping { then, .. } if *then == Then::Stop => {
+            Phase::Stopping { then: Then::Stop, .. } => {
                 self.want = Want::Running;
                 self.history.clear();
                 if self.spec.missing.is_empty() {
-                    let old_pid = self.pid;
-                    *then = Then::Again(Why::Again { reason: RestartReason::Manual, old_pid, attempt: 0 });
+                    let again = self.anew(RestartReason::Manual, self.pid);
+                    self.ends_in(Then::Again(again));
                     self.moves(Cause::Asked, Some("starting again when the old run has ended".to_owned()), out);
                 } else {
-                    *then = Then::AwaitConfig;
+                    self.ends_in(Then::AwaitConfig);
                     self.moves(Cause::ConfigMissing, Some(self.missing_message()), out);
                 }
             }
@@ -156,6 +156,7 @@ impl Slot {
             return;
         }
         let complete = spec.missing.is_empty();
+        let other_kind = is_remote(&spec) != self.is_remote();
         let rolls = spec.on_update == OnUpdate::Rolling && complete && !is_remote(&spec) && !self.is_remote();
         if rolls && takes_calls {
             self.roll(spec, out);
@@ -163,15 +164,15 @@ impl Slot {
         }
         self.takes_on(spec);
         self.dismiss(StopKind::Config, out);
-        match &mut self.phase {
+        let again = self.anew(RestartReason::Config, self.pid);
+        let then = if complete { Then::Again(again) } else { Then::AwaitConfig };
+        match &self.phase {
             Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
-                let again = Why::Again { reason: RestartReason::Config, old_pid: self.pid, attempt: 0 };
-                self.end_run(StopKind::Config, if complete { Then::Again(again) } else { Then::AwaitConfig }, out);
+                self.end_run(StopKind::Config, then, out);
                 self.config_changed(out);
             }
-            Phase::Stopping { then: then @ (Then::Again(_) | Then::AwaitConfig), .. } => {
-                let again = Why::Again { reason: RestartReason::Config, old_pid: self.pid, attempt: 0 };
-                *then = if complete { Then::Again(again) } else { Then::AwaitConfig };
+            Phase::Stopping { then: Then::Again(_) | Then::AwaitConfig, .. } => {
+                self.ends_in(then);
                 self.config_changed(out);
             }
             Phase::Unconfigured if complete => {
@@ -184,8 +185,9 @@ impl Slot {
                 self.await_config(out);
             }
             // It has not started yet, and will with the new configuration.
-            Phase::Queued { why: Why::First | Why::Again { .. }, .. } => {}
-            Phase::Queued { why: Why::Wake { .. } | Why::Reconnect { .. }, .. }
+            Phase::Queued { why: Why::First, .. } => {}
+            Phase::Queued { why: Why::Again { .. }, .. } if !other_kind => {}
+            Phase::Queued { why: Why::Again { .. } | Why::Wake { .. } | Why::Reconnect { .. }, .. }
             | Phase::Reconnecting { .. }
             | Phase::Reauth
             | Phase::Exhausted { .. }
@@ -201,6 +203,13 @@ impl Slot {
             }
             // What is configured will be started when a person, or the rest of the configuration, allows it.
             Phase::Stopped | Phase::Stopping { .. } | Phase::Over => {}
+        }
+    }
+
+    /// What comes after the run that is being ended.
+    fn ends_in(&mut self, next: Then) {
+        if let Phase::Stopping { then, .. } = &mut self.phase {
+            *then = next;
         }
     }
 

@@ -1,26 +1,26 @@
-//! The slot against a model of its world: a root that grants permits late, twice or after they were withdrawn, servers
-//! that do everything a server can do, people who change their minds, callers, and a supervisor that panics. Whatever
-//! comes in whatever order, the promises below hold after every step, and in the end the dust settles.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod samples;
+//! The world of one slot: what happens in it, and what must be true after each step.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mcp_satellite_actors::model::event::StopKind;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::Run;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
+use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
-use mcp_satellite_actors::rules::slot::{Beside, Effect, Input, Memo, Phase, Slot, Then, Told, Want, Why};
-use proptest::prelude::*;
-use samples::{catalogue, exited, incomplete, introduced, remote, rolling, spec, stopped};
+use mcp_satellite_actors::rules::slot::{Beside, Effect, HealthNews, Input, Memo, Phase, Slot, Then, Told, Want, Why};
+
+use crate::away::{Away, Expected, Loss};
+use crate::samples::{
+    bounded, catalogue, exited, incomplete, introduced, lost, remote, rolling, spec, stopped, with_token,
+};
 
 /// One thing that happens in the world. What makes no sense at the moment does not happen.
 #[derive(Debug, Clone, Copy)]
-enum Step {
+pub(crate) enum Step {
     /// Root reads its next message.
     RootReads,
     /// Root grants a permit, if the instance waits for one.
@@ -39,6 +39,8 @@ enum Step {
     /// The server says something of a run that is over.
     OldNews(usize, Server),
     Wait(Duration),
+    /// The machine sleeps for so long, and no clock of ours sees it.
+    Suspended(Duration),
     /// A tick that nobody asked for.
     SpuriousTick,
     /// All that is under way goes one step on, as it should.
@@ -47,10 +49,11 @@ enum Step {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Person {
+pub(crate) enum Person {
     Start,
     Stop,
     Restart,
+    Reconnect,
     Update(Shape),
     Uninstall,
     Shutdown,
@@ -58,28 +61,44 @@ enum Person {
 
 /// What a configuration is changed to.
 #[derive(Debug, Clone, Copy)]
-enum Shape {
+pub(crate) enum Shape {
     Listed,
     AlwaysOn,
     Lazy,
     Incomplete,
-    Remote,
+    Remote(Remote),
     /// In one of several versions, each rolled out.
     Rolling(u8),
 }
 
+/// One of several remote servers.
 #[derive(Debug, Clone, Copy)]
-enum Server {
+pub(crate) struct Remote {
+    pub(crate) bounded: bool,
+    pub(crate) lazy: bool,
+    pub(crate) incomplete: bool,
+    pub(crate) address: u8,
+    pub(crate) token: u8,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Server {
     Appears,
     FirstByte,
     Initializes,
     Lists,
     CannotList,
-    Ends(End),
+    /// A call succeeds.
+    Answers,
+    /// What health checks find.
+    Degrades,
+    Restores,
+    /// How it ends if it is a process, and how if it is a connection.
+    Ends(End, Loss),
 }
 
 #[derive(Debug, Clone, Copy)]
-enum End {
+pub(crate) enum End {
     Code(i32),
     Signal,
     Wire,
@@ -93,16 +112,51 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
         Shape::AlwaysOn => spec(|config| config.keep = Keep::AlwaysOn),
         Shape::Lazy => spec(|config| config.keep = Keep::Lazy),
         Shape::Incomplete => spec(incomplete),
-        Shape::Remote => spec(remote),
+        Shape::Remote(of) => spec(|config| {
+            if of.bounded {
+                bounded(config)
+            } else {
+                remote(config)
+            }
+            if of.lazy {
+                config.keep = Keep::Lazy;
+            }
+            if of.incomplete {
+                incomplete(config);
+            }
+            let url = format!("http://127.0.0.1/{}", of.address);
+            config.target = Target::Remote { transport: RemoteTransport::Http, url, health_url: None };
+            with_token(config, &of.token.to_string());
+        }),
         Shape::Rolling(version) => spec(rolling(version)),
     }
+}
+
+fn is_remote(spec: &InstanceSpec) -> bool {
+    matches!(spec.target, Target::Remote { .. })
+}
+
+/// Whether a healthy connection may go on under this configuration.
+fn are_credentials(before: &InstanceSpec, after: &InstanceSpec) -> bool {
+    is_remote(before)
+        && before.target == after.target
+        && before.policy == after.policy
+        && before.keep == after.keep
+        && before.missing.is_empty()
+        && after.missing.is_empty()
 }
 
 /// A worker as the team started it.
 #[derive(Debug)]
 struct Worker {
     run: Run,
+    /// It is a connection, not a process.
+    dialled: bool,
     discovers: bool,
+    /// The last attempt to read its lists has failed.
+    cannot_list: bool,
+    /// Its credentials have changed since it was started.
+    newer_credentials: bool,
     appeared: bool,
     initialized: Option<Instant>,
     listed: bool,
@@ -114,13 +168,20 @@ struct Worker {
     inside: usize,
 }
 
-struct World {
+/// Where Root keeps who waits for a permit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Pool {
+    Processes,
+    Connections,
+}
+
+pub(crate) struct World {
     now: Instant,
     slot: Slot,
     memo: Memo,
     // Root.
     to_root: VecDeque<Effect>,
-    waits: bool,
+    waits: BTreeSet<Pool>,
     held: BTreeSet<Run>,
     grants: VecDeque<Run>,
     runs: u64,
@@ -140,7 +201,9 @@ struct World {
     ready_since: Option<Instant>,
     slips_in: bool,
     ending: bool,
-    removed: bool,
+    pub(crate) removed: bool,
+    /// Of its connection.
+    away: Away,
     exits: Vec<Instant>,
     quick: usize,
     not_before: Option<Instant>,
@@ -148,7 +211,7 @@ struct World {
 
 impl World {
     /// `known` says that its tools are known from another day.
-    fn new(first: Shape, known: bool) -> Self {
+    pub(crate) fn new(first: Shape, known: bool) -> Self {
         let (slot, effects) = if known {
             Slot::revive(shape(first), &Memo::recalled(catalogue("read"), Instant::now()))
         } else {
@@ -158,7 +221,7 @@ impl World {
             now: Instant::now(),
             memo: slot.memo(),
             to_root: VecDeque::new(),
-            waits: false,
+            waits: BTreeSet::new(),
             held: BTreeSet::new(),
             grants: VecDeque::new(),
             runs: 0,
@@ -174,6 +237,7 @@ impl World {
             slips_in: false,
             ending: false,
             removed: false,
+            away: Away::default(),
             exits: Vec::new(),
             quick: 0,
             not_before: None,
@@ -184,18 +248,13 @@ impl World {
         world
     }
 
-    fn step(&mut self, step: Step) {
+    pub(crate) fn step(&mut self, step: Step) {
         match step {
             Step::RootReads => self.root_reads(),
             Step::RootGrants => self.root_grants(),
             Step::GrantArrives => self.grant_arrives(),
             Step::Person(person) => self.person(person),
-            Step::Call => {
-                if !self.removed {
-                    self.caller_waits = true;
-                    self.handle(Input::Call);
-                }
-            }
+            Step::Call => self.calls(),
             Step::CallEnds => {
                 if let Some(worker) = self.workers.iter_mut().find(|worker| worker.inside > 0) {
                     worker.inside -= 1;
@@ -211,23 +270,38 @@ impl World {
             }
             Step::OldNews(nth, server) => self.old_news(nth, server),
             Step::Wait(time) => self.wait(time),
+            Step::Suspended(time) => self.suspended(time),
             Step::SpuriousTick => drop(self.handle(Input::Tick(self.activity()))),
             Step::AllGoesWell => self.all_goes_well(),
             Step::SupervisorPanics => self.supervisor_panics(),
         }
+        self.check_schedule();
+    }
+
+    fn calls(&mut self) {
+        if self.removed {
+            return;
+        }
+        self.caller_waits = true;
+        self.away.wanted = true;
+        self.handle(Input::Call);
+        let waits = matches!(self.slot.phase, Phase::Reconnecting { .. } | Phase::Exhausted { .. });
+        assert!(!waits, "a call does not wait for the schedule");
     }
 
     fn root_reads(&mut self) {
+        let pool = if is_remote(&self.desired) { Pool::Connections } else { Pool::Processes };
         match self.to_root.pop_front() {
-            Some(Effect::RequestPermit { .. }) => self.waits = true,
-            Some(Effect::WithdrawPermit) => self.waits = false,
+            Some(Effect::RequestPermit { .. }) => drop(self.waits.insert(pool)),
+            Some(Effect::WithdrawPermit) => self.waits.clear(),
             Some(Effect::ReleasePermit(run)) => assert!(self.held.remove(&run), "{run:?} is given back twice"),
             _ => {}
         }
     }
 
     fn root_grants(&mut self) {
-        if std::mem::take(&mut self.waits) {
+        // It may have become remote, or the reverse, since it asked.
+        for _ in std::mem::take(&mut self.waits) {
             self.runs += 1;
             self.held.insert(Run(self.runs));
             self.grants.push_back(Run(self.runs));
@@ -255,50 +329,20 @@ impl World {
                     self.want = Want::Running;
                     self.forget_exits();
                 }
+                if matches!(self.slot.phase, Phase::Exhausted { .. }) {
+                    self.away.begins_anew();
+                }
                 self.handle(Input::Start);
             }
             Person::Stop => {
                 if !self.ending {
                     self.want = Want::Stopped;
+                    self.away.begins_anew();
                 }
                 self.handle(Input::Stop);
             }
-            Person::Restart => {
-                let before = (self.slot.phase.clone(), self.slot.status);
-                let denied = self.handle(Input::Restart).iter().any(|effect| matches!(effect, Effect::Denied(_)));
-                if denied {
-                    assert_eq!(before, (self.slot.phase.clone(), self.slot.status), "a denied restart does nothing");
-                } else {
-                    self.forget_exits();
-                }
-                assert!(denied || self.want == Want::Running, "a stopped instance is not restarted");
-            }
-            Person::Update(to) => {
-                let (to, before) = (shape(to), self.slot.spec.clone());
-                // Root knows that nothing has changed, and what may be tried again.
-                let again = to == self.desired;
-                if self.ending || (again && !self.memo.can_try_again(&to)) {
-                    return;
-                }
-                self.desired = to.clone();
-                let rolls = to.on_update == OnUpdate::Rolling && matches!(self.slot.phase, Phase::Ready { .. });
-                let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
-                let back = self.not_taken && to == before && sleeps;
-                let stays = again && !rolls;
-                self.not_taken &= stays;
-                let phase = self.slot.phase.clone();
-                self.handle(Input::Update(to.clone()));
-                if rolls {
-                    assert!(matches!(self.slot.phase, Phase::Ready { .. }), "nothing happens to what takes calls");
-                    assert!(Arc::ptr_eq(&before, &self.slot.spec));
-                } else if back || stays {
-                    assert_eq!(phase, self.slot.phase, "nothing happens to what stays as it is");
-                    assert!(Arc::ptr_eq(&before, &self.slot.spec));
-                } else {
-                    assert!(self.slot.catalogue.is_none(), "a new configuration has no catalogue yet");
-                    assert_eq!(self.slot.spec, to);
-                }
-            }
+            Person::Restart | Person::Reconnect => self.restart(matches!(person, Person::Reconnect)),
+            Person::Update(to) => self.update(shape(to)),
             Person::Uninstall => {
                 self.ending = true;
                 self.handle(Input::Uninstall);
@@ -307,6 +351,78 @@ impl World {
                 self.ending = true;
                 self.handle(Input::Shutdown);
             }
+        }
+    }
+
+    fn restart(&mut self, reconnect: bool) {
+        let before = (self.slot.phase.clone(), self.slot.status);
+        let (remote, stopped) = (is_remote(&self.slot.spec), self.want == Want::Stopped);
+        // What is not connected is connected, also where it was to stay down.
+        if reconnect && remote && stopped && !self.ending {
+            self.want = Want::Running;
+        }
+        let away = std::mem::take(&mut self.away);
+        let denied = self.handle(if reconnect { Input::Reconnect } else { Input::Restart });
+        if denied.iter().any(|effect| matches!(effect, Effect::Denied(_))) {
+            assert_eq!(before, (self.slot.phase.clone(), self.slot.status), "a denied request does nothing");
+            self.away = away;
+        } else {
+            self.forget_exits();
+            assert!(self.want == Want::Running, "a stopped instance is not restarted");
+            let waits = matches!(self.slot.phase, Phase::Reconnecting { .. } | Phase::Exhausted { .. } | Phase::Reauth);
+            assert!(!waits, "a person does not wait for the schedule");
+        }
+    }
+
+    fn update(&mut self, to: Arc<InstanceSpec>) {
+        let before = self.slot.spec.clone();
+        // Root knows that nothing has changed, and what may be tried again.
+        let again = to == self.desired;
+        if self.ending || (again && !self.memo.can_try_again(&to)) {
+            return;
+        }
+        self.desired = to.clone();
+        if are_credentials(&before, &to) {
+            self.credentials(to);
+            return;
+        }
+        let (ready, process) = (matches!(self.slot.phase, Phase::Ready { .. }), !is_remote(&before));
+        let rolls = to.on_update == OnUpdate::Rolling && ready && process;
+        let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
+        let back = self.not_taken && to == before && sleeps;
+        let stays = again && !rolls;
+        self.not_taken &= stays;
+        let phase = self.slot.phase.clone();
+        if !rolls && !back && !stays {
+            self.away.begins_anew();
+        }
+        self.handle(Input::Update(to.clone()));
+        if rolls {
+            assert!(matches!(self.slot.phase, Phase::Ready { .. }), "nothing happens to what takes calls");
+            assert!(Arc::ptr_eq(&before, &self.slot.spec));
+        } else if back || stays {
+            assert_eq!(phase, self.slot.phase, "nothing happens to what stays as it is");
+            assert!(Arc::ptr_eq(&before, &self.slot.spec));
+        } else {
+            assert!(self.slot.catalogue.is_none(), "a new configuration has no catalogue yet");
+            assert_eq!(self.slot.spec, to);
+        }
+    }
+
+    /// Its credentials are others, and nothing else is.
+    fn credentials(&mut self, to: Arc<InstanceSpec>) {
+        let before = (self.slot.phase.clone(), self.slot.catalogue.clone());
+        let waits = matches!(before.0, Phase::Reauth | Phase::Exhausted { .. });
+        if waits {
+            self.away.begins_anew();
+        }
+        self.handle(Input::Update(to.clone()));
+        assert_eq!(self.slot.spec, to);
+        assert_eq!(before.1.is_some(), self.slot.catalogue.is_some(), "its tools are the same");
+        if waits {
+            assert!(matches!(self.slot.phase, Phase::Queued { .. }), "what waited for them is not tried");
+        } else {
+            assert_eq!(before.0, self.slot.phase, "what is well is left alone");
         }
     }
 
@@ -333,7 +449,7 @@ impl World {
         let input = match server {
             Server::Appears if !worker.appeared => {
                 worker.appeared = true;
-                Input::Spawned(run, Some(100))
+                Input::Spawned(run, (!worker.dialled).then_some(100))
             }
             Server::FirstByte if worker.appeared => Input::FirstByte(run),
             Server::Initializes if worker.appeared && worker.initialized.is_none() => {
@@ -341,24 +457,58 @@ impl World {
                 Input::Initialized(run, introduced())
             }
             Server::Lists if worker.initialized.is_some() && (worker.discovers || worker.listed) => {
-                worker.listed = true;
+                (worker.listed, worker.cannot_list) = (true, false);
                 Input::Discovered(run, catalogue("read"))
             }
             // What does not discover by itself is ready, and may announce a change at any time.
             Server::Lists if worker.initialized.is_some() => Input::Discovered(run, catalogue("write")),
             Server::CannotList if worker.initialized.is_some() => {
                 // It is not asked again by itself.
-                worker.discovers = false;
+                (worker.discovers, worker.cannot_list) = (false, true);
                 Input::DiscoveryFailed(run, "tools/list timed out".to_owned())
             }
-            Server::Ends(end) => {
+            // The session says so once, and not while it reads them.
+            Server::Answers if worker.cannot_list && !worker.discovers => {
+                worker.cannot_list = false;
+                Input::Recovered(run)
+            }
+            Server::Degrades if worker.dialled && worker.initialized.is_some() => {
+                Input::Health(run, HealthNews::Degraded { failures: 3, last_error: "no answer".to_owned() })
+            }
+            Server::Restores if worker.dialled && worker.initialized.is_some() => {
+                Input::Health(run, HealthNews::Restored { failures: 3, last_error: None })
+            }
+            Server::Ends(_, loss) if worker.dialled => {
+                self.loses(run, loss);
+                return;
+            }
+            Server::Ends(end, _) => {
                 let exit = self.exit(run, end);
                 self.ends(run, exit);
                 return;
             }
-            Server::Appears | Server::FirstByte | Server::Initializes | Server::Lists | Server::CannotList => return,
+            Server::Appears
+            | Server::FirstByte
+            | Server::Initializes
+            | Server::Lists
+            | Server::CannotList
+            | Server::Answers
+            | Server::Degrades
+            | Server::Restores => return,
         };
+        let reconnects =
+            matches!(self.slot.phase, Phase::Starting { run: its, why: Why::Reconnect { .. }, .. } if its == run);
         self.handle(input);
+        let current = self.slot.run() == Some(run) && is_remote(&self.slot.spec);
+        match server {
+            Server::Initializes if reconnects => {
+                assert_eq!(self.slot.open_run(), Some(run));
+                assert!(!self.caller_waits, "a caller waits although it is back");
+            }
+            // It has succeeded when its lists are read, or cannot be read on a link that lives.
+            Server::Lists | Server::CannotList if current => self.away.begins_anew(),
+            _ => {}
+        }
     }
 
     fn exit(&self, run: Run, end: End) -> WorkerExit {
@@ -380,10 +530,107 @@ impl World {
         }
     }
 
-    fn ends(&mut self, run: Run, exit: WorkerExit) {
-        let Some(at) = self.workers.iter().position(|worker| worker.run == run) else { return };
-        let worker = self.workers.remove(at);
+    fn take_worker(&mut self, run: Run) -> Option<Worker> {
+        let at = self.workers.iter().position(|worker| worker.run == run)?;
         self.over.push(run);
+        Some(self.workers.remove(at))
+    }
+
+    /// A run is gone. The team's supervisor calls again for those who still wait.
+    fn tell_end(&mut self, run: Run, exit: WorkerExit) -> Vec<Effect> {
+        let waits = std::mem::take(&mut self.caller_waits);
+        let effects = self.handle(Input::Ended(run, exit));
+        let answered = effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Refuse(_) | Effect::Unreachable { .. } | Effect::Admit(_)));
+        self.caller_waits |= waits && !answered;
+        effects
+    }
+
+    /// A connection is over.
+    fn loses(&mut self, run: Run, loss: Loss) {
+        let Some(worker) = self.take_worker(run) else { return };
+        let connected = worker.initialized.is_some();
+        let ran = worker.initialized.map(|since| self.now.duration_since(since));
+        let kind = loss.kind();
+        let exit = match loss {
+            _ if worker.told_to_stop && matches!(loss, Loss::Refused) => {
+                WorkerExit { ran, ..WorkerExit::because(ExitCause::Asked) }
+            }
+            // A panic tells nothing but itself.
+            Loss::Panicked if !worker.told_to_stop => {
+                WorkerExit::because(ExitCause::Panicked("a fault of ours".to_owned()))
+            }
+            _ => lost(kind, ran),
+        };
+        assert_eq!(self.slot.run(), Some(run), "a connection is never beside another");
+        let uninstalled = matches!(self.slot.phase, Phase::Stopping { kind: StopKind::Uninstall, .. });
+        let Slot { phase, status, message, .. } = &self.slot;
+        let (before, said) = (phase.clone(), (*status, message.clone()));
+        let effects = self.tell_end(run, exit);
+        let told = effects.iter().filter_map(|effect| match effect {
+            Effect::Tell(Told::Disconnected { intentional }) => Some(*intentional),
+            Effect::Tell(Told::Stopped { .. } | Told::Crashed { .. } | Told::Exited { .. }) => {
+                panic!("a connection is no process")
+            }
+            _ => None,
+        });
+        let disconnected = connected || (worker.told_to_stop && uninstalled);
+        let expected: Vec<bool> = disconnected.then_some(worker.told_to_stop).into_iter().collect();
+        assert_eq!(told.collect::<Vec<_>>(), expected, "what is told of the end of a connection that was there");
+        let reconnecting = effects.iter().any(|effect| matches!(effect, Effect::Tell(Told::Reconnecting { .. })));
+        if worker.told_to_stop {
+            assert!(!reconnecting);
+        } else if loss.is_about_credentials() {
+            self.away.begins_anew();
+            if worker.newer_credentials {
+                assert!(matches!(self.slot.phase, Phase::Queued { .. }), "the new ones were never tried");
+            } else {
+                assert_eq!(self.slot.phase, Phase::Reauth);
+                self.away.needs_credentials = true;
+            }
+        } else {
+            self.comes_to(loss, connected, reconnecting);
+            let again = effects.iter().any(
+                |effect| matches!(effect, Effect::Status { status, message } if (*status, message.clone()) == said),
+            );
+            assert!(!again, "the same is told twice");
+        }
+        // Whoever waited for this attempt knows what came of it, or shares the one that comes at once.
+        if self.caller_waits && !worker.told_to_stop && matches!(before, Phase::Starting { .. }) {
+            assert!(matches!(self.slot.phase, Phase::Queued { .. }), "a caller waits for nothing");
+        }
+        if self.caller_waits {
+            self.calls();
+        }
+    }
+
+    /// A connection was lost, or not made: whether and when it is tried again.
+    fn comes_to(&mut self, loss: Loss, connected: bool, reconnecting: bool) {
+        let policy = &self.slot.spec.policy.reconnect;
+        let early = self.away.next.filter(|(_, due)| *due > self.now);
+        match self.away.loses(policy, loss, self.now) {
+            Expected::GivenUp => {
+                assert_eq!(self.slot.phase, Phase::Exhausted { attempts: policy.attempts_max.unwrap() });
+                assert_eq!(self.slot.status, Status::Error);
+                assert!(!reconnecting);
+            }
+            Expected::Attempt { number, earliest, latest } => {
+                let Phase::Reconnecting { until, attempt } = self.slot.phase else {
+                    panic!("it is given up: {:?}", self.slot.phase)
+                };
+                assert_eq!(attempt, number);
+                assert!((earliest..=latest).contains(&until), "attempt {number} comes {:?} from now", until - self.now);
+                let expected = if loss.is_offline(connected) { Status::Offline } else { Status::Error };
+                assert_eq!(self.slot.status, expected, "{loss:?}");
+                assert_eq!(reconnecting, early != Some((attempt, until)), "each that is scheduled is told");
+                self.away = Away { next: Some((attempt, until)), ..Away::default() };
+            }
+        }
+    }
+
+    fn ends(&mut self, run: Run, exit: WorkerExit) {
+        let Some(worker) = self.take_worker(run) else { return };
         if self.slot.run() != Some(run) {
             // It took no calls yet, or none any more: what becomes of it is its own affair.
             let exits = self.exits.len();
@@ -409,9 +656,11 @@ impl World {
             && self.slot.status == Status::Online
             && self.slot.spec.keep != Keep::AlwaysOn
             && !exit.is_crash();
-        let caller_waits = std::mem::take(&mut self.caller_waits);
-        self.handle(Input::Ended(run, exit));
-        self.caller_waits |= caller_waits;
+        let effects = self.tell_end(run, exit);
+        let connection = effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Tell(Told::Disconnected { .. } | Told::Reconnecting { .. })));
+        assert!(!connection, "a process is no connection");
         if !Arc::ptr_eq(&before, &self.slot.spec) {
             let starts = matches!(self.slot.phase, Phase::Queued { .. } | Phase::Starting { .. });
             assert!(charged && starts, "the new configuration is what is started now: {:?}", self.slot.phase);
@@ -423,7 +672,6 @@ impl World {
         } else {
             assert_eq!(falls_asleep, matches!(self.slot.phase, Phase::Dormant { .. }), "{:?}", self.slot.phase);
         }
-        // The team's supervisor calls again for those who still wait.
         if self.caller_waits {
             self.handle(Input::Call);
         }
@@ -443,7 +691,13 @@ impl World {
             Server::Initializes => Input::Initialized(run, introduced()),
             Server::Lists => Input::Discovered(run, catalogue("old")),
             Server::CannotList => Input::DiscoveryFailed(run, "old".to_owned()),
-            Server::Ends(_) => Input::Ended(run, exited(1, None)),
+            Server::Answers => Input::Recovered(run),
+            Server::Degrades => {
+                Input::Health(run, HealthNews::Degraded { failures: 3, last_error: "no answer".to_owned() })
+            }
+            Server::Restores => Input::Health(run, HealthNews::Restored { failures: 3, last_error: None }),
+            Server::Ends(_, loss) if is_remote(&self.slot.spec) => Input::Ended(run, lost(loss.kind(), None)),
+            Server::Ends(..) => Input::Ended(run, exited(1, None)),
         };
         let before = format!("{:?}", self.slot);
         let effects = self.handle(input);
@@ -459,6 +713,20 @@ impl World {
         }
     }
 
+    fn suspended(&mut self, time: Duration) {
+        if self.removed {
+            return;
+        }
+        let earlier = |at: Instant| at.checked_sub(time).unwrap_or(self.now);
+        self.away.next = self.away.next.map(|(number, due)| (number, earlier(due)));
+        self.not_before = self.not_before.map(earlier);
+        let away = matches!(self.slot.phase, Phase::Reconnecting { .. });
+        let overdue = self.away.next.is_some_and(|(_, due)| due <= self.now);
+        self.handle(Input::Woke(time));
+        assert!(!(away && overdue) || matches!(self.slot.phase, Phase::Queued { .. }), "it is overdue");
+        assert!(self.slot.deadline().is_none_or(|at| at > self.now), "what was due is not done");
+    }
+
     fn all_goes_well(&mut self) {
         while !self.to_root.is_empty() {
             self.root_reads();
@@ -469,8 +737,8 @@ impl World {
         }
         for run in self.workers.iter().map(|worker| worker.run).collect::<Vec<_>>() {
             let next = match self.worker(run) {
-                Some(worker) if worker.told_to_stop => Server::Ends(End::Code(0)),
-                Some(worker) if worker.drains && worker.inside == 0 => Server::Ends(End::Code(0)),
+                Some(worker) if worker.told_to_stop => Server::Ends(End::Code(0), Loss::Refused),
+                Some(worker) if worker.drains && worker.inside == 0 => Server::Ends(End::Code(0), Loss::Refused),
                 Some(worker) if !worker.appeared => Server::Appears,
                 Some(worker) if worker.initialized.is_none() => {
                     self.server(run, Server::FirstByte);
@@ -491,13 +759,29 @@ impl World {
         self.over.extend(self.workers.drain(..).map(|worker| worker.run));
         self.over.extend(self.grants.drain(..));
         self.to_root.clear();
-        self.waits = false;
+        self.waits.clear();
         self.held.clear();
         self.caller_waits = false;
+        let before = self.slot.phase.clone();
+        let under_way = self.slot.connection() == Some(Connection::Reconnecting);
+        if !under_way && !matches!(before, Phase::Reauth | Phase::Exhausted { .. }) {
+            self.away.begins_anew();
+        }
+        self.away.wanted = false;
         let (slot, effects) = Slot::revive(self.slot.spec.clone(), &self.memo);
         self.slot = slot;
         self.perform(effects);
         self.check();
+        match (&before, &self.slot.phase) {
+            (Phase::Reauth, after) => assert_eq!(*after, Phase::Reauth),
+            (Phase::Exhausted { .. }, after) => assert_eq!(before, *after),
+            (Phase::Reconnecting { .. }, after) => assert_eq!(before, *after, "its schedule is another"),
+            (_, after) if under_way => {
+                let goes_on = matches!(after, Phase::Reconnecting { .. } | Phase::Queued { .. });
+                assert!(goes_on, "{before:?} has come to {after:?}");
+            }
+            _ => {}
+        }
         // An update of which it had not told the memo died with it.
         if self.desired != self.slot.spec {
             self.handle(Input::Update(self.desired.clone()));
@@ -508,9 +792,18 @@ impl World {
         if self.removed {
             return Vec::new();
         }
-        let shows = matches!(input, Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..));
+        let shows = matches!(
+            input,
+            Input::Spawned(..)
+                | Input::Update(_)
+                | Input::DiscoveryFailed(..)
+                | Input::Initialized(..)
+                | Input::Woke(_)
+                | Input::Granted(_)
+                | Input::Call
+        );
         let was_ready = matches!(self.slot.phase, Phase::Ready { .. });
-        let person = matches!(input, Input::Start | Input::Stop | Input::Restart);
+        let person = matches!(input, Input::Start | Input::Stop | Input::Restart | Input::Reconnect);
         let before = self.slot.spec.clone();
         let effects = self.slot.handle(self.now, input);
         if !Arc::ptr_eq(&before, &self.slot.spec) {
@@ -556,7 +849,8 @@ impl World {
                 }
                 Effect::Discover(run) => {
                     let worker = self.worker(run).unwrap();
-                    (worker.discovers, worker.listed) = (true, false);
+                    assert!(!worker.told_to_stop && worker.initialized.is_some());
+                    (worker.discovers, worker.listed, worker.cannot_list) = (true, false, false);
                 }
                 Effect::Tell(Told::NotTaken { .. }) => self.not_taken = true,
                 Effect::Refused { status, cause } => panic!("a transition is refused: {cause:?} in {status}"),
@@ -575,8 +869,26 @@ impl World {
                     assert!(self.workers.is_empty(), "something is left: {:?}", self.workers);
                     self.removed = true;
                 }
-                Effect::Unreachable { .. } => self.caller_waits = false,
-                Effect::Check(_) | Effect::Credentials { .. } => {}
+                Effect::Unreachable { retry_at, .. } => {
+                    assert_eq!(retry_at, self.slot.next_retry().map(|(at, _)| at));
+                    self.caller_waits = false;
+                }
+                Effect::Check(run) => {
+                    assert_eq!(self.slot.open_run(), Some(run));
+                    assert!(self.worker(run).unwrap().dialled, "a process is looked after by itself");
+                }
+                Effect::Credentials { run, spec } => {
+                    assert_eq!(spec, self.desired);
+                    let worker = self.worker(run).unwrap();
+                    assert!(worker.dialled && !worker.told_to_stop);
+                    worker.newer_credentials = true;
+                }
+                Effect::Tell(Told::Reconnected { attempts }) => {
+                    assert_eq!(attempts, self.away.next.map_or(0, |(number, _)| number));
+                }
+                Effect::Tell(Told::PermanentlyFailed { .. }) => {
+                    assert!(!is_remote(&self.slot.spec), "a remote one never fails for good");
+                }
                 Effect::Status { .. } | Effect::ChargeTeam | Effect::Tell(_) | Effect::Denied(_) => {}
             }
         }
@@ -585,6 +897,7 @@ impl World {
     fn try_sleep(&mut self, run: Run, idle: Duration) {
         let policy = self.slot.spec.policy.idle.clone();
         assert_ne!(self.slot.spec.keep, Keep::AlwaysOn, "it must never sleep");
+        assert!(!is_remote(&self.slot.spec), "nothing is saved by a connection that sleeps");
         // A call may have been tried on it before its tools could be read: then its door stays open.
         let used = self.worker(run).unwrap().inside > 0;
         assert!(!used || idle.is_zero(), "it has a call in flight");
@@ -627,13 +940,21 @@ impl World {
         assert_eq!(self.want, Want::Running, "it was stopped and nobody has started it");
         assert!(!self.ending, "it starts on its way out");
         assert!(spec.missing.is_empty(), "it starts without what its user must give");
-        assert!(matches!(spec.target, Target::Stdio { .. }), "no worker serves it");
+        if is_remote(spec) {
+            assert!(!self.away.needs_credentials, "it is tried with what was not accepted");
+            let due = self.away.next.is_none_or(|(_, due)| due <= self.now);
+            assert!(due || self.away.wanted, "an attempt before its time, and nobody wants it");
+            assert_eq!(*spec, *self.desired, "it is tried with what it was, not what it is");
+        }
         assert!(discover || self.slot.catalogue.is_some(), "nothing is known of its tools");
         assert!(self.exits_that_count() < self.slot.spec.policy.restart.max_crashes, "a restart beyond the budget");
         let succeeds = *spec != *self.slot.spec;
         assert!(succeeds || self.not_before.is_none_or(|at| self.now >= at), "a restart's delay is cut short");
         self.workers.push(Worker {
             run,
+            dialled: is_remote(spec),
+            cannot_list: false,
+            newer_credentials: false,
             discovers: discover,
             appeared: false,
             initialized: None,
@@ -677,8 +998,15 @@ impl World {
         }
         let expected: &[Status] = match phase {
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => &[Status::AwaitingUserConfig],
-            Phase::Undiscovered { .. } => &[Status::Error],
-            Phase::Reconnecting { .. } | Phase::Exhausted { .. } => &[Status::Offline, Status::Error],
+            Phase::Undiscovered { retry_at: Some(_), .. } => &[Status::Error],
+            Phase::Undiscovered { attempt: 0, .. } => &[Status::DiscoveringTools],
+            Phase::Undiscovered { .. } => &[Status::Error, Status::DiscoveringTools],
+            Phase::Reconnecting { .. } => &[Status::Offline, Status::Error],
+            Phase::Exhausted { .. } => &[Status::Error],
+            Phase::Queued { why: Why::Reconnect { .. }, .. } => {
+                &[Status::Offline, Status::Error, Status::CommandReceived, Status::Connecting, Status::Restarting]
+            }
+            Phase::Starting { why: Why::Reconnect { .. }, .. } => &[Status::Offline, Status::Error, Status::Connecting],
             Phase::Reauth => &[Status::RequiresReauth],
             Phase::Queued { why: Why::Wake { .. }, .. }
             | Phase::Starting { why: Why::Wake { .. }, .. }
@@ -702,19 +1030,79 @@ impl World {
             assert_eq!(says_so, self.not_taken, "{:?} in {phase:?}", self.slot.message);
         }
         let must_wake = match phase {
-            Phase::Backoff { until, .. } => Some(*until),
+            Phase::Backoff { until, .. } | Phase::Reconnecting { until, .. } => Some(*until),
             Phase::Undiscovered { retry_at, .. } => *retry_at,
             Phase::Ready { look_at, .. } => *look_at,
             _ => None,
         };
         if let Phase::Ready { look_at, .. } = phase {
-            assert_eq!(look_at.is_some(), self.slot.spec.keep != Keep::AlwaysOn, "who looks whether it is needed?");
+            let sleeps = self.slot.spec.keep != Keep::AlwaysOn && !is_remote(&self.slot.spec);
+            assert_eq!(look_at.is_some(), sleeps, "who looks whether it is needed?");
         }
+        self.check_connection();
         assert!(must_wake.is_none_or(|at| self.slot.deadline().is_some_and(|deadline| deadline <= at)), "{phase:?}");
     }
 
+    /// What holds of a connection after every step.
+    fn check_connection(&self) {
+        let Slot { phase, status, health, spec, .. } = &self.slot;
+        match phase {
+            Phase::Ready { .. } | Phase::Undiscovered { .. } => assert_ne!(*health, Health::Unknown),
+            _ if self.slot.run().is_none() => assert_eq!(*health, Health::Unknown, "{phase:?}"),
+            _ => {}
+        }
+        let connection = self.slot.connection();
+        if !is_remote(spec) {
+            let remote = matches!(phase, Phase::Reconnecting { .. } | Phase::Reauth | Phase::Exhausted { .. });
+            assert!(!remote && connection.is_none(), "a process in {phase:?}");
+            return;
+        }
+        let process = matches!(
+            phase,
+            Phase::Failed | Phase::Dormant { .. } | Phase::FallingAsleep { .. } | Phase::Backoff { .. }
+        );
+        assert!(!process, "a connection in {phase:?}");
+        let expected = match (status, phase) {
+            _ if self.ending => Connection::Disconnected,
+            (Status::AwaitingUserConfig, _) => Connection::Disconnected,
+            (Status::Provisioning | Status::CommandReceived | Status::Connecting | Status::Restarting, _) => {
+                Connection::Connecting
+            }
+            (Status::DiscoveringTools | Status::SyncingTools | Status::Online, _) => Connection::Connected,
+            (Status::Error, Phase::Undiscovered { .. }) => Connection::Connected,
+            (Status::Error, Phase::Exhausted { .. }) | (Status::RequiresReauth, _) => Connection::Error,
+            (Status::Offline, _) if self.want == Want::Stopped => Connection::Disconnected,
+            (Status::Offline | Status::Error, _) => Connection::Reconnecting,
+            (Status::PermanentlyFailed, _) => panic!("a remote one never fails for good"),
+        };
+        assert_eq!(connection, Some(expected), "{status} in {phase:?}");
+        // Nothing is ever the end of it, but what the policy, a person or the server's refusal say.
+        let goes_on = self.slot.deadline().is_some() || self.slot.run().is_some();
+        let asks = matches!(phase, Phase::Queued { .. });
+        let rests = matches!(
+            phase,
+            Phase::Unconfigured | Phase::Reauth | Phase::Exhausted { .. } | Phase::Stopped | Phase::Over
+        );
+        assert!(goes_on || asks || rests, "nothing comes after {phase:?}");
+    }
+
+    /// Where it is in the schedule of its attempts, and what the world knows of that.
+    fn check_schedule(&self) {
+        let Slot { phase, spec, .. } = &self.slot;
+        match phase {
+            Phase::Reconnecting { until, attempt } => assert_eq!(self.away.next, Some((*attempt, *until))),
+            Phase::Exhausted { attempts } => assert_eq!(spec.policy.reconnect.attempts_max, Some(*attempts)),
+            Phase::Queued { why: Why::Reconnect { attempt, .. }, .. }
+            | Phase::Starting { why: Why::Reconnect { attempt, .. }, .. } => {
+                assert_eq!(*attempt, self.away.next.map_or(0, |(number, _)| number), "{phase:?}");
+            }
+            Phase::Reauth => assert!(self.away.needs_credentials),
+            _ => {}
+        }
+    }
+
     /// Nobody does anything any more and all goes well: it comes to rest, with nothing held and nobody waiting.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         self.slips_in = false;
         for _ in 0..50 {
             for _ in 0..20 {
@@ -731,6 +1119,7 @@ impl World {
                 | Phase::Dormant { .. }
                 | Phase::Unconfigured
                 | Phase::Reauth
+                | Phase::Exhausted { .. }
                 | Phase::Stopped
                 | Phase::Failed
                 | Phase::Over
@@ -740,108 +1129,7 @@ impl World {
         assert!(self.ending || self.not_taken || self.slot.spec == self.desired, "an update was forgotten");
         assert!(!self.caller_waits);
         assert!(self.held.is_empty(), "permits are still held: {:?}", self.held);
-        assert!(!self.waits, "a permit is still asked for");
+        assert!(self.waits.is_empty(), "a permit is still asked for");
         assert_eq!(self.removed, self.ending);
-    }
-}
-
-fn end() -> impl Strategy<Value = End> {
-    prop_oneof![
-        3 => Just(End::Code(0)),
-        2 => Just(End::Code(1)),
-        1 => Just(End::Signal),
-        1 => Just(End::Wire),
-        1 => Just(End::Unresponsive),
-        1 => Just(End::Panicked),
-    ]
-}
-
-fn server() -> impl Strategy<Value = Server> {
-    prop_oneof![
-        2 => Just(Server::Appears),
-        2 => Just(Server::FirstByte),
-        2 => Just(Server::Initializes),
-        2 => Just(Server::Lists),
-        1 => Just(Server::CannotList),
-        3 => end().prop_map(Server::Ends),
-    ]
-}
-
-fn any_shape() -> impl Strategy<Value = Shape> {
-    prop_oneof![
-        4 => Just(Shape::Listed),
-        2 => Just(Shape::AlwaysOn),
-        2 => Just(Shape::Incomplete),
-        2 => Just(Shape::Lazy),
-        1 => Just(Shape::Remote),
-        6 => (0..4_u8).prop_map(Shape::Rolling),
-    ]
-}
-
-fn person() -> impl Strategy<Value = Person> {
-    prop_oneof![
-        6 => Just(Person::Start),
-        4 => Just(Person::Stop),
-        4 => Just(Person::Restart),
-        6 => any_shape().prop_map(Person::Update),
-        1 => prop_oneof![Just(Person::Uninstall), Just(Person::Shutdown)],
-    ]
-}
-
-/// `people` is how often a person acts: 3 is now and then, 20 is before anything comes of what they said.
-fn any_step(people: u32) -> impl Strategy<Value = Step> {
-    prop_oneof![
-        12 => Just(Step::AllGoesWell),
-        8 => (any::<bool>(), server()).prop_map(|(last, server)| Step::Server(last, server)),
-        people => person().prop_map(Step::Person),
-        3 => Just(Step::Call),
-        3 => Just(Step::CallEnds),
-        1 => Just(Step::SlipsIn),
-        2 => Just(Step::RootReads),
-        2 => Just(Step::RootGrants),
-        2 => Just(Step::GrantArrives),
-        2 => (any::<usize>(), server()).prop_map(|(nth, server)| Step::OldNews(nth, server)),
-        4 => prop_oneof![0..2_000_u64, 0..90_000_u64, 0..400_000_u64].prop_map(|ms| Step::Wait(Duration::from_millis(ms))),
-        1 => Just(Step::SpuriousTick),
-        1 => Just(Step::SupervisorPanics),
-    ]
-}
-
-/// Lives through these steps, then comes to rest, then ends.
-fn live(first: Shape, known: bool, steps: Vec<Step>) {
-    let mut world = World::new(first, known);
-    for step in steps {
-        world.step(step);
-    }
-    world.settle();
-    world.step(Step::Person(Person::Shutdown));
-    world.settle();
-    assert!(world.removed);
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn whatever_comes_in_whatever_order_the_promises_hold(
-        first in any_shape(),
-        known in any::<bool>(),
-        steps in prop::collection::vec(any_step(3), 1..120),
-    ) {
-        live(first, known, steps);
-    }
-
-    #[test]
-    fn the_promises_hold_for_what_is_known_from_another_day(steps in prop::collection::vec(any_step(1), 1..120)) {
-        live(Shape::Lazy, true, steps);
-    }
-
-    #[test]
-    fn the_promises_hold_when_people_change_their_minds_before_anything_comes_of_it(
-        first in any_shape(),
-        known in any::<bool>(),
-        steps in prop::collection::vec(any_step(20), 1..80),
-    ) {
-        live(first, known, steps);
     }
 }

@@ -1,0 +1,304 @@
+//! A satellite with nothing but remote instances, everything that it tells, and the proof that nothing of it is left.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite::connect::remote::RemoteConnector;
+use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
+use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::{
+    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target, Value as Configured,
+};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle, start};
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::GIVE_UP;
+use super::peer::Peer;
+
+/// What happens after this long does not happen in a test.
+pub(crate) const NEVER: Duration = Duration::from_secs(30 * 60);
+
+/// A sink in memory.
+#[derive(Clone, Default)]
+struct Memory(Arc<Mutex<Vec<Envelope>>>);
+
+impl EventSink for Memory {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        self.0.lock().unwrap().extend(batch.events.iter().cloned());
+        Box::pin(async { Answer::Accepted })
+    }
+}
+
+/// One runtime with remote instances.
+pub(crate) struct Fleet {
+    pub(crate) runtime: RuntimeHandle,
+    told: Memory,
+    join: JoinHandle<()>,
+}
+
+impl Fleet {
+    pub(crate) async fn start() -> Self {
+        let told = Memory::default();
+        // Timestamps are compared, so the clock must not be set meanwhile.
+        let (wall, since) = (Timestamp::now(), Instant::now());
+        let wall = Arc::new(move || wall + since.elapsed());
+        let mut options = Options::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(told.clone()), wall);
+        options.batch =
+            BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
+        let (runtime, join) = start(options).await.unwrap();
+        Self { runtime, told, join }
+    }
+
+    /// Installs an instance, and does not wait for it.
+    pub(crate) async fn install(&self, remote: Remote) -> Instance {
+        let spec = remote.spec();
+        let id = spec.id.clone();
+        assert_eq!(self.runtime.install(spec).await.unwrap(), Installed::New);
+        Instance { runtime: self.runtime.clone(), told: self.told.clone(), id }
+    }
+
+    /// Installs an instance and waits until it is online.
+    pub(crate) async fn online(&self, remote: Remote) -> Instance {
+        let instance = self.install(remote).await;
+        instance.online().await;
+        instance
+    }
+
+    /// Every event so far.
+    pub(crate) async fn events(&self) -> Vec<Envelope> {
+        self.runtime.flush().await;
+        self.told.0.lock().unwrap().clone()
+    }
+
+    /// Shuts down; then nobody is connected to any of these peers, and none of them ever saw two attempts at once.
+    pub(crate) async fn finish(self, peers: &[&Peer]) {
+        self.finish_untidily(peers).await;
+        for peer in peers {
+            peer.seen(|seen| assert!(seen.initializing_max <= 1, "two attempts at once"));
+        }
+    }
+
+    /// The same with peers that do not see at once when somebody gives up: for them two attempts seem to overlap.
+    pub(crate) async fn finish_untidily(self, peers: &[&Peer]) {
+        let farewell = soon("the shutdown", self.runtime.shutdown()).await;
+        assert_eq!(farewell, Farewell { events_lost: 0, in_time: true });
+        soon("the runtime's end", self.join).await.unwrap();
+        for peer in peers {
+            peer.until("nobody is connected any more", |seen| seen.connections == 0).await;
+        }
+    }
+}
+
+/// A remote instance to be installed. Its policies leave nothing to a clock: what a test wants to happen by itself it
+/// asks for.
+#[derive(Clone)]
+pub(crate) struct Remote {
+    config: InstanceConfig,
+}
+
+impl Remote {
+    /// Over streamable HTTP.
+    pub(crate) fn http(url: impl Into<String>) -> Self {
+        Self::new(RemoteTransport::Http, url.into())
+    }
+
+    /// Over the older HTTP+SSE.
+    pub(crate) fn sse(url: impl Into<String>) -> Self {
+        Self::new(RemoteTransport::Sse, url.into())
+    }
+
+    fn new(transport: RemoteTransport, url: String) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let mut policy = Policy::default();
+        policy.reconnect.backoff_min = NEVER;
+        policy.reconnect.backoff_max = NEVER;
+        policy.reconnect.jitter_percent = 0;
+        policy.health.interval = NEVER;
+        policy.retry.delays = vec![Duration::from_millis(10), Duration::from_millis(20)];
+        policy.remote.connect_timeout = GIVE_UP;
+        policy.remote.header_timeout = GIVE_UP;
+        policy.remote.close_timeout = GIVE_UP;
+        policy.session.handshake_timeout = GIVE_UP;
+        policy.session.request_timeout = GIVE_UP;
+        policy.session.list_changed_debounce = Duration::from_millis(50);
+        let config = InstanceConfig {
+            team: "team_acme".into(),
+            team_slug: "acme".into(),
+            user: "user_alice".into(),
+            user_slug: "alice".into(),
+            installation: format!("abc{}", COUNT.fetch_add(1, Ordering::Relaxed)).into(),
+            server: "peer".into(),
+            target: Target::Remote { transport, url, health_url: None },
+            server_layer: Layer::default(),
+            team_layer: Layer::default(),
+            user_layer: Layer::default(),
+            user_required: Vec::new(),
+            keep: Keep::default(),
+            on_update: OnUpdate::default(),
+            request_logging: true,
+            policy: Arc::new(policy),
+        };
+        Self { config }
+    }
+
+    pub(crate) fn policy(mut self, change: impl FnOnce(&mut Policy)) -> Self {
+        change(Arc::make_mut(&mut self.config.policy));
+        self
+    }
+
+    /// Tried again by itself, soon and often.
+    pub(crate) fn persistent(self) -> Self {
+        self.policy(|policy| {
+            policy.reconnect.backoff_min = Duration::from_millis(50);
+            policy.reconnect.backoff_max = Duration::from_millis(200);
+        })
+    }
+
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
+        self.config.user_layer.headers.insert(name.to_owned(), Configured::secret(value));
+        self
+    }
+
+    pub(crate) fn query(mut self, name: &str, value: &str) -> Self {
+        self.config.user_layer.query.insert(name.to_owned(), Configured::secret(value));
+        self
+    }
+
+    pub(crate) fn health_url(mut self, address: String) -> Self {
+        if let Target::Remote { health_url, .. } = &mut self.config.target {
+            *health_url = Some(address);
+        }
+        self
+    }
+
+    pub(crate) fn spec(&self) -> InstanceSpec {
+        self.config.clone().merge()
+    }
+}
+
+/// An installed instance.
+#[derive(Clone)]
+pub(crate) struct Instance {
+    pub(crate) runtime: RuntimeHandle,
+    told: Memory,
+    pub(crate) id: InstanceId,
+}
+
+impl Instance {
+    /// What is published of it now.
+    pub(crate) fn view(&self) -> Arc<InstanceView> {
+        self.runtime.snapshot().get(&self.id).unwrap().clone()
+    }
+
+    /// Waits until it is as wanted.
+    pub(crate) async fn until(&self, what: &str, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
+        let Ok(view) = timeout(GIVE_UP, self.runtime.wait_for(&self.id, wanted)).await else {
+            panic!("given up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.story().await)
+        };
+        view.unwrap()
+    }
+
+    pub(crate) async fn status(&self, status: Status) -> Arc<InstanceView> {
+        self.until(status.as_str(), |view| view.status == status).await
+    }
+
+    /// Waits until it is online with a session that takes calls.
+    pub(crate) async fn online(&self) -> Arc<InstanceView> {
+        let is_online = |view: &InstanceView| {
+            view.status == Status::Online && view.port.is_some() && view.connection == Some(Connection::Connected)
+        };
+        self.until("online", is_online).await
+    }
+
+    /// Calls a tool and gives its result, or why there is none.
+    pub(crate) async fn call_within(&self, limit: Option<Duration>, tool: &str) -> Result<Value, CallError> {
+        let arguments = serde_json::value::to_raw_value(&json!({"text": "hello"})).unwrap();
+        let answer = soon(tool, self.runtime.call(&self.id, tool, Some(arguments), limit)).await;
+        answer.map(|result| serde_json::from_str(result.get()).unwrap())
+    }
+
+    pub(crate) async fn call(&self, tool: &str) -> Result<Value, CallError> {
+        self.call_within(None, tool).await
+    }
+
+    /// A call that is answered, and rightly.
+    pub(crate) async fn assert_callable(&self) {
+        let answer = self.call("echo").await;
+        match answer {
+            Ok(result) => assert_eq!(result["content"][0]["text"], "hello"),
+            Err(error) => panic!("not callable: {error:?}\n{:#?}\n{:#?}", self.view(), self.story().await),
+        }
+    }
+
+    /// Gives it this configuration.
+    pub(crate) async fn update(&self, remote: &Remote) -> Installed {
+        self.runtime.update(remote.spec()).await.unwrap()
+    }
+
+    /// Its events so far.
+    pub(crate) async fn events(&self) -> Vec<Event> {
+        self.runtime.flush().await;
+        let told = self.told.0.lock().unwrap();
+        let its = told
+            .iter()
+            .filter(|told| told.event.subject().is_some_and(|subject| subject.installation_id == self.id.installation));
+        its.map(|told| told.event.clone()).collect()
+    }
+
+    /// Its events so far, each in a few words. What a call was is told by its caller, in no order with the rest.
+    pub(crate) async fn story(&self) -> Vec<String> {
+        self.events().await.iter().filter_map(line_of_story).collect()
+    }
+}
+
+/// An event in a few words.
+fn line_of_story(event: &Event) -> Option<String> {
+    let mut line = String::new();
+    match event {
+        Event::StatusChanged { status, .. } => write!(line, "{status}"),
+        Event::Started { transport, tool_count, .. } => write!(line, "started ({transport}, {tool_count} tools)"),
+        Event::Disconnected { was_intentional: true, .. } => write!(line, "disconnected as asked"),
+        Event::Disconnected { was_intentional: false, .. } => write!(line, "disconnected"),
+        Event::Reconnecting { attempt, next_retry_ms, .. } => {
+            write!(line, "reconnecting ({attempt} in {next_retry_ms} ms)")
+        }
+        Event::Reconnected { attempts_taken, .. } => write!(line, "reconnected ({attempts_taken})"),
+        Event::HealthDegraded { consecutive_failures, last_error, .. } => {
+            write!(line, "degraded ({consecutive_failures}: {last_error})")
+        }
+        Event::HealthRestored { consecutive_failures, .. } => write!(line, "restored ({consecutive_failures})"),
+        Event::ToolsDiscovered { tool_count, .. } => write!(line, "discovered {tool_count} tools"),
+        Event::ToolsUpdated { added_tools, removed_tools, .. } => {
+            write!(line, "updated (+{} -{})", added_tools.join(" +"), removed_tools.join(" -"))
+        }
+        Event::ToolExecuted { .. } | Event::RequestLogs { .. } => return None,
+        other => write!(line, "{}", other.kind()),
+    }
+    .unwrap();
+    Some(line)
+}
+
+/// What comes in time, far beyond what a loaded machine needs.
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    // Longer than a call's own deadline, whose error says more.
+    let Ok(value) = timeout(2 * GIVE_UP, future).await else { panic!("given up waiting for {what}") };
+    value
+}
+
+/// Tasks of this test.
+pub(crate) fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}

@@ -1,0 +1,71 @@
+//! What real servers offer arrives as they offer it.
+
+use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::status::Status;
+
+use crate::servers::{Kind, Server, Stream};
+use crate::support::satellite;
+
+fn is_listed_called_and_reconnected(kind: Option<Kind>) {
+    let Some(kind) = kind else { return };
+    let server = Server::start(kind);
+    satellite(async |satellite| {
+        let instance = satellite.online(&server, |_| {}).await;
+        let view = instance.view();
+        assert_eq!(view.connection, Some(Connection::Connected));
+        let offers = server.kind.offers;
+        assert_eq!(view.server.as_ref().unwrap().name, offers.server);
+        let catalogue = view.offered().unwrap();
+        assert!(catalogue.tool(offers.tool).is_some(), "{catalogue:#?}");
+        for (list, wanted) in [
+            (&catalogue.resources, offers.resource),
+            (&catalogue.resource_templates, offers.template),
+            (&catalogue.prompts, offers.prompt),
+        ] {
+            assert!(list.iter().any(|entry| *entry.key == *wanted), "{wanted} is not in {list:#?}");
+        }
+        let may_be_repeated = |tool| catalogue.tool(tool).unwrap().repeatable;
+        assert!(may_be_repeated(server.kind.repeatable.0) && !may_be_repeated(server.kind.unrepeatable.0));
+        instance.assert_callable(&server).await;
+        let (tool, arguments, answer) = &server.kind.unrepeatable;
+        let text = instance.call(tool, arguments).await.unwrap();
+        assert!(text.starts_with(answer), "{text}");
+
+        // A person wants another connection: the old one is ended tidily, so that the server need not keep it.
+        let mark = instance.mark().await;
+        assert_eq!(instance.reconnect().await, Status::Online);
+        let begin = ["connecting: reconnecting on request", "disconnected, intended"];
+        let back = ["connecting: Server recovered, re-discovering tools", "discovering_tools", "syncing_tools"];
+        let told = instance.all_told(mark).await;
+        let (end, last) = (["tools discovered", "online"], told.last().unwrap());
+        assert_eq!(told, [&begin[..], &back, &end, &[last]].concat());
+        assert!(last.starts_with("reconnected"), "{told:#?}");
+        server.logs(server.kind.farewell);
+        instance.assert_callable(&server).await;
+    });
+}
+
+#[test]
+fn server_everything_over_streamable_http_is_listed_called_and_reconnected() {
+    is_listed_called_and_reconnected(Kind::everything_http(Stream::There));
+}
+
+#[test]
+fn server_everything_over_http_and_sse_is_listed_called_and_reconnected() {
+    is_listed_called_and_reconnected(Kind::everything_sse());
+}
+
+#[test]
+fn a_server_of_the_python_sdk_is_listed_called_and_reconnected() {
+    is_listed_called_and_reconnected(Kind::python_sdk(Stream::There, &[]));
+}
+
+#[test]
+fn a_server_of_the_python_sdk_that_answers_with_json_is_listed_called_and_reconnected() {
+    is_listed_called_and_reconnected(Kind::python_sdk(Stream::Missing, &["--json"]));
+}
+
+#[test]
+fn a_server_of_fastmcp_is_listed_called_and_reconnected() {
+    is_listed_called_and_reconnected(Kind::fastmcp(Stream::There, &[]));
+}

@@ -1,0 +1,191 @@
+//! A satellite of its own for each test, and what it tells of the instance.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite::connect::remote::RemoteConnector;
+use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, Layer, OnUpdate, Target};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::{Options, RuntimeHandle};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::servers::Server;
+
+/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
+
+/// Runs a test on a satellite of its own, and shuts that down.
+pub(crate) fn satellite(test: impl AsyncFnOnce(&Satellite)) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (recorder, events) = watch::channel(Vec::new());
+        // Timestamps are compared, so the clock must not be set meanwhile.
+        let (wall, since) = (Timestamp::now(), Instant::now());
+        let wall = Arc::new(move || wall + since.elapsed());
+        let mut options = Options::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(Recorder(recorder)), wall);
+        options.batch =
+            BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
+        let (handle, _) = mcp_satellite_actors::start(options).await.unwrap();
+        let satellite = Satellite { handle, events };
+        test(&satellite).await;
+        assert!(satellite.handle.shutdown().await.in_time);
+    });
+}
+
+/// Keeps events in memory, for who waits for them.
+struct Recorder(watch::Sender<Vec<Envelope>>);
+
+impl EventSink for Recorder {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        self.0.send_modify(|events| events.extend(batch.events.iter().cloned()));
+        Box::pin(async { Answer::Accepted })
+    }
+}
+
+pub(crate) struct Satellite {
+    pub(crate) handle: RuntimeHandle,
+    events: watch::Receiver<Vec<Envelope>>,
+}
+
+impl Satellite {
+    /// Installs the one instance of a test, and waits until it is online.
+    pub(crate) async fn online(&self, server: &Server, tune: impl FnOnce(&mut Policy)) -> Instance {
+        let mut policy = Policy::default();
+        policy.reconnect.backoff_min = Duration::from_millis(100);
+        policy.reconnect.backoff_max = Duration::from_millis(400);
+        policy.retry.delays = vec![Duration::from_millis(50)];
+        policy.session.request_timeout = GIVE_UP;
+        tune(&mut policy);
+        let config = InstanceConfig {
+            team: "team_acme".into(),
+            team_slug: "acme".into(),
+            user: "user_alice".into(),
+            user_slug: "alice".into(),
+            installation: "abc123".into(),
+            server: server.kind.name.into(),
+            target: Target::Remote { transport: server.kind.transport, url: server.url(), health_url: None },
+            server_layer: Layer::default(),
+            team_layer: Layer::default(),
+            user_layer: Layer::default(),
+            user_required: Vec::new(),
+            keep: Keep::default(),
+            on_update: OnUpdate::default(),
+            request_logging: true,
+            policy: Arc::new(policy),
+        };
+        let spec = config.merge();
+        let id = spec.id.clone();
+        self.handle.install(spec).await.unwrap();
+        let instance = Instance { handle: self.handle.clone(), events: self.events.clone(), id };
+        instance.online().await;
+        instance
+    }
+}
+
+/// The instance of a test.
+#[derive(Clone)]
+pub(crate) struct Instance {
+    pub(crate) handle: RuntimeHandle,
+    events: watch::Receiver<Vec<Envelope>>,
+    id: InstanceId,
+}
+
+impl Instance {
+    /// What is published of it now.
+    pub(crate) fn view(&self) -> Arc<InstanceView> {
+        self.handle.snapshot().get(&self.id).unwrap().clone()
+    }
+
+    /// Waits until it is as wanted.
+    pub(crate) async fn until(&self, what: &str, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
+        let waiting = tokio::time::timeout(GIVE_UP, self.handle.wait_for(&self.id, wanted));
+        let Ok(view) = waiting.await else {
+            panic!("given up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.told(0))
+        };
+        view.unwrap()
+    }
+
+    /// Waits until it is online and takes calls.
+    pub(crate) async fn online(&self) -> Arc<InstanceView> {
+        self.until("online", |view| view.status == Status::Online && view.port.is_some()).await
+    }
+
+    /// Waits until its loss is known.
+    pub(crate) async fn offline(&self) -> Arc<InstanceView> {
+        self.until("offline", |view| view.status == Status::Offline).await
+    }
+
+    /// How many events there were so far, all of them sent.
+    pub(crate) async fn mark(&self) -> usize {
+        self.handle.flush().await;
+        self.events.borrow().len()
+    }
+
+    /// What was told of its life since a mark, short: statuses with their messages, connections, lists.
+    pub(crate) fn told(&self, mark: usize) -> Vec<String> {
+        self.events.borrow()[mark..].iter().filter_map(|envelope| short(&envelope.event)).collect()
+    }
+
+    /// The same, up to now.
+    pub(crate) async fn all_told(&self, mark: usize) -> Vec<String> {
+        self.handle.flush().await;
+        self.told(mark)
+    }
+
+    /// Waits until something was told since a mark.
+    pub(crate) async fn hears(&self, mark: usize, what: &str) {
+        let mut events = self.events.clone();
+        let heard = |events: &Vec<Envelope>| {
+            events[mark..].iter().filter_map(|envelope| short(&envelope.event)).any(|told| told.starts_with(what))
+        };
+        let waited = tokio::time::timeout(GIVE_UP, events.wait_for(heard)).await.is_ok();
+        assert!(waited, "not told: {what}; but {:#?}", self.told(mark));
+    }
+
+    /// Calls a tool: its text, or why there is none.
+    pub(crate) async fn call(&self, tool: &str, arguments: &Value) -> Result<String, CallError> {
+        let arguments = serde_json::value::to_raw_value(arguments).unwrap();
+        let answer = tokio::time::timeout(2 * GIVE_UP, self.handle.call(&self.id, tool, Some(arguments), None)).await;
+        let result: Value = serde_json::from_str(answer.unwrap()?.get()).unwrap();
+        Ok(result["content"][0]["text"].as_str().unwrap().to_owned())
+    }
+
+    /// Calls what may be repeated, and checks the answer.
+    pub(crate) async fn assert_callable(&self, server: &Server) {
+        let (tool, arguments, answer) = &server.kind.repeatable;
+        assert_eq!(self.call(tool, arguments).await.as_deref(), Ok(*answer), "{:#?}", self.view());
+    }
+
+    pub(crate) async fn reconnect(&self) -> Status {
+        self.handle.reconnect(&self.id).await.unwrap().status
+    }
+}
+
+fn short(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::StatusChanged { status, status_message, .. } => match status_message {
+            Some(message) => format!("{status}: {message}"),
+            None => status.to_string(),
+        },
+        Event::Started { tool_count, .. } => format!("started with {tool_count} tools"),
+        Event::Disconnected { was_intentional, .. } => {
+            format!("disconnected, {}", if *was_intentional { "intended" } else { "not intended" })
+        }
+        Event::Reconnecting { attempt, .. } => format!("attempt {attempt} is scheduled"),
+        Event::Reconnected { attempts_taken, .. } => format!("reconnected at attempt {attempts_taken}"),
+        Event::ToolsDiscovered { .. } => "tools discovered".to_owned(),
+        Event::ToolsUpdated { added_tools, removed_tools, .. } => {
+            format!("tools updated, +{} -{}", added_tools.len(), removed_tools.len())
+        }
+        _ => return None,
+    })
+}
