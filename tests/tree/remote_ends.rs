@@ -184,7 +184,6 @@ async fn in_state(state: State) -> (Fleet, InstanceId) {
     // Only so many as the test needs to have one wait.
     let fleet = Fleet::with(|options| {
         options.connect_permits = if state == State::WaitingForAPermit { 1 } else { 64 };
-        // One that never answers must not give its permit back.
     })
     .await;
     let id = brought_to(&fleet, state).await;

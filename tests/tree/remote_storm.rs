@@ -15,6 +15,11 @@ use crate::support::{Fleet, LONG, Server, seconds};
 const INSTANCES: usize = 1000;
 const PERMITS: usize = 64;
 
+/// One that keeps all events of a storm.
+async fn fleet() -> Fleet {
+    Fleet::with(|options| options.batch.queue_max = 1_000_000).await
+}
+
 /// A thousand in ten teams, online.
 async fn thousand(fleet: &Fleet) -> Vec<InstanceId> {
     let adding = (0..INSTANCES).map(|nth| {
@@ -38,7 +43,7 @@ async fn all_back(fleet: &Fleet) {
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_come_back_from_a_server_that_died_spread_over_time_and_one_attempt_each() {
-    let fleet = Fleet::start().await;
+    let fleet = fleet().await;
     let ids = thousand(&fleet).await;
     assert_eq!(fleet.world.sim.handshakes_max(), PERMITS, "no more than so many at once, and no fewer");
     for id in &ids {
@@ -80,7 +85,7 @@ async fn a_thousand_come_back_from_a_server_that_died_spread_over_time_and_one_a
 
 #[tokio::test(start_paused = true)]
 async fn calls_for_a_thousand_that_are_away_are_all_answered_as_soon_as_permits_allow() {
-    let fleet = Fleet::start().await;
+    let fleet = fleet().await;
     let ids = thousand(&fleet).await;
     for id in &ids {
         fleet.remote(id).kill(REFUSED);
@@ -108,7 +113,7 @@ async fn calls_for_a_thousand_that_are_away_are_all_answered_as_soon_as_permits_
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_that_are_reconnected_and_removed_at_once_leave_nothing() {
-    let fleet = Fleet::start().await;
+    let fleet = fleet().await;
     let ids = thousand(&fleet).await;
     for (nth, id) in ids.iter().enumerate() {
         if nth % 2 == 0 {
