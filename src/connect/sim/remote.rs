@@ -81,6 +81,8 @@ enum What {
     Close,
     /// The endpoint has it, and its server has not started yet.
     Queued,
+    /// Nobody has confirmed the end of the session in time.
+    Unconfirmed,
 }
 
 impl RemoteLine {
@@ -118,7 +120,12 @@ impl RemoteLine {
         };
         let takes = match what {
             What::Close => takes.min(self.spec.policy.remote.close_timeout),
-            What::Request(_) | What::Probe(_) | What::Initialized | What::Notification | What::Queued => takes,
+            What::Request(_)
+            | What::Probe(_)
+            | What::Initialized
+            | What::Notification
+            | What::Queued
+            | What::Unconfirmed => takes,
         };
         let at = self.not_before.map_or(now + takes, |not_before| not_before.max(now + takes));
         if matches!(what, What::Initialized) {
@@ -156,7 +163,7 @@ impl RemoteLine {
             What::Request(_) | What::Initialized | What::Notification => message.name(),
             What::Probe(_) => "GET".into(),
             What::Close => "DELETE".into(),
-            What::Queued => return,
+            What::Queued | What::Unconfirmed => return,
         };
         self.endpoint.note(now, reach, &what);
     }
@@ -197,8 +204,10 @@ impl RemoteLine {
 
     fn arrived(&mut self, now: Instant, letter: Letter) {
         let Letter { what, body, fails } = letter;
-        if matches!(what, What::Queued) {
-            return self.hand_over(now, &what, body);
+        match what {
+            What::Queued => return self.hand_over(now, &what, body),
+            What::Unconfirmed => return self.inbox.push_back(Incoming::Closed),
+            What::Request(_) | What::Probe(_) | What::Initialized | What::Notification | What::Close => {}
         }
         let got_there = fails.as_ref().is_none_or(|kind| failure(kind.clone()).sent);
         if got_there {
@@ -209,7 +218,9 @@ impl RemoteLine {
         }
         let message = Parsed::of(&body);
         let method = match what {
-            What::Request(_) | What::Initialized | What::Notification | What::Queued => &*message.method,
+            What::Request(_) | What::Initialized | What::Notification | What::Queued | What::Unconfirmed => {
+                &*message.method
+            }
             What::Probe(_) => "GET",
             What::Close => "DELETE",
         };
@@ -219,8 +230,7 @@ impl RemoteLine {
             // Whoever ends a session does not wait for long to hear that it is ended.
             What::Close if silent => {
                 let at = now + self.spec.policy.remote.close_timeout;
-                self.session = None;
-                self.put(at, Letter { what, body, fails: Some(FailureKind::Cut) });
+                self.put(at, Letter { what: What::Unconfirmed, body, fails: None });
             }
             _ if silent => {}
             What::Close => {
@@ -250,7 +260,7 @@ impl RemoteLine {
                 self.session = Some(Session { number: None, server });
                 self.hand_over(now, &what, body);
             }
-            What::Request(_) | What::Initialized | What::Notification | What::Queued => {
+            What::Request(_) | What::Initialized | What::Notification | What::Queued | What::Unconfirmed => {
                 self.hand_over(now, &what, body);
             }
         }
@@ -273,7 +283,7 @@ impl RemoteLine {
             What::Request(_) | What::Initialized | What::Notification | What::Close => {
                 self.endpoint.refuses(&self.spec, session)
             }
-            What::Queued => None,
+            What::Queued | What::Unconfirmed => None,
         }
     }
 
@@ -286,7 +296,7 @@ impl RemoteLine {
             What::Notification if is_busy => {}
             What::Notification | What::Initialized => self.inbox.push_back(Incoming::Lost(failure(kind))),
             What::Close => self.inbox.push_back(Incoming::Closed),
-            What::Queued => {}
+            What::Queued | What::Unconfirmed => {}
         }
     }
 
@@ -371,7 +381,7 @@ impl RemoteLine {
         self.travelling = failing;
         let failing = self.travelling.values().filter_map(|letter| match letter.what {
             What::Request(id) | What::Probe(id) => Some(id),
-            What::Initialized | What::Notification | What::Close | What::Queued => None,
+            What::Initialized | What::Notification | What::Close | What::Queued | What::Unconfirmed => None,
         });
         let failing: Vec<u64> = failing.collect();
         let broken: Vec<u64> = self.open.keys().copied().filter(|id| !failing.contains(id)).collect();

@@ -1,0 +1,270 @@
+//! Removal and shutdown in each state of a remote instance: nothing of it is left.
+
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::ReconnectPolicy;
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::remote_support::{REFUSED, UNAUTHORIZED, lose, until_attempting, until_back, until_seen};
+use crate::support::{Fleet, LONG, Server, seconds};
+
+/// Where a remote instance can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    AwaitingConfig,
+    WaitingForAPermit,
+    FirstAttempt,
+    Discovering,
+    Connected,
+    CallInFlight,
+    CallInItsPause,
+    CheckInFlight,
+    Degraded,
+    Undiscovered,
+    Reconnecting,
+    AttemptOfTheSchedule,
+    AttemptOfACall,
+    Rediscovering,
+    Exhausted,
+    Reauth,
+    Closing,
+    Stopped,
+}
+
+const ALL: [State; 18] = [
+    State::AwaitingConfig,
+    State::WaitingForAPermit,
+    State::FirstAttempt,
+    State::Discovering,
+    State::Connected,
+    State::CallInFlight,
+    State::CallInItsPause,
+    State::CheckInFlight,
+    State::Degraded,
+    State::Undiscovered,
+    State::Reconnecting,
+    State::AttemptOfTheSchedule,
+    State::AttemptOfACall,
+    State::Rediscovering,
+    State::Exhausted,
+    State::Reauth,
+    State::Closing,
+    State::Stopped,
+];
+
+/// An instance in that state, and whether somebody waits for an answer of it.
+async fn brought_to(fleet: &Fleet, state: State) -> InstanceId {
+    let server = Server::remote("a");
+    let remote = fleet.remote(&server.spec.id);
+    let silent = |method: &'static str| remote.change(|manner| manner.silent_on = [method].into());
+    let call = |tool: &'static str| {
+        let (runtime, id) = (fleet.runtime.clone(), server.spec.id.clone());
+        tokio::spawn(async move {
+            let answer = timeout(LONG, runtime.call(&id, tool, None, None)).await.unwrap();
+            assert!(answer.is_err(), "{answer:?}");
+        })
+    };
+    match state {
+        State::AwaitingConfig => {
+            let id = fleet.add(server.clone().missing("KEY")).await;
+            fleet.until(&id, Status::AwaitingUserConfig).await;
+        }
+        State::WaitingForAPermit => {
+            let first = Server::remote_of("other", "first");
+            fleet.remote(&first.spec.id).change(|manner| manner.silent_on = ["initialize"].into());
+            fleet.add(first).await;
+            let id = fleet.add(server.clone()).await;
+            fleet.until(&id, Status::CommandReceived).await;
+        }
+        State::FirstAttempt => {
+            silent("initialize");
+            fleet.add(server.clone()).await;
+            until_attempting(&remote).await;
+        }
+        State::Discovering => {
+            silent("tools/list");
+            let id = fleet.add(server.clone()).await;
+            fleet.until(&id, Status::DiscoveringTools).await;
+        }
+        State::Undiscovered => {
+            let unreadable = Script { list_error: true, ..Script::default() };
+            let id = fleet.add(server.clone().script(unreadable)).await;
+            fleet.until(&id, Status::Error).await;
+        }
+        State::Exhausted => {
+            let bounded = ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::bounded() };
+            let server = server.clone().policy(|policy| policy.reconnect = bounded);
+            let id = fleet.online(server).await;
+            lose(fleet, &id).await;
+            fleet.until(&id, Status::Error).await;
+        }
+        _ => {
+            let id = fleet.online(server.clone()).await;
+            after_online(fleet, &id, state, silent, call).await;
+        }
+    }
+    server.spec.id
+}
+
+async fn after_online(
+    fleet: &Fleet,
+    id: &InstanceId,
+    state: State,
+    silent: impl Fn(&'static str),
+    call: impl Fn(&'static str) -> tokio::task::JoinHandle<()>,
+) {
+    let remote = fleet.remote(id);
+    let received = |method: &'static str| until_seen(&remote, move |remote| !remote.received(method).is_empty());
+    match state {
+        State::CallInFlight => {
+            silent("tools/call");
+            call("echo");
+            received("tools/call").await;
+        }
+        State::CallInItsPause => {
+            remote.down(REFUSED);
+            call("echo");
+            until_seen(&remote, |remote| remote.tried("tools/call").len() == 2).await;
+        }
+        State::CheckInFlight => {
+            silent("ping");
+            received("ping").await;
+        }
+        State::Degraded => {
+            silent("ping");
+            until_seen(&remote, |remote| remote.received("ping").len() == 4).await;
+        }
+        State::Reconnecting => lose(fleet, id).await,
+        State::AttemptOfTheSchedule => {
+            lose(fleet, id).await;
+            remote.up();
+            silent("initialize");
+            until_attempting(&remote).await;
+        }
+        State::AttemptOfACall => {
+            lose(fleet, id).await;
+            remote.up();
+            silent("initialize");
+            call("echo");
+            until_attempting(&remote).await;
+        }
+        State::Rediscovering => {
+            lose(fleet, id).await;
+            remote.up();
+            silent("tools/list");
+            fleet.until(id, Status::DiscoveringTools).await;
+        }
+        State::Reauth => {
+            remote.down(UNAUTHORIZED);
+            assert!(fleet.call(id, "echo", json!({})).await.is_err());
+            fleet.until(id, Status::RequiresReauth).await;
+        }
+        State::Closing => {
+            silent("DELETE");
+            fleet.runtime.restart(id).await.unwrap();
+            received("DELETE").await;
+        }
+        State::Stopped => fleet.runtime.stop(id).await.unwrap(),
+        State::Connected => {}
+        _ => unreachable!("{state:?} comes before it is online"),
+    }
+}
+
+/// What a server is told of the end, where it can be told.
+fn says_goodbye(state: State) -> bool {
+    use State::{CallInFlight, CheckInFlight, Connected, Degraded, Discovering, Rediscovering, Undiscovered};
+    let connected = [CallInFlight, CheckInFlight, Connected, Degraded, Discovering, Rediscovering, Undiscovered];
+    connected.contains(&state)
+}
+
+async fn in_state(state: State) -> (Fleet, InstanceId) {
+    // Only so many as the test needs to have one wait.
+    let fleet = Fleet::with(|options| {
+        options.connect_permits = if state == State::WaitingForAPermit { 1 } else { 64 };
+    })
+    .await;
+    let id = brought_to(&fleet, state).await;
+    (fleet, id)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_in_any_state_leaves_nothing() {
+    for state in ALL {
+        let (fleet, id) = in_state(state).await;
+        let remote = fleet.remote(&id);
+        let began = Instant::now();
+        fleet.runtime.uninstall(&id).await.unwrap();
+        assert!(began.elapsed() <= seconds(2.1), "{state:?}: {:?}", began.elapsed());
+        assert!(fleet.runtime.snapshot().get(&id).is_none(), "{state:?}");
+        let others = usize::from(state == State::WaitingForAPermit);
+        assert_eq!(fleet.world.sim.lines(), others, "{state:?}");
+        let attempts = remote.attempts();
+        assert!(attempts.iter().all(|attempt| attempt.ended.is_some()), "{state:?}: {attempts:?}");
+        let tried = remote.tried("tools/call").len();
+        sleep(seconds(600.0)).await;
+        assert_eq!((remote.attempts().len(), remote.tried("tools/call").len()), (attempts.len(), tried), "{state:?}");
+        assert_eq!(remote.sessions().open(), 0, "{state:?}: {:?}", remote.sessions());
+        if says_goodbye(state) {
+            assert_eq!(remote.sessions().dropped, 0, "{state:?}: {:?}", remote.sessions());
+        }
+        let last = fleet.told(&id, "mcp.server.disconnected").await;
+        assert!(last.last().is_some_and(|event| event["was_intentional"] == true), "{state:?}");
+        let gone = fleet.call(&id, "echo", json!({})).await;
+        assert!(matches!(gone, Err(CallError::NotFound { .. })), "{state:?}");
+        fleet.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_in_any_state_leaves_nothing_and_does_not_wait_for_a_server() {
+    for state in ALL {
+        let (fleet, id) = in_state(state).await;
+        let remote = fleet.remote(&id);
+        let began = Instant::now();
+        fleet.finish().await;
+        assert!(began.elapsed() <= seconds(2.1), "{state:?}: {:?}", began.elapsed());
+        assert_eq!(remote.sessions().open(), 0, "{state:?}: {:?}", remote.sessions());
+        if says_goodbye(state) {
+            assert_eq!(remote.sessions().dropped, 0, "{state:?}: {:?}", remote.sessions());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_in_any_state_is_kept_and_a_start_brings_it_back() {
+    for state in ALL {
+        let (fleet, id) = in_state(state).await;
+        let remote = fleet.remote(&id);
+        fleet.runtime.stop(&id).await.unwrap();
+        let attempts = remote.attempts().len();
+        sleep(seconds(600.0)).await;
+        let view = fleet.view(&id);
+        assert_eq!((view.status, view.next_retry_at), (Status::Offline, None), "{state:?}");
+        assert_eq!(remote.attempts().len(), attempts, "{state:?}");
+        assert_eq!(remote.sessions().open(), 0, "{state:?}");
+        remote.change(|manner| {
+            (manner.down, manner.silent_on, manner.script) = (None, [].into(), Some(Script::default().into()));
+        });
+        let started = fleet.runtime.start(&id).await;
+        if state != State::AwaitingConfig {
+            started.unwrap();
+            until_back(&fleet, &id).await;
+        }
+        fleet.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_confirms_no_end_delays_a_shutdown_by_no_more_than_its_time_for_that() {
+    let fleet = Fleet::start().await;
+    for nth in 0..50 {
+        let id = fleet.online(Server::remote(&format!("s{nth}"))).await;
+        fleet.remote(&id).change(|manner| manner.silent_on = ["*"].into());
+    }
+    let began = Instant::now();
+    fleet.finish().await;
+    assert!(began.elapsed() <= seconds(2.1), "all at once: {:?}", began.elapsed());
+}

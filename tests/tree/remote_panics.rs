@@ -1,0 +1,180 @@
+//! Faults of our own, with remote servers: nothing else is touched, and what was scheduled goes on.
+
+use mcp_satellite_actors::Part;
+use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::ReconnectPolicy;
+use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::remote_support::{
+    UNAUTHORIZED, lose, story_after_start, until_attempting, until_attempts, until_back, waits,
+};
+use crate::support::{Fleet, Server, seconds, tenths};
+
+fn team(name: &str) -> Part {
+    Part::Team(name.into())
+}
+
+/// Waits until the next attempt is this one of its schedule.
+async fn until_next(fleet: &Fleet, id: &InstanceId, attempt: usize) -> std::time::Instant {
+    until_attempts(&fleet.remote(id), attempt).await;
+    fleet.until_view(id, |view| view.attempt == Some(attempt)).await.next_retry_at.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_worker_is_a_loss_of_its_connection_and_touches_no_other() {
+    let fleet = Fleet::start().await;
+    let (hurt, other) = (fleet.online(Server::remote("a")).await, fleet.online(Server::remote("b")).await);
+    let (lost, ()) = futures::join!(fleet.call(&hurt, "sleep", json!({"ms": 5000})), async {
+        sleep(seconds(1.0)).await;
+        fleet.runtime.panic(Part::Worker(hurt.clone()));
+    });
+    assert!(matches!(lost, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{lost:?}");
+    let view = fleet.until(&hurt, Status::Error).await;
+    let message = view.message.as_deref().unwrap();
+    assert!(message.starts_with("worker panicked") && message.contains("asked to panic"), "{message}");
+    until_back(&fleet, &hurt).await;
+    assert_eq!(fleet.remote(&hurt).sessions().opened, 2);
+    assert_eq!((fleet.remote(&other).sessions().opened, fleet.view(&other).status), (1, Status::Online));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_team_that_reconnects_goes_on_with_the_schedule() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    lose(&fleet, &id).await;
+    let next = until_next(&fleet, &id, 7).await;
+    let message = fleet.view(&id).message.clone();
+    fleet.runtime.panic(team("acme"));
+    sleep(seconds(1.0)).await;
+    let view = fleet.view(&id);
+    assert_eq!((view.next_retry_at, view.attempt), (Some(next), Some(7)));
+    assert_eq!((view.status, view.message.clone()), (Status::Offline, message));
+    assert_eq!((view.connection, remote.attempts().len()), (Some(Connection::Reconnecting), 7));
+    until_attempts(&remote, 10).await;
+    assert_eq!(waits(&remote)[6..], [64.0, 128.0, 180.0]);
+    remote.up();
+    until_back(&fleet, &id).await;
+    assert!(fleet.view(&id).catalogue.is_some());
+    assert_eq!(fleet.told(&id, "mcp.server.reconnected").await.len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_a_panic_interrupts_is_made_again_and_the_delays_go_on() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    lose(&fleet, &id).await;
+    until_next(&fleet, &id, 6).await;
+    remote.change(|manner| manner.connect_delay = seconds(5.0));
+    until_attempting(&remote).await;
+    fleet.runtime.panic(team("acme"));
+    sleep(seconds(0.1)).await;
+    assert_eq!(remote.overlaps(), 0);
+    until_attempts(&remote, 8).await;
+    let view = fleet.until_view(&id, |view| view.next_retry_at.is_some()).await;
+    assert!(view.attempt.is_some_and(|attempt| attempt >= 6), "{:?}", view.attempt);
+    remote.up();
+    until_back(&fleet, &id).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_while_a_calls_own_attempt_is_under_way_leaves_the_schedule_and_the_caller_is_answered() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    lose(&fleet, &id).await;
+    until_next(&fleet, &id, 8).await;
+    remote.change(|manner| (manner.down, manner.connect_delay) = (None, seconds(5.0)));
+    let (answer, ()) = futures::join!(fleet.call(&id, "echo", json!({"text": "patient"})), async {
+        until_attempting(&remote).await;
+        fleet.runtime.panic(team("acme"));
+    });
+    assert_eq!(answer.unwrap()["structuredContent"]["text"], "patient");
+    assert_eq!(remote.overlaps(), 0);
+    until_back(&fleet, &id).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_team_gives_each_of_its_servers_back_as_it_was_and_touches_no_other_team() {
+    let fleet = Fleet::start().await;
+    let other = fleet.online(Server::remote_of("other", "a")).await;
+    let connected = fleet.online(Server::remote("connected")).await;
+    let refused = fleet.online(Server::remote("refused")).await;
+    fleet.remote(&refused).down(UNAUTHORIZED);
+    assert!(fleet.call(&refused, "echo", json!({})).await.is_err());
+    let blocked = fleet.until(&refused, Status::RequiresReauth).await.message.clone();
+    let bounded = ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::bounded() };
+    let given_up = fleet.online(Server::remote("given-up").policy(|policy| policy.reconnect = bounded)).await;
+    lose(&fleet, &given_up).await;
+    fleet.until(&given_up, Status::Error).await;
+    let stopped = fleet.online(Server::remote("stopped")).await;
+    fleet.runtime.stop(&stopped).await.unwrap();
+    let counts = |id: &InstanceId| fleet.remote(id).attempts().len();
+    let before = [&refused, &given_up, &stopped, &other].map(counts);
+
+    fleet.runtime.panic(team("acme"));
+    until_attempts(&fleet.remote(&connected), 2).await;
+    until_back(&fleet, &connected).await;
+    sleep(seconds(3600.0)).await;
+    assert_eq!([&refused, &given_up, &stopped, &other].map(counts), before, "nothing of theirs was tried");
+    let view = fleet.view(&refused);
+    assert_eq!((view.status, view.message.clone()), (Status::RequiresReauth, blocked));
+    let view = fleet.view(&given_up);
+    assert_eq!((view.status, view.connection), (Status::Error, Some(Connection::Error)));
+    assert_eq!(view.message.as_deref(), Some("Connection failed after max retries"));
+    assert_eq!(fleet.view(&stopped).status, Status::Offline);
+    assert_eq!(story_after_start(&fleet, &other).await, Vec::<String>::new());
+    for id in [&given_up, &refused] {
+        fleet.remote(id).up();
+        assert!(fleet.runtime.reconnect(id).await.unwrap().success, "{id}");
+    }
+    let blocked = fleet.call(&stopped, "echo", json!({})).await;
+    assert!(matches!(blocked, Err(CallError::Refused { .. })), "{blocked:?}");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_permit_to_connect_is_lost_with_a_team() {
+    let fleet = Fleet::with(|options| options.connect_permits = 2).await;
+    for name in ["a", "b", "c", "d"] {
+        let server = Server::remote(name);
+        fleet.remote(&server.spec.id).change(|manner| manner.silent_on = ["initialize"].into());
+        fleet.add(server).await;
+    }
+    sleep(seconds(1.0)).await;
+    fleet.runtime.panic(team("acme"));
+    let began = Instant::now();
+    let slow = Server::remote_of("other", "a");
+    fleet.remote(&slow.spec.id).change(|manner| manner.connect_delay = seconds(0.5));
+    let other = fleet.online(slow).await;
+    assert!(tenths(began.elapsed()) <= 5.0, "{:?}", began.elapsed());
+    assert!(fleet.call(&other, "echo", json!({})).await.is_ok());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_registry_loses_nothing_of_what_is_away_or_there() {
+    let fleet = Fleet::start().await;
+    let there = fleet.online(Server::remote("a")).await;
+    let away = fleet.online(Server::remote("b")).await;
+    lose(&fleet, &away).await;
+    let next = until_next(&fleet, &away, 6).await;
+    fleet.runtime.panic(Part::Registry);
+    sleep(seconds(1.0)).await;
+    let view = fleet.view(&away);
+    assert_eq!((view.status, view.next_retry_at, view.attempt), (Status::Offline, Some(next), Some(6)));
+    assert!(fleet.call(&there, "echo", json!({})).await.is_ok());
+    fleet.remote(&away).up();
+    until_back(&fleet, &away).await;
+    assert_eq!((fleet.remote(&there).attempts().len(), fleet.remote(&away).overlaps()), (1, 0));
+    fleet.finish().await;
+}

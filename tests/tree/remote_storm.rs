@@ -1,0 +1,131 @@
+//! A thousand remote instances, and one server for all of them that dies and returns.
+
+use std::collections::BTreeMap;
+
+use futures::future::join_all;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::ReconnectPolicy;
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::remote_support::REFUSED;
+use crate::support::{Fleet, LONG, Server, seconds};
+
+const INSTANCES: usize = 1000;
+const PERMITS: usize = 64;
+
+/// One that keeps all events of a storm.
+async fn fleet() -> Fleet {
+    Fleet::with(|options| options.batch.queue_max = 1_000_000).await
+}
+
+/// A thousand in ten teams, online.
+async fn thousand(fleet: &Fleet) -> Vec<InstanceId> {
+    let adding = (0..INSTANCES).map(|nth| {
+        let server = Server::remote_of(&format!("team{}", nth % 10), &format!("s{nth}"))
+            .policy(|policy| policy.reconnect = ReconnectPolicy::persistent());
+        fleet.remote(&server.spec.id).change(|manner| {
+            (manner.connect_delay, manner.jitter, manner.seed) = (seconds(0.1), 0.5, nth as u64);
+        });
+        fleet.add(server)
+    });
+    let ids = join_all(adding).await;
+    all_back(fleet).await;
+    ids
+}
+
+async fn all_back(fleet: &Fleet) {
+    let mut watch = fleet.runtime.watch();
+    let all = watch.wait_for(|snapshot| snapshot.iter().all(|view| view.status == Status::Online));
+    assert!(tokio::time::timeout(LONG, all).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_come_back_from_a_server_that_died_spread_over_time_and_one_attempt_each() {
+    let fleet = fleet().await;
+    let ids = thousand(&fleet).await;
+    assert_eq!(fleet.world.sim.handshakes_max(), PERMITS, "no more than so many at once, and no fewer");
+    for id in &ids {
+        fleet.remote(id).kill(REFUSED);
+        fleet.remote(id).lose(REFUSED);
+    }
+    let died = Instant::now();
+    sleep(seconds(600.0)).await;
+    for id in &ids {
+        fleet.remote(id).up();
+    }
+    let returned = Instant::now();
+    all_back(&fleet).await;
+    let took = returned.elapsed();
+    assert!(took <= seconds(200.0), "the longest delay, and its turn: {took:?}");
+
+    let mut by_second = BTreeMap::<u64, usize>::new();
+    let (mut attempts_of_each, mut overlaps) = (Vec::new(), 0);
+    for id in &ids {
+        let remote = fleet.remote(id);
+        overlaps += remote.overlaps();
+        let attempts = remote.attempts();
+        attempts_of_each.push(attempts.len());
+        for attempt in attempts.iter().filter(|attempt| attempt.began >= returned) {
+            *by_second.entry((attempt.began - returned).as_secs()).or_default() += 1;
+        }
+        assert_eq!(remote.sessions().open(), 1, "{id}");
+        assert!(attempts[1].began - died >= seconds(0.9), "the first delay is jittered, too");
+    }
+    assert_eq!(overlaps, 0);
+    assert_eq!(by_second.values().sum::<usize>(), INSTANCES, "one attempt each");
+    // The tenth attempt is due within 36 s around its time: a thousand that came as one would be a thousand a second.
+    let busiest = by_second.values().max().copied().unwrap_or_default();
+    assert!(busiest < INSTANCES / 8 && by_second.len() >= 20, "{by_second:?}");
+    assert!(attempts_of_each.iter().all(|attempts| (10..=13).contains(attempts)), "{attempts_of_each:?}");
+    assert_eq!(fleet.world.sim.handshakes_max(), PERMITS);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_for_a_thousand_that_are_away_are_all_answered_as_soon_as_permits_allow() {
+    let fleet = fleet().await;
+    let ids = thousand(&fleet).await;
+    for id in &ids {
+        fleet.remote(id).kill(REFUSED);
+        fleet.remote(id).lose(REFUSED);
+    }
+    sleep(seconds(600.0)).await;
+    let waiting: Vec<usize> = ids.iter().map(|id| fleet.remote(id).attempts().len()).collect();
+    for id in &ids {
+        fleet.remote(id).up();
+    }
+    let began = Instant::now();
+    let calls = ids.iter().flat_map(|id| (0..2).map(|_| fleet.call(id, "echo", json!({"text": 1}))));
+    let answers = join_all(calls).await;
+    assert!(answers.iter().all(Result::is_ok));
+    // A thousand handshakes of a tenth of a second by 64 at once.
+    assert!(began.elapsed() < seconds(5.0), "{:?}", began.elapsed());
+    all_back(&fleet).await;
+    for (id, before) in ids.iter().zip(waiting) {
+        let remote = fleet.remote(id);
+        let made = remote.attempts().len() - before;
+        assert_eq!((made, remote.overlaps()), (1, 0), "{id}");
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_that_are_reconnected_and_removed_at_once_leave_nothing() {
+    let fleet = fleet().await;
+    let ids = thousand(&fleet).await;
+    for (nth, id) in ids.iter().enumerate() {
+        if nth % 2 == 0 {
+            fleet.remote(id).kill(REFUSED);
+            fleet.remote(id).lose(REFUSED);
+        }
+    }
+    let outcomes = join_all(ids.iter().map(|id| fleet.runtime.reconnect(id)));
+    let removed = join_all(ids.iter().map(|id| fleet.runtime.uninstall(id)));
+    let (outcomes, removed) = futures::join!(outcomes, removed);
+    assert!(removed.iter().all(Result::is_ok));
+    assert_eq!(outcomes.len(), INSTANCES, "each is answered");
+    assert_eq!((fleet.runtime.snapshot().len(), fleet.world.sim.lines()), (0, 0));
+    fleet.finish().await;
+}
