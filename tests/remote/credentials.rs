@@ -64,7 +64,7 @@ async fn an_instance_that_is_not_let_in_waits_for_other_credentials_and_then_mov
         instance.assert_callable().await;
         let told = instance.story().await.join(", ");
         let told = told.strip_prefix("provisioning, command_received, connecting, requires_reauth, connecting, ");
-        let expected = "requires_reauth, connecting, connecting, discovering_tools, syncing_tools, discovered 3 tools, \
+        let expected = "requires_reauth, connecting, discovering_tools, syncing_tools, discovered 3 tools, \
                         online, started (TRANSPORT, 3 tools)";
         assert_eq!(told, Some(&*expected.replace("TRANSPORT", if legacy { "sse" } else { "http" })));
         fleet.finish(&[&peer]).await;

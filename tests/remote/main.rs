@@ -6,7 +6,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod credentials;
+mod health;
 mod itself;
+mod lists;
 mod peer;
 mod retries;
 mod streams;

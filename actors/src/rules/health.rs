@@ -64,10 +64,15 @@ impl Checks {
         }
     }
 
-    /// The server does not know `ping`: it is asked for its tools instead, at once.
-    pub fn no_ping(&mut self, now: Instant) {
-        self.no_ping = true;
-        self.next_at = Some(now);
+    /// The server does not know what it was asked. If that was `ping`, it is asked for its tools instead, at once; one
+    /// that does not know those either has answered, and that is all that is to be found out.
+    #[must_use]
+    pub fn no_ping(&mut self, now: Instant) -> bool {
+        let asks_again = !std::mem::replace(&mut self.no_ping, true);
+        if asks_again {
+            self.next_at = Some(now);
+        }
+        asks_again
     }
 
     /// The check was not answered, or not well.
@@ -160,9 +165,10 @@ mod tests {
         let (policy, now) = (HealthPolicy::default(), Instant::now());
         let mut checks = checks(&policy, now);
         assert_eq!(checks.begin(&policy), HealthCheck::Ping);
-        checks.no_ping(now);
+        assert!(checks.no_ping(now));
         assert_eq!(checks.due_at(), Some(now));
         assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
+        assert!(!checks.no_ping(now), "it knows neither, and is not asked without a pause");
         assert_eq!(checks.succeeded(&policy, now), None);
         assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
     }

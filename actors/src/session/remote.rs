@@ -201,8 +201,10 @@ impl Session {
                 self.restored(restored);
             }
             Heard::CheckUnknown => {
-                if let Some(checks) = &mut self.checks {
-                    checks.no_ping(now);
+                if let Some(checks) = &mut self.checks
+                    && !checks.no_ping(now)
+                {
+                    return self.on_heard(Heard::Checked);
                 }
             }
         }

@@ -1,0 +1,113 @@
+//! What a server offers: read whole, read again when it changes, and kept while it cannot be read.
+
+use std::time::Duration;
+
+use mcp_satellite_actors::model::catalogue::{Catalogue, Entry};
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::status::Status;
+use serde_json::json;
+
+use super::peer::{Deed, Peer, When};
+use super::support::{Fleet, Instance, Remote};
+
+fn catalogue(view: &InstanceView) -> &Catalogue {
+    view.catalogue.as_ref().unwrap()
+}
+
+fn tools(view: &InstanceView) -> Vec<&str> {
+    catalogue(view).tools.iter().map(|tool| &*tool.name).collect()
+}
+
+async fn until_tools(instance: &Instance, wanted: &[&str]) {
+    let are_there = |view: &InstanceView| view.status == Status::Online && tools(view) == wanted;
+    instance.until("offering other tools", are_there).await;
+}
+
+#[tokio::test]
+async fn resources_templates_and_prompts_are_listed_beside_the_tools_over_both_transports() {
+    for legacy in [false, true] {
+        let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+        let remote = if legacy { Remote::sse(peer.sse_url()) } else { Remote::http(peer.url()) };
+        let instance = fleet.online(remote).await;
+        let view = instance.view();
+        let keys = |entries: &[Entry]| entries.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>();
+        let Catalogue { resources, resource_templates, prompts, .. } = catalogue(&view);
+        assert_eq!(tools(&view), ["echo", "read", "sleep"]);
+        assert_eq!(keys(resources), ["peer://one"]);
+        assert_eq!(keys(resource_templates), ["peer://{any}"]);
+        assert_eq!(keys(prompts), ["greet"]);
+        fleet.finish(&[&peer]).await;
+    }
+}
+
+#[tokio::test]
+async fn many_changes_at_once_are_read_once() {
+    for legacy in [false, true] {
+        let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+        let remote = if legacy { Remote::sse(peer.sse_url()) } else { Remote::http(peer.url()) };
+        let debounced = |policy: &mut mcp_satellite_actors::model::policy::Policy| {
+            policy.session.list_changed_debounce = Duration::from_millis(200);
+        };
+        let instance = fleet.online(remote.policy(debounced)).await;
+        peer.until("it is listened to", |seen| seen.streams == 1).await;
+        assert_eq!(peer.seen(|seen| seen.rpc("tools/list")), 1);
+
+        for (name, readings) in [("second", 2), ("third", 3)] {
+            for list in ["tools", "resources", "prompts"].repeat(10) {
+                peer.list_changed(list);
+            }
+            peer.manners(|manners| manners.tools = vec![(name, json!({}))]);
+            until_tools(&instance, &[name]).await;
+            assert_eq!(peer.seen(|seen| seen.rpc("tools/list")), readings, "thirty changes are one");
+        }
+        let story = instance.story().await;
+        let updates: Vec<_> = story.iter().filter(|line| line.starts_with("updated")).collect();
+        assert_eq!(updates, ["updated (+second -echo -read -sleep)", "updated (+third -second)"]);
+        fleet.finish(&[&peer]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_list_without_an_end_is_read_so_far_and_no_further() {
+    let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+    peer.manners(|manners| manners.endless_pages = true);
+    let instance = fleet.online(Remote::http(peer.url()).policy(|policy| policy.session.list_pages_max = 5)).await;
+    assert_eq!(peer.seen(|seen| seen.rpc("tools/list")), 5);
+    assert_eq!(tools(&instance.view()).len(), 15);
+    assert_eq!(tools(&instance.view())[14], "sleep-4");
+    fleet.finish(&[&peer]).await;
+}
+
+#[tokio::test]
+async fn tools_that_cannot_be_read_again_are_kept_and_calls_go_on() {
+    let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+    let instance = fleet.online(Remote::http(peer.url())).await;
+    peer.on(When::rpc("tools/list"), Deed::RpcError { code: -32603, message: "the database is away" });
+    peer.restart().await;
+    instance.status(Status::Offline).await;
+    instance.assert_callable().await;
+    let view = instance.status(Status::Error).await;
+    let message = view.message.as_deref().unwrap_or_default();
+    assert!(message.starts_with("cannot read its tools: server error -32603: the database is away"), "{message}");
+    assert_eq!(tools(&view), ["echo", "read", "sleep"], "what was known is kept");
+    assert!(view.offered().is_none(), "and not offered");
+
+    // A call that succeeds brings the next reading forward, which an hour of backoff does not.
+    peer.heal().await;
+    instance.assert_callable().await;
+    instance.online().await;
+    assert_eq!(peer.seen(|seen| seen.rpc("initialize")), 2, "the link was kept");
+    fleet.finish(&[&peer]).await;
+}
+
+#[tokio::test]
+async fn a_server_without_tools_is_a_server() {
+    let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+    peer.on(When::rpc("tools/list"), Deed::RpcError { code: -32601, message: "Method not found" });
+    peer.on(When::rpc("prompts/list"), Deed::RpcError { code: -32603, message: "no" });
+    let instance = fleet.online(Remote::http(peer.url())).await;
+    let view = instance.view();
+    let Catalogue { tools, resources, prompts, .. } = catalogue(&view);
+    assert_eq!((tools.len(), resources.len(), prompts.len()), (0, 1, 0));
+    fleet.finish(&[&peer]).await;
+}
