@@ -186,7 +186,7 @@ headers = {{ Authorization = "Bearer env:PLANTED_HEADER", X-Api-Key = "{header}"
         event["data"]["logs"][0]["message"].as_str().unwrap().contains("key=[secret] error [secret]")
     });
     assert_eq!(logged["data"]["server_slug"], "notes");
-    satellite.process.wait_stderr(|log| log.contains("a line on stdout is skipped"));
+    satellite.process.wait_stderr(|log| log.contains("what the server sent is skipped"));
     look_at_everything(&home);
     planted.are_in_no_arguments();
     satellite.terminate().exits(0);

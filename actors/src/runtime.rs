@@ -327,6 +327,8 @@ impl RuntimeHandle {
             let answer = open.request_from(place, request(), left).await;
             match &answer {
                 Err(CallError::Terminated { fate, .. }) if may_repeat(*fate) && !repeated => repeated = true,
+                // What was left of the caller's time is not what the caller gave.
+                Err(CallError::TimedOut { after }) => return Err(CallError::TimedOut { after: timeout.max(*after) }),
                 _ => return answer,
             }
         }
