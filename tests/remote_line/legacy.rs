@@ -11,6 +11,10 @@ use super::support::{Dialed, VERSION, policy, sse};
 
 const ANSWER: &str = "event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
 
+fn closed() -> FailureKind {
+    FailureKind::Broken("the server has closed its stream".to_owned())
+}
+
 /// A line whose first request waits at the peer, and the stream on which it is to be answered.
 async fn opened(line: &mut Dialed, peer: &mut Peer, endpoint: &str) -> (Saying, Asked) {
     line.request(1, "initialize");
@@ -117,7 +121,7 @@ async fn a_stream_that_cannot_be_opened_fails_what_waits_for_it_and_is_tried_aga
     }
     line.request(1, "initialize");
     line.asks(&mut peer).await.stream(&[]).await.end().await;
-    assert_eq!(line.failed(1).await, Failure::unsent(FailureKind::Cut));
+    assert_eq!(line.failed(1).await, Failure::unsent(closed()));
     peer.die().await;
     line.request(1, "initialize");
     assert_eq!(line.failed(1).await, Failure::unsent(FailureKind::Refused));
@@ -141,7 +145,7 @@ async fn the_end_of_the_stream_is_the_end_of_the_session() {
     let (stream, asked) = opened(&mut line, &mut peer, "/m").await;
     asked.accepted().await;
     stream.end().await;
-    assert_eq!(line.lost().await, FailureKind::Cut);
+    assert_eq!(line.lost().await, closed());
 
     let mut line = Dialed::new(policy(sse(&peer), |policy| policy.session.line_max = 100));
     let (mut stream, asked) = opened(&mut line, &mut peer, "/m").await;

@@ -38,7 +38,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 out.messages(data).await;
             }
             Ok(Some(_)) => {}
-            Ok(None) => return News::Of(Incoming::Lost(Failure::sent(FailureKind::Cut))),
+            Ok(None) => return News::Of(Incoming::Lost(Failure::sent(ended()))),
             Err(_) => return News::Of(Incoming::Lost(Failure::sent(terms.too_long()))),
         }
     }
@@ -65,7 +65,7 @@ async fn endpoint(terms: &Terms, response: &mut Response, events: &mut Events) -
                 return resolve(&String::from_utf8_lossy(&data), &terms.access).map_err(Failure::sent);
             }
             Ok(Some(_)) => {}
-            Ok(None) => return Err(Failure::sent(FailureKind::Cut)),
+            Ok(None) => return Err(Failure::sent(ended())),
             Err(_) => return Err(Failure::sent(terms.too_long())),
         }
     }
@@ -86,4 +86,8 @@ fn resolve(endpoint: &str, access: &Access) -> Result<Url, FailureKind> {
         };
         Err(FailureKind::ForeignEndpoint { origin: told(&origin, access) })
     }
+}
+
+fn ended() -> FailureKind {
+    FailureKind::Broken("the server has closed its stream".to_owned())
 }
