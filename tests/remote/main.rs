@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod credentials;
+mod ends;
+mod force;
 mod health;
 mod itself;
 mod lists;

@@ -1,6 +1,7 @@
 //! One connection: requests in, answers out, as the manners say or as the script does.
 
 use std::io;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -19,32 +20,26 @@ use super::script::{Answers, Deed};
 const PART: usize = 16 * 1024;
 
 /// Counts while it is there.
-struct Counted<'a> {
-    shared: &'a Shared,
+pub(super) struct Counted<S: Deref<Target = Shared>> {
+    shared: S,
     uncount: fn(&mut Seen),
 }
 
-impl<'a> Counted<'a> {
-    fn new(shared: &'a Shared, count: fn(&mut Seen), uncount: fn(&mut Seen)) -> Self {
+impl<S: Deref<Target = Shared>> Counted<S> {
+    pub(super) fn new(shared: S, count: fn(&mut Seen), uncount: fn(&mut Seen)) -> Self {
         shared.seen.send_modify(count);
         Self { shared, uncount }
     }
 }
 
-impl Drop for Counted<'_> {
+impl<S: Deref<Target = Shared>> Drop for Counted<S> {
     fn drop(&mut self) {
         self.shared.seen.send_modify(self.uncount);
     }
 }
 
 /// Serves a connection until one of the two ends it.
-pub(super) async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
-    let mut nth = 0;
-    shared.seen.send_modify(|seen| {
-        seen.connections_made += 1;
-        nth = seen.connections_made;
-    });
-    let _counted = Counted::new(&shared, |seen| seen.connections += 1, |seen| seen.connections -= 1);
+pub(super) async fn serve(nth: usize, stream: TcpStream, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
     // Small answers are seen at once.
     let _ = stream.set_nodelay(true);
     let mut exchange = match tls {
@@ -68,7 +63,7 @@ pub(super) async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, shared: A
         let record = Record::new(nth, &request);
         let deed = shared.script.lock().unwrap().decide(&record);
         let is_initialize = record.rpc.as_deref() == Some("initialize");
-        let _initializing = is_initialize.then(|| Counted::new(&shared, initializing, |seen| seen.initializing -= 1));
+        let _initializing = is_initialize.then(|| Counted::new(&*shared, initializing, |seen| seen.initializing -= 1));
         shared.seen.send_modify(|seen| seen.requests.push(record.clone()));
         let done = match deed {
             Some(deed) => Box::pin(shared.misbehave(&mut exchange, &record, deed)).await,
@@ -78,6 +73,18 @@ pub(super) async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, shared: A
             Ok(After::Next) if !exchange.closes => {}
             Ok(After::Next | After::Close) | Err(_) => return,
         }
+    }
+}
+
+/// Ends a session with what it was.
+struct Ends<'a> {
+    shared: &'a Shared,
+    session: &'a str,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.shared.server.lock().unwrap().end(self.session);
     }
 }
 
@@ -161,9 +168,7 @@ impl Shared {
             ("GET", "/sse") => {
                 let session = self.server.lock().unwrap().session();
                 let endpoint = format!("/message?session={session}");
-                let ended = self.stream(exchange, &session, Some(&endpoint)).await;
-                self.server.lock().unwrap().end(&session);
-                return ended;
+                return self.stream(exchange, &session, Some(&endpoint)).await;
             }
             ("POST", "/message") => {
                 exchange.answer(202, &[], b"Accepted").await?;
@@ -200,6 +205,8 @@ impl Shared {
             exchange.chunk(&event("endpoint", endpoint)).await?;
         }
         let _counted = Counted::new(self, |seen| seen.streams += 1, |seen| seen.streams -= 1);
+        // Over HTTP+SSE a session is a stream.
+        let _ends = endpoint.map(|_| Ends { shared: self, session });
         loop {
             let push = select! {
                 push = pushes.recv() => push,

@@ -30,7 +30,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use self::connection::serve;
+use self::connection::{Counted, serve};
 use self::mcp::Server;
 pub(crate) use self::mcp::{Expiry, Manners};
 pub(crate) use self::record::{Record, Seen};
@@ -289,13 +289,25 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Sha
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => {
                 let Ok((stream, _)) = accepted else { continue };
-                let connection = serve(stream, tls.clone(), shared.clone());
-                connections.spawn(unless_frozen(connection, shared.frozen.subscribe()));
+                // Whoever is connected counts, even where nobody looks after him.
+                let counted = Counted::new(shared.clone(), connected, |seen| seen.connections -= 1);
+                let nth = shared.seen.borrow().connections_made;
+                let connection = serve(nth, stream, tls.clone(), shared.clone());
+                let connection = unless_frozen(connection, shared.frozen.subscribe());
+                connections.spawn(async move {
+                    let _counted = counted;
+                    connection.await;
+                });
             }
         }
     }
     drop(listener);
     connections.shutdown().await;
+}
+
+fn connected(seen: &mut Seen) {
+    seen.connections_made += 1;
+    seen.connections += 1;
 }
 
 /// Runs a connection, and leaves it as it is for as long as the peer is frozen.
