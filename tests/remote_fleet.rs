@@ -1,0 +1,315 @@
+//! A thousand remote instances of one server, which dies and returns: real sockets, the whole runtime, another process.
+//!
+//! They must not come back as one, none may try twice at once, all must be back, and what the outage cost must be given
+//! back: descriptors and memory. These are counted for this process, so there is one test here.
+
+#![cfg(all(feature = "cli", feature = "remote", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite::connect::process::raise_descriptor_limit;
+use mcp_satellite::connect::remote::RemoteConnector;
+use mcp_satellite::connect::sim::HttpStats;
+use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_actors::model::ids::InstallationId;
+use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
+use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::spec::{
+    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target, Value as Configured,
+};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::{Farewell, Options, RuntimeHandle};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const INSTANCES: usize = 1000;
+const TEAMS: usize = 50;
+
+/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+const GIVE_UP: Duration = Duration::from_secs(120);
+
+/// What an outage may leave on the heap for each instance, in bytes. Tables that have grown do not shrink, the reason of
+/// the last failure is remembered, and a few exchanges may not be over yet; a message, a timer or a buffer that stayed
+/// with each instance would be more.
+const LEFT_EACH: usize = 1024;
+
+/// Descriptors that may differ between two moments of rest: the pool keeps a connection for some seconds, and closes it
+/// when it next looks.
+const POOLED: usize = 4;
+
+/// Counts what is on the heap: the kernel's idea of our memory says more of the allocator than of us.
+struct Counting;
+
+static HEAP: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: everything is left to the system's allocator; counting touches no memory of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HEAP.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        HEAP.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// What this process holds.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    descriptors: usize,
+    heap: usize,
+}
+
+impl Held {
+    fn now() -> Self {
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
+        Self { descriptors, heap: HEAP.load(Ordering::Relaxed) }
+    }
+
+    /// Waits until no more is held than before, give or take.
+    async fn returns_to(before: Self, descriptors: usize, heap: usize) {
+        let at_most = Self { descriptors: before.descriptors + descriptors, heap: before.heap + heap };
+        let is_back = |now: &Self| now.descriptors <= at_most.descriptors && now.heap <= at_most.heap;
+        until(&format!("no more is held than {at_most:?}"), async || Self::now(), is_back).await;
+    }
+}
+
+/// The schedule of every attempt, as it was told: by number, the delays of all instances in milliseconds.
+#[derive(Default)]
+struct Told {
+    scheduled: BTreeMap<u32, BTreeMap<InstallationId, u64>>,
+    twice: usize,
+    reconnected: BTreeMap<InstallationId, usize>,
+}
+
+struct Recorder(Arc<Mutex<Told>>);
+
+impl EventSink for Recorder {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        let mut told = self.0.lock().unwrap();
+        for envelope in &batch.events {
+            match &envelope.event {
+                Event::Reconnecting { of, attempt, next_retry_ms } => {
+                    let delays = told.scheduled.entry(*attempt).or_default();
+                    let again = delays.insert(of.installation_id.clone(), *next_retry_ms).is_some();
+                    told.twice += usize::from(again);
+                }
+                Event::Reconnected { of, .. } => *told.reconnected.entry(of.installation_id.clone()).or_default() += 1,
+                _ => {}
+            }
+        }
+        Box::pin(async { Answer::Accepted })
+    }
+}
+
+/// The one server of all, in a process of its own.
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start(port: u16) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_satellite"));
+        let address = format!("127.0.0.1:{port}");
+        command.args(["sim-server", "--http", &address]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, format!("listening on http://{address}/mcp\n"));
+        Self { child, port }
+    }
+
+    /// SIGKILL, and gone.
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    async fn stats(&self) -> HttpStats {
+        let mut connection = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).await.unwrap();
+        connection.write_all(b"GET /stats HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.unwrap();
+        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+    }
+
+    /// Waits until each instance has its session and listens, and checks that each came once.
+    async fn has_all(&self) {
+        let is_there = |stats: &HttpStats| stats.sessions >= INSTANCES && stats.streams >= INSTANCES as u64;
+        let stats = until("all are there", async || self.stats().await, is_there).await;
+        let HttpStats { sessions, initializes, instances, overlaps, strangers, .. } = stats;
+        assert_eq!((sessions, initializes, instances, overlaps, strangers), (INSTANCES, INSTANCES, INSTANCES, 0, 0));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A port that stays free while the server is away. Not one of those from which the kernel takes the ports of clients: a
+/// client that knocks there a thousand times could be connected with itself.
+fn free_port() -> u16 {
+    let first = u16::try_from(std::process::id() % 10_000).unwrap();
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    (0..10_000).map(|offset| 20_000 + (first + offset) % 10_000).find(is_free).unwrap()
+}
+
+/// Asks until the answer is as wanted.
+async fn until<T: Debug>(what: &str, mut ask: impl AsyncFnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
+    let given_up = Instant::now() + GIVE_UP;
+    loop {
+        let answer = ask().await;
+        if wanted(&answer) {
+            return answer;
+        }
+        assert!(Instant::now() < given_up, "given up waiting until {what}: {answer:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// As a configuration file would ask for it; nothing about policies.
+fn spec(nth: usize, port: u16, policy: &Arc<Policy>) -> InstanceSpec {
+    let team = nth % TEAMS;
+    let header = ("x-instance".to_owned(), Configured::plain(nth.to_string().as_str()));
+    let config = InstanceConfig {
+        team: format!("team_{team}").into(),
+        team_slug: format!("team-{team}").into(),
+        user: "user_alice".into(),
+        user_slug: "alice".into(),
+        installation: format!("installation_{nth}").into(),
+        server: "server".into(),
+        target: Target::Remote {
+            transport: RemoteTransport::Http,
+            url: format!("http://127.0.0.1:{port}/mcp"),
+            health_url: None,
+        },
+        server_layer: Layer { headers: [header].into(), ..Layer::default() },
+        team_layer: Layer::default(),
+        user_layer: Layer::default(),
+        user_required: Vec::new(),
+        keep: Keep::default(),
+        on_update: OnUpdate::default(),
+        request_logging: true,
+        policy: Arc::clone(policy),
+    };
+    config.merge()
+}
+
+async fn all_online(runtime: &RuntimeHandle) {
+    let online = async || runtime.snapshot().iter().filter(|view| view.status == Status::Online).count();
+    until("all are online", online, |online| *online == INSTANCES).await;
+}
+
+/// The delays before one attempt are those of the policy, ten percent more or less, and use that width evenly.
+fn assert_spread(delays: &BTreeMap<InstallationId, u64>, delay: u64) {
+    assert_eq!(delays.len(), INSTANCES, "each instance has a schedule of its own");
+    let (earliest, width) = (delay - delay / 10, delay / 5);
+    let mut tenths = [0; 10];
+    for late in delays.values() {
+        // What is left of the delay is told, in whole milliseconds.
+        let after = late.checked_sub(earliest - 1).unwrap_or_else(|| panic!("{late} ms is too early for {delay} ms"));
+        let tenth = usize::try_from(10 * after.saturating_sub(1) / width).unwrap().min(9);
+        tenths[tenth] += 1;
+        assert!(after <= width + 1, "{late} ms is too late for {delay} ms");
+    }
+    // All of one seed, so this is the same in every run.
+    assert!(tenths.iter().all(|tenth| (50..=150).contains(tenth)), "not spread evenly: {tenths:?}");
+}
+
+#[test]
+fn a_thousand_instances_of_a_server_that_dies_and_returns_are_back_one_by_one() {
+    let limit = raise_descriptor_limit().unwrap();
+    assert!(limit > 3 * INSTANCES as u64, "this needs more than {limit} descriptors");
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    // The first runtime of a process opens what the process then keeps for signals.
+    drop(runtime());
+    let at_first = Held::now();
+    let runtime = runtime();
+    runtime.block_on(dies_and_returns());
+    drop(runtime);
+    assert_eq!(Held::now().descriptors, at_first.descriptors);
+}
+
+async fn dies_and_returns() {
+    let mut server = Server::start(free_port());
+    let port = server.port;
+    let told = Arc::new(Mutex::new(Told::default()));
+    let connector = Arc::new(RemoteConnector::new().unwrap());
+    let mut options = Options::new(connector, Arc::new(Recorder(Arc::clone(&told))), Arc::new(Timestamp::now));
+    options.batch =
+        BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
+    let (satellite, join) = mcp_satellite_actors::start(options).await.unwrap();
+    let policy = Arc::new(Policy::default());
+    for nth in 0..INSTANCES {
+        satellite.install(spec(nth, port, &policy)).await.unwrap();
+    }
+    all_online(&satellite).await;
+    server.has_all().await;
+
+    // At rest each has one connection, on which it listens.
+    satellite.flush().await;
+    let at_rest = async || Held::now().descriptors;
+    let rest = Held::now().descriptors;
+    let _ = (at_rest, rest);
+    let before = at_rest_with_streams().await;
+
+    server.kill();
+    let away =
+        async || satellite.snapshot().iter().filter(|view| view.connection == Some(Connection::Reconnecting)).count();
+    until("all have noticed", away, |away| *away == INSTANCES).await;
+    let second = async || told.lock().unwrap().scheduled.get(&2).map_or(0, BTreeMap::len);
+    until("each has tried once", second, |second| *second == INSTANCES).await;
+    let mut server = Server::start(port);
+    all_online(&satellite).await;
+    server.has_all().await;
+    satellite.flush().await;
+    {
+        let mut told = told.lock().unwrap();
+        assert_spread(&told.scheduled[&1], 1000);
+        assert_spread(&told.scheduled[&2], 2000);
+        assert_eq!(told.twice, 0, "an attempt is scheduled once");
+        assert!(told.reconnected.len() == INSTANCES && told.reconnected.values().all(|times| *times == 1));
+        *told = Told::default();
+    }
+    Held::returns_to(before, POOLED, INSTANCES * LEFT_EACH).await;
+
+    assert_eq!(satellite.shutdown().await, Farewell { events_lost: 0, in_time: true });
+    join.await.unwrap();
+    until("all sessions are ended", async || server.stats().await, |stats| stats.sessions == 0).await;
+    server.kill();
+}
+
+async fn at_rest_with_streams() -> Held {
+    let mut last = Held::now();
+    loop {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let now = Held::now();
+        println!("{now:?}");
+        if now.descriptors == last.descriptors && now.heap == last.heap {
+            return now;
+        }
+        last = now;
+    }
+}
