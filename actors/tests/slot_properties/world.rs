@@ -508,8 +508,8 @@ impl World {
                 assert_eq!(self.slot.open_run(), Some(run));
                 assert!(!self.caller_waits, "a caller waits although it is back");
             }
-            // It has succeeded when its lists are read, or cannot be read on a link that lives.
-            Server::Lists | Server::CannotList if current => self.away.begins_anew(),
+            // It has succeeded when its lists are read.
+            Server::Lists if current => self.away.begins_anew(),
             _ => {}
         }
     }

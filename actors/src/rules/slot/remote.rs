@@ -181,8 +181,10 @@ impl Slot {
         exit: WorkerExit,
         out: &mut Vec<Effect>,
     ) {
-        // Who waited was let in when it was there, or waits for this attempt.
-        self.called &= matches!(ended, Phase::Starting { .. });
+        // Who waited was let in when it was there, or waits for this attempt, which has failed: one that greets and goes
+        // before anybody is in would else be tried for them without a pause.
+        let is_attempt = matches!(ended, Phase::Starting { .. } | Phase::Undiscovered { attempt: 0, .. });
+        self.called &= is_attempt;
         let failure = match exit.cause {
             ExitCause::Lost(failure) => failure,
             ExitCause::Panicked(how) => Failure::sent(FailureKind::Panicked(how)),
@@ -208,10 +210,10 @@ impl Slot {
             return;
         }
         // What fails while connected begins a schedule; a failed attempt goes on with its own. It has succeeded when the
-        // lists are read, or cannot be read on a link that lives: a server that greets and goes is not tried every second.
+        // lists are read: a server that greets and goes is not tried every second.
         let (attempt, resume) = match ended {
             Phase::Starting { why: Why::Reconnect { attempt, resume }, .. }
-            | Phase::Undiscovered { why: Why::Reconnect { attempt, resume }, attempt: 0, .. } => {
+            | Phase::Undiscovered { why: Why::Reconnect { attempt, resume }, .. } => {
                 match resume.filter(|until| *until > now) {
                     Some(until) => (*attempt, Some(until)),
                     None => (attempt + 1, None),
@@ -243,7 +245,7 @@ impl Slot {
             Some(until)
         };
         // Whoever waited for this attempt has waited for it; whoever comes later makes another.
-        if matches!(ended, Phase::Starting { .. }) {
+        if is_attempt {
             self.called = false;
             out.push(Effect::Unreachable { last_error: reason, retry_at });
         }
