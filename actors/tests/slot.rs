@@ -689,3 +689,22 @@ fn the_whole_table_is_as_printed() {
     let text = text.replace("files-acme-alice-abc123", "NAME");
     insta::assert_snapshot!(text);
 }
+
+#[test]
+fn credentials_that_were_replaced_stay_hidden_in_what_is_still_said_under_them() {
+    let token = |token: &'static str| {
+        spec(move |config| {
+            remote(config);
+            with_token(config, token);
+        })
+    };
+    let mut life = Life::of(token("first-token")).ready();
+    for next in ["second-token", "third-token"] {
+        let effects = life.tell(Input::Update(token(next)));
+        let [Effect::Credentials { spec, .. }] = &effects[..] else { panic!("{effects:?}") };
+        assert_eq!(*spec, token(next), "what was hidden before is no part of the configuration");
+        for mask in [&spec.mask, &life.slot.spec.mask] {
+            assert_eq!(mask.apply(&format!("first-token {next}")), "[secret] [secret]");
+        }
+    }
+}

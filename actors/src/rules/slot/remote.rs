@@ -260,8 +260,10 @@ impl Slot {
     }
 
     /// Its credentials are others, and nothing else is.
-    pub(super) fn on_credentials(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
-        self.spec = spec;
+    pub(super) fn on_credentials(&mut self, spec: &InstanceSpec, out: &mut Vec<Effect>) {
+        // What was sent with the old ones may still be answered, and echo them.
+        let mask = spec.mask.replacing(&self.spec.mask);
+        self.spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
         match self.phase {
             // What is connected stays so, and uses them from now on.
             Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
