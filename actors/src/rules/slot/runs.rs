@@ -124,6 +124,10 @@ impl Slot {
 
     pub(super) fn learn(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
         self.recalled = false;
+        let catalogue = match &self.catalogue {
+            Some(before) if !catalogue.unread.is_empty() => Arc::new(catalogue.kept_from(before)),
+            Some(_) | None => catalogue,
+        };
         let before = self.catalogue.replace(catalogue.clone());
         out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }
