@@ -468,6 +468,17 @@ fn remote_places() -> Vec<Place> {
         ("remote, initialized for the first time", || Life::of_remote().initialized()),
         ("remote, ready", || Life::of_remote().ready()),
         ("remote, ready and degraded", || Life::of_remote().ready().and(|run, _| Input::Health(run, degraded()))),
+        ("remote, initialized for the first time, and degraded", || {
+            Life::of_remote().initialized().and(|run, _| Input::Health(run, degraded()))
+        }),
+        ("remote, degraded and then lost, connects", || {
+            Life::of_remote()
+                .ready()
+                .and(|run, _| Input::Health(run, degraded()))
+                .lost(FailureKind::Cut)
+                .due()
+                .granted()
+        }),
         ("remote, ready, its credentials have changed since", || {
             Life::of_remote().ready().then(Input::Update(other_credentials(&spec(remote))))
         }),

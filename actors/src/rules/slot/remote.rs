@@ -18,6 +18,7 @@ use super::{Effect, Phase, Slot, Then, Told, Want, Why};
 use crate::model::event::StopKind;
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
+use crate::model::ids::Run;
 use crate::model::remote::{Connection, Health};
 use crate::model::spec::{InstanceSpec, Target};
 use crate::model::status::{self, Cause, Status};
@@ -292,15 +293,25 @@ impl Slot {
         }
     }
 
-    pub(super) fn on_health(&mut self, run: crate::model::ids::Run, news: HealthNews, out: &mut Vec<Effect>) {
-        if self.open_run() != Some(run) {
+    /// What checks have found, also of one whose lists are still being read.
+    pub(super) fn on_health(&mut self, run: Run, news: HealthNews, out: &mut Vec<Effect>) {
+        if self.run() != Some(run) || matches!(self.phase, Phase::Stopping { .. }) {
             return;
         }
-        self.health = match news {
-            HealthNews::Degraded { .. } => Health::Degraded,
-            HealthNews::Restored { .. } => Health::Healthy,
+        (self.health, self.degraded) = match &news {
+            HealthNews::Degraded { failures, last_error } => (Health::Degraded, Some((*failures, last_error.clone()))),
+            HealthNews::Restored { .. } => (Health::Healthy, None),
         };
         out.push(Effect::Tell(Told::Health(news)));
+    }
+
+    /// It has shaken hands, and so it is well: what checks had found of a connection before this one is over.
+    pub(super) fn is_well(&mut self, out: &mut Vec<Effect>) {
+        self.health = Health::Healthy;
+        if let Some((failures, last_error)) = self.degraded.take() {
+            let last_error = Some(last_error);
+            out.push(Effect::Tell(Told::Health(HealthNews::Restored { failures, last_error })));
+        }
     }
 
     /// The machine was suspended for so long, and no clock of ours has seen it.

@@ -52,7 +52,7 @@ impl Slot {
         let (why, since) = (why.clone(), *since);
         self.initialized_at = Some(now);
         self.server = Some(server);
-        self.health = Health::Healthy;
+        self.is_well(out);
         match why {
             // Its tools are known: it answers after the handshake.
             Why::Wake { .. } if self.catalogue.is_some() => self.ready(now, run, &why, since, out),
