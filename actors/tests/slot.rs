@@ -20,8 +20,8 @@ use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Remo
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
 use mcp_satellite_actors::rules::slot::{Beside, Effect, HealthNews, Input, Memo, Phase, Slot, Then, Told, Want, Why};
-use serde_json::value::RawValue;
 use samples::{bounded, catalogue, exited, incomplete, introduced, lost, remote, rolling, stopped, with_token};
+use serde_json::value::RawValue;
 
 const QUICK: Option<Duration> = Some(Duration::from_secs(1));
 const LONG: Option<Duration> = Some(Duration::from_secs(61));
@@ -664,12 +664,13 @@ fn the_whole_table_is_as_printed() {
         let Slot { phase: before, want, status, message, health, .. } = &here.slot;
         let connection = here.slot.connection().map(|connection| format!("{connection}, {health}, "));
         let connection = connection.unwrap_or_default();
+        let attempt = here.slot.attempt().map(|attempt| format!("attempt {attempt}, ")).unwrap_or_default();
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
         let asked = format!("{want:?}").to_lowercase();
         let beside = here.slot.beside.as_ref().map_or(String::new(), |beside| with(beside, here.start) + ", ");
         let _ = writeln!(
             text,
-            "{place}\n  = {}, {beside}{connection}want {asked} [{status}{message}]",
+            "{place}\n  = {}, {beside}{connection}{attempt}want {asked} [{status}{message}]",
             phase(before, here.start)
         );
         // What comes late comes late: four minutes on, everything that waits for time is due.
