@@ -206,6 +206,8 @@ pub(crate) struct World {
     pub(crate) removed: bool,
     /// Of its connection.
     away: Away,
+    /// It was told that it is degraded, and not that it is well again.
+    degraded: bool,
     exits: Vec<Instant>,
     quick: usize,
     not_before: Option<Instant>,
@@ -240,6 +242,7 @@ impl World {
             ending: false,
             removed: false,
             away: Away::default(),
+            degraded: false,
             exits: Vec::new(),
             quick: 0,
             not_before: None,
@@ -508,8 +511,8 @@ impl World {
                 assert_eq!(self.slot.open_run(), Some(run));
                 assert!(!self.caller_waits, "a caller waits although it is back");
             }
-            // It has succeeded when its lists are read, or cannot be read on a link that lives.
-            Server::Lists | Server::CannotList if current => self.away.begins_anew(),
+            // It has succeeded when its lists are read.
+            Server::Lists if current => self.away.begins_anew(),
             _ => {}
         }
     }
@@ -890,6 +893,9 @@ impl World {
                     let run = self.slot.open_run().unwrap();
                     assert_eq!(attempts, self.worker(run).unwrap().attempt);
                 }
+                Effect::Tell(Told::Health(news)) => {
+                    self.degraded = matches!(news, HealthNews::Degraded { .. });
+                }
                 Effect::Tell(Told::PermanentlyFailed { .. }) => {
                     assert!(!is_remote(&self.slot.spec), "a remote one never fails for good");
                 }
@@ -1051,6 +1057,9 @@ impl World {
     /// What holds of a connection after every step.
     fn check_connection(&self) {
         let Slot { phase, status, health, spec, .. } = &self.slot;
+        if *health != Health::Unknown {
+            assert_eq!(*health == Health::Degraded, self.degraded, "what was told of its health is not so");
+        }
         match phase {
             Phase::Ready { .. } | Phase::Undiscovered { .. } => assert_ne!(*health, Health::Unknown),
             _ if self.slot.run().is_none() => assert_eq!(*health, Health::Unknown, "{phase:?}"),
