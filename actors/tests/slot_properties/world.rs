@@ -114,9 +114,9 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
         Shape::Incomplete => spec(incomplete),
         Shape::Remote(of) => spec(|config| {
             if of.bounded {
-                bounded(config)
+                bounded(config);
             } else {
-                remote(config)
+                remote(config);
             }
             if of.lazy {
                 config.keep = Keep::Lazy;
@@ -355,7 +355,7 @@ impl World {
                 self.handle(Input::Stop);
             }
             Person::Restart | Person::Reconnect => self.restart(matches!(person, Person::Reconnect)),
-            Person::Update(to) => self.update(shape(to)),
+            Person::Update(to) => self.update(&shape(to)),
             Person::Uninstall => {
                 self.ending = true;
                 self.handle(Input::Uninstall);
@@ -387,29 +387,29 @@ impl World {
         }
     }
 
-    fn update(&mut self, to: Arc<InstanceSpec>) {
+    fn update(&mut self, to: &Arc<InstanceSpec>) {
         let before = self.slot.spec.clone();
         // Root knows that nothing has changed, and what may be tried again.
-        let again = to == self.desired;
-        if self.ending || (again && !self.memo.can_try_again(&to)) {
+        let again = *to == self.desired;
+        if self.ending || (again && !self.memo.can_try_again(to)) {
             return;
         }
-        self.desired = to.clone();
-        if are_credentials(&before, &to) {
+        self.desired = Arc::clone(to);
+        if are_credentials(&before, to) {
             self.credentials(to);
             return;
         }
         let (ready, process) = (matches!(self.slot.phase, Phase::Ready { .. }), !is_remote(&before));
         let rolls = to.on_update == OnUpdate::Rolling && ready && process;
         let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
-        let back = self.not_taken && to == before && sleeps;
+        let back = self.not_taken && *to == before && sleeps;
         let stays = again && !rolls;
         self.not_taken &= stays;
         let phase = self.slot.phase.clone();
         if !rolls && !back && !stays {
             self.away.begins_anew();
         }
-        self.handle(Input::Update(to.clone()));
+        self.handle(Input::Update(Arc::clone(to)));
         if rolls {
             assert!(matches!(self.slot.phase, Phase::Ready { .. }), "nothing happens to what takes calls");
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
@@ -418,19 +418,19 @@ impl World {
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
         } else {
             assert!(self.slot.catalogue.is_none(), "a new configuration has no catalogue yet");
-            assert_eq!(self.slot.spec, to);
+            assert_eq!(&self.slot.spec, to);
         }
     }
 
     /// Its credentials are others, and nothing else is.
-    fn credentials(&mut self, to: Arc<InstanceSpec>) {
+    fn credentials(&mut self, to: &Arc<InstanceSpec>) {
         let before = (self.slot.phase.clone(), self.slot.catalogue.clone());
         let waits = matches!(before.0, Phase::Reauth | Phase::Exhausted { .. });
         if waits {
             self.away.begins_anew();
         }
-        self.handle(Input::Update(to.clone()));
-        assert_eq!(self.slot.spec, to);
+        self.handle(Input::Update(Arc::clone(to)));
+        assert_eq!(&self.slot.spec, to);
         assert_eq!(before.1.is_some(), self.slot.catalogue.is_some(), "its tools are the same");
         if waits {
             assert!(matches!(self.slot.phase, Phase::Queued { .. }), "what waited for them is not tried");
