@@ -14,6 +14,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -22,14 +23,14 @@ use mcp_satellite::connect::process::raise_descriptor_limit;
 use mcp_satellite::connect::remote::RemoteConnector;
 use mcp_satellite::connect::sim::HttpStats;
 use mcp_satellite_actors::model::event::Event;
-use mcp_satellite_actors::model::ids::InstallationId;
+use mcp_satellite_actors::model::ids::{InstallationId, Run};
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::remote::Connection;
 use mcp_satellite_actors::model::spec::{
     InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target, Value as Configured,
 };
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Incoming, Line, Link, OpenError, Outgoing};
 use mcp_satellite_actors::{Farewell, Options, RuntimeHandle};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -40,14 +41,9 @@ const TEAMS: usize = 50;
 /// When a state that was waited for is given up. Far beyond what a loaded machine needs.
 const GIVE_UP: Duration = Duration::from_secs(120);
 
-/// What an outage may leave on the heap for each instance, in bytes. Tables that have grown do not shrink, the reason of
-/// the last failure is remembered, and a few exchanges may not be over yet; a message, a timer or a buffer that stayed
-/// with each instance would be more.
-const LEFT_EACH: usize = 1024;
-
-/// Descriptors that may differ between two moments of rest: the pool keeps a connection for some seconds, and closes it
-/// when it next looks.
-const POOLED: usize = 4;
+/// What another outage may leave on the heap for each instance, in bytes. A message, a timer or a buffer that stayed with
+/// each would be more.
+const KEPT_EACH: usize = 256;
 
 /// Counts what is on the heap: the kernel's idea of our memory says more of the allocator than of us.
 struct Counting;
@@ -85,11 +81,10 @@ impl Held {
         Self { descriptors, heap: HEAP.load(Ordering::Relaxed) }
     }
 
-    /// Waits until no more is held than before, give or take.
-    async fn returns_to(before: Self, descriptors: usize, heap: usize) {
-        let at_most = Self { descriptors: before.descriptors + descriptors, heap: before.heap + heap };
-        let is_back = |now: &Self| now.descriptors <= at_most.descriptors && now.heap <= at_most.heap;
-        until(&format!("no more is held than {at_most:?}"), async || Self::now(), is_back).await;
+    /// Waits until so many descriptors are left: the pool lets go of connections after some seconds.
+    async fn with(descriptors: usize) -> Self {
+        let what = format!("{descriptors} descriptors are left");
+        until(&what, async || Self::now(), |now| now.descriptors == descriptors).await
     }
 }
 
@@ -98,7 +93,66 @@ impl Held {
 struct Told {
     scheduled: BTreeMap<u32, BTreeMap<InstallationId, u64>>,
     twice: usize,
-    reconnected: BTreeMap<InstallationId, usize>,
+    /// The attempts that each reconnection took.
+    reconnected: BTreeMap<InstallationId, Vec<u32>>,
+}
+
+/// Counts what every instance dials, on its way to the real connector.
+struct Switchboard {
+    connector: RemoteConnector,
+    lines: Arc<Mutex<BTreeMap<InstallationId, Lines>>>,
+}
+
+/// The lines of one instance: each is one attempt.
+#[derive(Debug, Default)]
+struct Lines {
+    open: u32,
+    /// Dialled while another one was open.
+    overlaps: u32,
+    ended: Option<Instant>,
+    /// Between the end of each line and the next one.
+    pauses: Vec<Duration>,
+}
+
+impl Connector for Switchboard {
+    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+        self.connector.open(spec, run)
+    }
+
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+        let of = spec.id.installation.clone();
+        let mut all = self.lines.lock().unwrap();
+        let lines = all.entry(of.clone()).or_default();
+        lines.overlaps += u32::from(lines.open > 0);
+        lines.open += 1;
+        lines.pauses.extend(lines.ended.map(|ended| ended.elapsed()));
+        Box::new(Counted { line: self.connector.dial(spec, run), of, lines: Arc::clone(&self.lines) })
+    }
+}
+
+struct Counted {
+    line: Box<dyn Line>,
+    of: InstallationId,
+    lines: Arc<Mutex<BTreeMap<InstallationId, Lines>>>,
+}
+
+impl Line for Counted {
+    fn send(&mut self, message: Outgoing) {
+        self.line.send(message);
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+        self.line.poll_next(cx)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut all = self.lines.lock().unwrap();
+        let lines = all.get_mut(&self.of).unwrap();
+        lines.open -= 1;
+        lines.ended = Some(Instant::now());
+    }
 }
 
 struct Recorder(Arc<Mutex<Told>>);
@@ -113,7 +167,10 @@ impl EventSink for Recorder {
                     let again = delays.insert(of.installation_id.clone(), *next_retry_ms).is_some();
                     told.twice += usize::from(again);
                 }
-                Event::Reconnected { of, .. } => *told.reconnected.entry(of.installation_id.clone()).or_default() += 1,
+                Event::Reconnected { of, attempts_taken, .. } => {
+                    told.reconnected.entry(of.installation_id.clone()).or_default().push(*attempts_taken);
+                }
+                Event::EventsDropped { .. } => panic!("events are missing"),
                 _ => {}
             }
         }
@@ -217,11 +274,6 @@ fn spec(nth: usize, port: u16, policy: &Arc<Policy>) -> InstanceSpec {
     config.merge()
 }
 
-async fn all_online(runtime: &RuntimeHandle) {
-    let online = async || runtime.snapshot().iter().filter(|view| view.status == Status::Online).count();
-    until("all are online", online, |online| *online == INSTANCES).await;
-}
-
 /// The delays before one attempt are those of the policy, ten percent more or less, and use that width evenly.
 fn assert_spread(delays: &BTreeMap<InstallationId, u64>, delay: u64) {
     assert_eq!(delays.len(), INSTANCES, "each instance has a schedule of its own");
@@ -240,8 +292,8 @@ fn assert_spread(delays: &BTreeMap<InstallationId, u64>, delay: u64) {
 
 #[test]
 fn a_thousand_instances_of_a_server_that_dies_and_returns_are_back_one_by_one() {
-    let limit = raise_descriptor_limit().unwrap();
-    assert!(limit > 3 * INSTANCES as u64, "this needs more than {limit} descriptors");
+    let (limit, needed) = (raise_descriptor_limit().unwrap(), 3 * INSTANCES as u64);
+    assert!(limit >= needed, "the hard limit of open files (`ulimit -Hn`) is {limit} here, and this needs {needed}");
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     // The first runtime of a process opens what the process then keeps for signals.
     drop(runtime());
@@ -253,47 +305,38 @@ fn a_thousand_instances_of_a_server_that_dies_and_returns_are_back_one_by_one() 
 }
 
 async fn dies_and_returns() {
-    let mut server = Server::start(free_port());
-    let port = server.port;
-    let told = Arc::new(Mutex::new(Told::default()));
-    let connector = Arc::new(RemoteConnector::new().unwrap());
-    let mut options = Options::new(connector, Arc::new(Recorder(Arc::clone(&told))), Arc::new(Timestamp::now));
+    let (told, lines) = (Arc::<Mutex<Told>>::default(), Arc::<Mutex<BTreeMap<_, Lines>>>::default());
+    let connector = Switchboard { connector: RemoteConnector::new().unwrap(), lines: Arc::clone(&lines) };
+    let sink = Recorder(Arc::clone(&told));
+    let mut options = Options::new(Arc::new(connector), Arc::new(sink), Arc::new(Timestamp::now));
     options.batch =
         BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
     let (satellite, join) = mcp_satellite_actors::start(options).await.unwrap();
-    let policy = Arc::new(Policy::default());
+    let empty = Held::now();
+
+    // The server comes after them, so that what an outage leaves once and for all is there before memory is compared.
+    let (policy, port) = (Arc::new(Policy::default()), free_port());
     for nth in 0..INSTANCES {
         satellite.install(spec(nth, port, &policy)).await.unwrap();
     }
-    all_online(&satellite).await;
-    server.has_all().await;
-
-    // At rest each has one connection, on which it listens.
-    satellite.flush().await;
-    let at_rest = async || Held::now().descriptors;
-    let rest = Held::now().descriptors;
-    let _ = (at_rest, rest);
-    let before = at_rest_with_streams().await;
-
-    server.kill();
-    let away =
-        async || satellite.snapshot().iter().filter(|view| view.connection == Some(Connection::Reconnecting)).count();
-    until("all have noticed", away, |away| *away == INSTANCES).await;
-    let second = async || told.lock().unwrap().scheduled.get(&2).map_or(0, BTreeMap::len);
-    until("each has tried once", second, |second| *second == INSTANCES).await;
+    each_has_failed(&told, 1).await;
     let mut server = Server::start(port);
-    all_online(&satellite).await;
-    server.has_all().await;
-    satellite.flush().await;
-    {
-        let mut told = told.lock().unwrap();
-        assert_spread(&told.scheduled[&1], 1000);
-        assert_spread(&told.scheduled[&2], 2000);
-        assert_eq!(told.twice, 0, "an attempt is scheduled once");
-        assert!(told.reconnected.len() == INSTANCES && told.reconnected.values().all(|times| *times == 1));
-        *told = Told::default();
-    }
-    Held::returns_to(before, POOLED, INSTANCES * LEFT_EACH).await;
+    all_are_back(&satellite, &server).await;
+    // At rest each has one connection, on which it listens.
+    let at_rest = Held::with(empty.descriptors + INSTANCES).await;
+
+    *told.lock().unwrap() = Told::default();
+    lines.lock().unwrap().values_mut().for_each(|lines| lines.pauses.clear());
+    server.kill();
+    each_has_failed(&told, 2).await;
+    let away = satellite.snapshot().iter().filter(|view| view.connection == Some(Connection::Reconnecting)).count();
+    assert_eq!(away, INSTANCES);
+    let mut server = Server::start(port);
+    all_are_back(&satellite, &server).await;
+    assert_spread_and_not_doubled(&std::mem::take(&mut *told.lock().unwrap()), &lines.lock().unwrap());
+    let back = Held::with(at_rest.descriptors).await;
+    let kept = back.heap.saturating_sub(at_rest.heap) / INSTANCES;
+    assert!(kept <= KEPT_EACH, "of an outage each keeps {kept} bytes: {at_rest:?}, {back:?}");
 
     assert_eq!(satellite.shutdown().await, Farewell { events_lost: 0, in_time: true });
     join.await.unwrap();
@@ -301,15 +344,32 @@ async fn dies_and_returns() {
     server.kill();
 }
 
-async fn at_rest_with_streams() -> Held {
-    let mut last = Held::now();
-    loop {
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let now = Held::now();
-        println!("{now:?}");
-        if now.descriptors == last.descriptors && now.heap == last.heap {
-            return now;
+/// Waits until each of them has tried in vain so often, or was lost, and told when it tries again.
+async fn each_has_failed(told: &Mutex<Told>, times: u32) {
+    let scheduled = async || told.lock().unwrap().scheduled.get(&times).map_or(0, BTreeMap::len);
+    until(&format!("all have failed {times} times"), scheduled, |scheduled| *scheduled == INSTANCES).await;
+}
+
+/// Waits until all are online, to the server's knowledge too, and all of that is told.
+async fn all_are_back(satellite: &RuntimeHandle, server: &Server) {
+    let online = async || satellite.snapshot().iter().filter(|view| view.status == Status::Online).count();
+    until("all are online", online, |online| *online == INSTANCES).await;
+    server.has_all().await;
+    satellite.flush().await;
+}
+
+fn assert_spread_and_not_doubled(told: &Told, lines: &BTreeMap<InstallationId, Lines>) {
+    assert_spread(&told.scheduled[&1], 1000);
+    assert_spread(&told.scheduled[&2], 2000);
+    assert_eq!(told.twice, 0, "an attempt is scheduled once");
+    assert_eq!((told.reconnected.len(), lines.len()), (INSTANCES, INSTANCES));
+    for (instance, lines) in lines {
+        // Each attempt that was told is one line, and each line is one attempt that was told.
+        let attempts = u32::try_from(lines.pauses.len()).unwrap();
+        assert_eq!((told.reconnected[instance].as_slice(), lines.open, lines.overlaps), (&[attempts][..], 1, 0));
+        for (attempt, pause) in (1..).zip(&lines.pauses) {
+            let scheduled = Duration::from_millis(told.scheduled[&attempt][instance]);
+            assert!(*pause >= scheduled, "attempt {attempt} came after {pause:?}, not {scheduled:?}");
         }
-        last = now;
     }
 }

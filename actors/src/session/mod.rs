@@ -340,7 +340,10 @@ impl<O: Outlet> Conversation<O> {
                 return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why)));
             }
             // What it has beside its tools is no reason to be without them.
-            Err(why) => left_out(&why, "a list that cannot be read is left out"),
+            Err(why) => {
+                left_out(&why, "a list that cannot be read is left as it was known before");
+                reading.unread();
+            }
         }
         match reading.next(self.lists.offers) {
             Ok(next) => {
