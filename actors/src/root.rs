@@ -633,7 +633,7 @@ impl State {
             closing.replies.push(reply);
             return;
         }
-        let grace = self.instances.values().map(|desired| desired.spec.policy.session.terminate_grace).max();
+        let grace = self.instances.values().map(|desired| grace(&desired.spec)).max();
         let grace = grace.unwrap_or_default();
         let deadline = Instant::now() + grace + SHUTDOWN_MAX;
         self.closing = Some(Closing { replies: vec![reply], deadline, in_time: true, flushing: false });
@@ -702,6 +702,14 @@ impl State {
             Part::Team(team) => self.tell_team(&team, team::Msg::Panic(None)),
             Part::Worker(id) => self.tell_team(&id.team.clone(), team::Msg::Panic(Some(id))),
         }
+    }
+}
+
+/// How long its end may take.
+fn grace(spec: &InstanceSpec) -> Duration {
+    match spec.target {
+        Target::Stdio { .. } => spec.policy.session.terminate_grace,
+        Target::Remote { .. } => spec.policy.remote.close_timeout,
     }
 }
 
