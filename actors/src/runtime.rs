@@ -281,8 +281,8 @@ impl RuntimeHandle {
         let request = || Request::Tool { name: tool.to_owned(), arguments: arguments.clone(), repeatable };
         let may_repeat = |fate| fate == Fate::NotSent || (fate == Fate::MaybeExecuted && repeatable);
         let answer = self.request(id, view.as_deref(), request, timeout, may_repeat).await;
-        // An instance that the registry had not heard of was tried all the same; by now it has.
-        if let Some(view) = view.or_else(|| self.status(id)) {
+        // As it is now: its credentials may have changed meanwhile, and one that was not known was tried all the same.
+        if let Some(view) = self.status(id).or(view) {
             let error_message = match &answer {
                 Ok(result) => tool_error(result).map(|text| view.spec.mask.apply(&text)),
                 Err(error) => Some(error.to_string()),

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use mcp_satellite_actors::model::catalogue::{Catalogue, Entry, List};
 use mcp_satellite_actors::model::event::{RestartReason, StopKind};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::failure::FailureKind;
@@ -19,6 +20,7 @@ use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Remo
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
 use mcp_satellite_actors::rules::slot::{Beside, Effect, HealthNews, Input, Memo, Phase, Slot, Then, Told, Want, Why};
+use serde_json::value::RawValue;
 use samples::{bounded, catalogue, exited, incomplete, introduced, lost, remote, rolling, stopped, with_token};
 
 const QUICK: Option<Duration> = Some(Duration::from_secs(1));
@@ -466,6 +468,17 @@ fn remote_places() -> Vec<Place> {
         ("remote, initialized for the first time", || Life::of_remote().initialized()),
         ("remote, ready", || Life::of_remote().ready()),
         ("remote, ready and degraded", || Life::of_remote().ready().and(|run, _| Input::Health(run, degraded()))),
+        ("remote, initialized for the first time, and degraded", || {
+            Life::of_remote().initialized().and(|run, _| Input::Health(run, degraded()))
+        }),
+        ("remote, degraded and then lost, connects", || {
+            Life::of_remote()
+                .ready()
+                .and(|run, _| Input::Health(run, degraded()))
+                .lost(FailureKind::Cut)
+                .due()
+                .granted()
+        }),
         ("remote, ready, its credentials have changed since", || {
             Life::of_remote().ready().then(Input::Update(other_credentials(&spec(remote))))
         }),
@@ -688,4 +701,48 @@ fn the_whole_table_is_as_printed() {
     // The name is in every sentence for people, and says nothing here.
     let text = text.replace("files-acme-alice-abc123", "NAME");
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn credentials_that_were_replaced_stay_hidden_in_what_is_still_said_under_them() {
+    let token = |token: &'static str| {
+        spec(move |config| {
+            remote(config);
+            with_token(config, token);
+        })
+    };
+    let mut life = Life::of(token("first-token")).ready();
+    for next in ["second-token", "third-token"] {
+        let effects = life.tell(Input::Update(token(next)));
+        let [Effect::Credentials { spec, .. }] = &effects[..] else { panic!("{effects:?}") };
+        assert_eq!(*spec, token(next), "what was hidden before is no part of the configuration");
+        for mask in [&spec.mask, &life.slot.spec.mask] {
+            assert_eq!(mask.apply(&format!("first-token {next}")), "[secret] [secret]");
+        }
+    }
+}
+
+#[test]
+fn a_list_that_could_not_be_read_again_is_kept_as_it_was() {
+    let entry = |uri: &str| {
+        let raw = RawValue::from_string(format!(r#"{{"uri":"{uri}","name":"{uri}"}}"#)).unwrap();
+        Entry::parse(raw, "uri").unwrap()
+    };
+    let listed = |tool: &str, resources: &[&str], unread: &[List]| {
+        let resources = resources.iter().map(|uri| entry(uri)).collect();
+        Arc::new(Catalogue { resources, unread: unread.to_vec(), ..(*catalogue(tool)).clone() })
+    };
+    let known = |life: &Life| {
+        let Catalogue { tools, resources, unread, .. } = &**life.slot.catalogue.as_ref().unwrap();
+        (tools[0].name.to_string(), resources.iter().map(|one| one.key.to_string()).collect::<Vec<_>>(), unread.len())
+    };
+    let unread = [List::Resources];
+    let life = Life::of_remote().initialized().and(|run, _| Input::Discovered(run, listed("a", &["x"], &unread)));
+    assert_eq!(known(&life), ("a".to_owned(), vec!["x".to_owned()], 1), "a part is better than nothing");
+    let life = life.and(|run, _| Input::Discovered(run, listed("a", &["x", "y"], &[])));
+    let life = life.lost(FailureKind::Refused).due().initialized();
+    let life = life.and(|run, _| Input::Discovered(run, listed("b", &["z"], &unread)));
+    assert_eq!(known(&life), ("b".to_owned(), vec!["x".to_owned(), "y".to_owned()], 1), "its tools were read");
+    let life = life.and(|run, _| Input::Discovered(run, listed("b", &[], &[])));
+    assert_eq!(known(&life), ("b".to_owned(), Vec::new(), 0), "the server has taken it back");
 }

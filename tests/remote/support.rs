@@ -21,7 +21,6 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle, start};
 use serde_json::{Value, json};
-use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -75,12 +74,6 @@ impl Fleet {
         let instance = self.install(remote).await;
         instance.online().await;
         instance
-    }
-
-    /// Every event so far.
-    pub(crate) async fn events(&self) -> Vec<Envelope> {
-        self.runtime.flush().await;
-        self.told.0.lock().unwrap().clone()
     }
 
     /// Shuts down; then nobody is connected to any of these peers, and none of them ever saw two attempts at once.
@@ -296,9 +289,4 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     // Longer than a call's own deadline, whose error says more.
     let Ok(value) = timeout(2 * GIVE_UP, future).await else { panic!("given up waiting for {what}") };
     value
-}
-
-/// Tasks of this test.
-pub(crate) fn tasks() -> usize {
-    Handle::current().metrics().num_alive_tasks()
 }

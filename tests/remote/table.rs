@@ -317,17 +317,16 @@ async fn play(fleet: &Fleet, case: Case, moment: Moment, status: Status) -> Play
     };
     let view = arrives(&instance, status).await;
     let text = |text: &str| told(text, &peer, &instance);
-    let mut row = match answer {
-        None => format!("\n{}\n", case.name),
-        Some(answer) => {
-            format!("\n{}, in a call of {}\n", case.name, moment.tool().unwrap()) + &text(&answered(&answer))
-        }
+    let head = match answer {
+        None => format!("{}\n", case.name),
+        Some(answer) => format!("{}, in a call of {}\n", case.name, moment.tool().unwrap()) + &text(&answered(&answer)),
     };
-    row += &format!("    is    {}\n", text(&what_is(&view)));
-    row += &format!("    came  {}\n", peer.seen(|seen| came(seen, requests_before)));
+    let is = text(&what_is(&view));
+    let arrived = peer.seen(|seen| came(seen, requests_before));
     let story = instance.story().await;
     let news = &story[events_before..];
-    row += &format!("    told  {}\n", if news.is_empty() { "nothing".to_owned() } else { news.join(", ") });
+    let told = if news.is_empty() { "nothing".to_owned() } else { news.join(", ") };
+    let row = format!("\n{head}    is    {is}\n    came  {arrived}\n    told  {told}\n");
     mend(&peer, &case, &remote, &instance, &view, is_special).await;
     Played { text: row, peer }
 }

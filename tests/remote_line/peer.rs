@@ -187,7 +187,7 @@ impl Asked {
 
     /// Answers, and waits for the next request on the same connection.
     pub(crate) async fn answer(mut self, status: u16, headers: &[(&str, &str)], body: &str) {
-        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let headers = head(headers);
         let answer = format!("HTTP/1.1 {status} Said\r\n{headers}content-length: {}\r\n\r\n{body}", body.len());
         self.connection.write(answer.as_bytes()).await;
         serve(self.connection);
@@ -216,7 +216,7 @@ impl Asked {
 
     /// Begins a stream of events.
     pub(crate) async fn stream(self, headers: &[(&str, &str)]) -> Saying {
-        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let headers = head(headers);
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n";
         self.say(&format!("{head}{headers}transfer-encoding: chunked\r\n\r\n")).await
     }
@@ -251,4 +251,8 @@ impl Saying {
     pub(crate) async fn closed(mut self) {
         while self.0.fill().await {}
     }
+}
+
+fn head(headers: &[(&str, &str)]) -> String {
+    headers.iter().flat_map(|(name, value)| [name, ": ", value, "\r\n"]).collect()
 }

@@ -1,9 +1,11 @@
 //! Credentials that a server does not accept, and others in their place.
 
+use mcp_satellite::connect::sim::Script;
 use mcp_satellite_actors::Installed;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::secret::Mask;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::sleep;
@@ -92,6 +94,34 @@ async fn a_healthy_connection_goes_on_with_the_new_credentials() {
     lose(&fleet, &id).await;
     remote.up();
     until_back(&fleet, &id).await;
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_server_echoes_of_old_and_new_credentials_is_hidden_on_a_connection_that_has_seen_both() {
+    let fleet = Fleet::start().await;
+    let slow = |key: &str| {
+        let mut server = server(key).script(Script { all_tools: true, call_delay: seconds(2.0), ..Script::default() });
+        server.spec.mask = Mask::new([key]);
+        server
+    };
+    let id = fleet.online(slow(OLD)).await;
+    let echo = json!({"message": format!("{OLD} and {NEW}")});
+    let (failed, error, ()) = futures::join!(
+        fleet.call(&id, "fail", echo.clone()),
+        fleet.call(&id, "tool_error", echo.clone()),
+        async {
+            sleep(seconds(1.0)).await;
+            assert_eq!(fleet.runtime.install(slow(NEW).spec).await, Ok(Installed::Updated));
+        }
+    );
+    let Err(CallError::Server { message, .. }) = failed else { panic!("{failed:?}") };
+    assert_eq!(message, "[secret] and [secret]");
+    assert!(error.is_ok());
+    let told = fleet.told(&id, "mcp.tool.executed").await;
+    let hidden = told.iter().filter(|event| event["error_message"].to_string().contains("[secret] and [secret]"));
+    assert_eq!(hidden.count(), 2, "{told:?}");
+    assert_eq!(fleet.remote(&id).attempts().len(), 1);
     fleet.finish().await;
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use mcp_satellite::connect::sim::{Attempt, SimRemote};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::remote::Connection;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::Value;
@@ -92,7 +93,7 @@ fn line(event: &Value) -> Option<String> {
 /// Waits until it is online, and sees that it is connected.
 pub(crate) async fn until_back(fleet: &Fleet, id: &InstanceId) {
     let view = fleet.until(id, Status::Online).await;
-    assert_eq!(view.connection.map(|connection| connection.as_str()), Some("connected"));
+    assert_eq!(view.connection, Some(Connection::Connected));
 }
 
 /// Has its server killed, sees that this is found out, and gives the first attempt of its schedule time to fail.

@@ -17,6 +17,43 @@ pub struct Catalogue {
     pub resource_templates: Vec<Entry>,
     /// The prompts, by `name`.
     pub prompts: Vec<Entry>,
+    /// The lists that could not be read: what is here of them is older than the rest, or not all.
+    pub unread: Vec<List>,
+}
+
+/// What there are lists of, in the order in which they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum List {
+    /// `tools/list`
+    Tools,
+    /// `resources/list`
+    Resources,
+    /// `resources/templates/list`
+    ResourceTemplates,
+    /// `prompts/list`
+    Prompts,
+}
+
+impl List {
+    /// The method that reads it.
+    pub(crate) fn method(self) -> &'static str {
+        match self {
+            Self::Tools => "tools/list",
+            Self::Resources => "resources/list",
+            Self::ResourceTemplates => "resources/templates/list",
+            Self::Prompts => "prompts/list",
+        }
+    }
+
+    /// The name of the list in an answer, and of what its entries are known by.
+    pub(crate) fn fields(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Tools => ("tools", "name"),
+            Self::Resources => ("resources", "uri"),
+            Self::ResourceTemplates => ("resourceTemplates", "uriTemplate"),
+            Self::Prompts => ("prompts", "name"),
+        }
+    }
 }
 
 /// One resource, resource template or prompt.
@@ -112,6 +149,27 @@ impl Catalogue {
     /// A tool by the name its server gives it.
     pub fn tool(&self, name: &str) -> Option<&Tool> {
         self.tools.iter().find(|tool| &*tool.name == name)
+    }
+
+    /// This catalogue, with what was known before in the place of each list that could not be read: what a server has is
+    /// taken back by the server alone.
+    #[must_use]
+    pub fn kept_from(&self, before: &Self) -> Self {
+        let mut whole = self.clone();
+        for list in &self.unread {
+            let (old, new) = match list {
+                // Without its tools there is no catalogue.
+                List::Tools => continue,
+                List::Resources => (&before.resources, &mut whole.resources),
+                List::ResourceTemplates => (&before.resource_templates, &mut whole.resource_templates),
+                List::Prompts => (&before.prompts, &mut whole.prompts),
+            };
+            // Some pages of it may have been read: they are better than nothing.
+            if !old.is_empty() {
+                new.clone_from(old);
+            }
+        }
+        whole
     }
 
     /// What this catalogue has and `before` had not, and the reverse.

@@ -39,15 +39,30 @@ pub const MASKED: &str = "[secret]";
 /// Shorter values are not masked: they would hide ordinary words and digits, and guard nothing.
 const SHORTEST: usize = 5;
 
+/// What was replaced is hidden as long as it is among the last so many.
+const REPLACED_MAX: usize = 64;
+
 /// The secrets of one instance, as searched for in what its server prints.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct Mask {
+    /// Longest first, so that a secret that contains another leaves no tail.
     needles: Arc<[Box<str>]>,
+    /// Those of them that were replaced while a session went on, the newest last. They are no part of what is configured,
+    /// and so two masks that differ in nothing else are equal.
+    replaced: Arc<[Box<str>]>,
 }
+
+impl PartialEq for Mask {
+    fn eq(&self, other: &Self) -> bool {
+        self.configured().eq(other.configured())
+    }
+}
+
+impl Eq for Mask {}
 
 impl Mask {
     /// A mask for these secrets: each as it is, each of its lines (stderr is read line by line), and its form inside a
-    /// JSON string. Longest first, so that a secret that contains another leaves no tail.
+    /// JSON string.
     pub fn new<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Self {
         let mut needles: Vec<Box<str>> = Vec::new();
         let mut add = |text: &str| {
@@ -63,8 +78,26 @@ impl Mask {
             let escaped = serde_json::Value::from(secret).to_string();
             add(&escaped[1..escaped.len() - 1]);
         }
+        Self::longest_first(needles, Vec::new())
+    }
+
+    fn longest_first(mut needles: Vec<Box<str>>, replaced: Vec<Box<str>>) -> Self {
         needles.sort_by_key(|needle| std::cmp::Reverse(needle.len()));
-        Self { needles: needles.into() }
+        Self { needles: needles.into(), replaced: replaced.into() }
+    }
+
+    fn configured(&self) -> impl Iterator<Item = &Box<str>> {
+        self.needles.iter().filter(|needle| !self.replaced.contains(needle))
+    }
+
+    /// This mask in the place of `before`: what that one hid is hidden, too, because a server may still echo what it was
+    /// sent under it.
+    #[must_use]
+    pub fn replacing(&self, before: &Self) -> Self {
+        let old = before.replaced.iter().chain(before.configured());
+        let mut replaced: Vec<Box<str>> = old.filter(|old| !self.configured().any(|new| new == *old)).cloned().collect();
+        replaced.drain(..replaced.len().saturating_sub(REPLACED_MAX));
+        Self::longest_first(self.configured().chain(&replaced).cloned().collect(), replaced)
     }
 
     /// The length of the longest secret, in bytes.
@@ -117,5 +150,19 @@ mod tests {
         assert_eq!(mask.apply("got second-line"), "got [secret]");
         assert_eq!(mask.apply("a pass is short"), "a pass is short");
         assert_eq!(format!("{mask:?} {:?}", Secret::from("hidden")), "Mask(6 secrets) [secret]");
+    }
+    #[test]
+    fn what_was_replaced_is_hidden_too_and_is_no_part_of_the_configuration() {
+        let (old, new) = (Mask::new(["token-one"]), Mask::new(["token-two", "token-one-and-more"]));
+        let both = new.replacing(&old);
+        assert_eq!(both.apply("token-one token-two token-one-and-more"), "[secret] [secret] [secret]");
+        assert_eq!(both, new);
+        assert_ne!(both, old);
+        let back = old.replacing(&both);
+        assert_eq!(back.apply("token-one token-two"), "[secret] [secret]");
+        assert_eq!(back, old);
+        let tokens: Vec<String> = (0..1000).map(|number| format!("token-{number:04}")).collect();
+        let last = tokens.iter().fold(Mask::default(), |mask, token| Mask::new([token.as_str()]).replacing(&mask));
+        assert_eq!(last.apply("token-0999 token-0950 token-0001"), "[secret] [secret] token-0001");
     }
 }

@@ -8,37 +8,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
+pub(super) use crate::model::catalogue::List as Kind;
 use crate::model::catalogue::{Catalogue, Entry, Tool};
-
-/// What there are lists of, in the order in which they are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Tools,
-    Resources,
-    ResourceTemplates,
-    Prompts,
-}
-
-impl Kind {
-    pub(super) fn method(self) -> &'static str {
-        match self {
-            Self::Tools => "tools/list",
-            Self::Resources => "resources/list",
-            Self::ResourceTemplates => "resources/templates/list",
-            Self::Prompts => "prompts/list",
-        }
-    }
-
-    /// The name of the list in an answer, and of what its entries are known by.
-    fn fields(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Tools => ("tools", "name"),
-            Self::Resources => ("resources", "uri"),
-            Self::ResourceTemplates => ("resourceTemplates", "uriTemplate"),
-            Self::Prompts => ("prompts", "name"),
-        }
-    }
-}
 
 /// What a server said that it has.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -144,6 +115,11 @@ impl Reading {
             }
         }
         Ok(())
+    }
+
+    /// The list that is being read cannot be, or not all of it.
+    pub(super) fn unread(&mut self) {
+        self.catalogue.unread.push(self.kind);
     }
 
     /// The next list, or all that was read.

@@ -14,7 +14,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
 use rmcp::model::{
     ClientCapabilities, Implementation, InitializeRequestParams, ProtocolVersion, RootsCapabilities, SamplingCapability,
 };
@@ -98,8 +97,10 @@ pub(crate) struct Basis {
 
 /// The way out for messages of ours. It takes them and never waits.
 trait Outlet {
-    /// Queues a request; what is given back may be sent again.
-    fn request(&mut self, id: u64, purpose: Use, parts: &[&str]) -> Option<Bytes>;
+    /// Whether a request may have to be sent more than once.
+    const REPEATS: bool;
+    /// Queues a request.
+    fn request(&mut self, id: u64, purpose: Use, parts: &[&str]);
     /// Queues a notification, or a response to the server.
     fn tell(&mut self, parts: &[&str]);
     /// Queues the end of the handshake.
@@ -117,12 +118,10 @@ trait Outlet {
 /// What a request is for, as far as its way out must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// A caller's, which may have to be sent again.
-    Call,
     /// The first of all: whether anybody answers here is not known.
     Handshake,
-    /// The session's own.
-    Own,
+    /// Any other.
+    InSession,
 }
 
 /// What a message from the server came to.
@@ -325,7 +324,10 @@ impl<O: Outlet> Conversation<O> {
                 return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why)));
             }
             // What it has beside its tools is no reason to be without them.
-            Err(why) => left_out(&why, "a list that cannot be read is left out"),
+            Err(why) => {
+                left_out(&why, "a list that cannot be read is left as it was known before");
+                reading.unread();
+            }
         }
         match reading.next(self.lists.offers) {
             Ok(next) => {
@@ -357,6 +359,13 @@ impl<O: Outlet> Conversation<O> {
                 self.on_malformed(message, &why);
                 Heard::Nothing
             }
+        }
+    }
+
+    /// A message that has come before the end: only answers are of interest to anybody.
+    fn on_last_word(&mut self, message: &[u8]) {
+        if let Ok(frame @ Frame { method: None, id: Some(id), .. }) = Frame::parse(message) {
+            self.on_response(id, &frame);
         }
     }
 
@@ -465,14 +474,14 @@ impl<O: Outlet> Conversation<O> {
                 let Asked { id, request, started, timeout, repeatable, ticket } = *asked;
                 self.port.gate.active(started);
                 let purpose = Purpose::Caller { ticket, started, timeout, repeatable };
-                self.calls.insert(id, Pending { purpose, deadline: started + timeout, starts_at: None, body: None });
+                self.calls.insert(id, Pending::new(purpose, started + timeout));
                 self.unsent.push_back((id, request));
                 self.send();
             }
             Command::Cancel { id } => {
                 if let Some(pending) = self.calls.remove(id) {
                     self.port.gate.active(Instant::now());
-                    self.cancel(id, pending.starts_at, "the caller went away");
+                    self.cancel(id, &pending, "the caller went away");
                 }
             }
         }
@@ -487,10 +496,11 @@ impl<O: Outlet> Conversation<O> {
             let position = self.outlet.position();
             let Some(pending) = self.calls.pending.get_mut(&id) else { continue };
             pending.starts_at = Some(position);
+            pending.attempts += 1;
             let number = id.to_string();
-            let body = match request {
+            match &request {
                 Request::Tool { name, arguments, repeatable: _ } => {
-                    let name = serde_json::Value::from(name).to_string();
+                    let name = serde_json::Value::from(name.as_str()).to_string();
                     let arguments = arguments.as_deref().map_or("{}", RawValue::get);
                     let parts = [
                         r#"{"jsonrpc":"2.0","id":"#,
@@ -503,27 +513,36 @@ impl<O: Outlet> Conversation<O> {
                         &number,
                         "}}}",
                     ];
-                    self.outlet.request(id, Use::Call, &parts)
+                    self.outlet.request(id, Use::InSession, &parts);
                 }
                 Request::Method { method, params } => {
-                    put_request(&mut self.outlet, id, Use::Call, &method, params.as_deref().map(RawValue::get))
+                    put_request(&mut self.outlet, id, Use::InSession, method, params.as_deref().map(RawValue::get));
                 }
-            };
-            pending.body = body.map(|body| (body, 1));
+            }
+            pending.request = O::REPEATS.then_some(request);
         }
+    }
+
+    /// Queues a request once more.
+    fn ask_again(&mut self, id: u64) {
+        // It may have been given up meanwhile.
+        let Some(request) = self.calls.pending.get_mut(&id).and_then(|pending| pending.request.take()) else { return };
+        self.unsent.push_back((id, request));
+        self.send();
     }
 
     fn ask(&mut self, method: &str, params: Option<&str>, purpose: Purpose, deadline: Instant) {
         let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
         let starts_at = Some(self.outlet.position());
-        let of = if matches!(purpose, Purpose::Handshake) { Use::Handshake } else { Use::Own };
+        let pending = Pending { starts_at, attempts: 1, ..Pending::new(purpose, deadline) };
+        let of = if matches!(pending.purpose, Purpose::Handshake) { Use::Handshake } else { Use::InSession };
         put_request(&mut self.outlet, id, of, method, params);
-        self.calls.insert(id, Pending { purpose, deadline, starts_at, body: None });
+        self.calls.insert(id, pending);
     }
 
     /// Tells the server that nobody waits any more, if it has been asked at all.
-    fn cancel(&mut self, id: u64, starts_at: Option<u64>, reason: &str) {
-        if starts_at.is_none() {
+    fn cancel(&mut self, id: u64, pending: &Pending, reason: &str) {
+        if !pending.was_asked() {
             return self.unsent.retain(|(waiting, _)| *waiting != id);
         }
         self.outlet.abandon(id);
@@ -546,15 +565,16 @@ impl<O: Outlet> Conversation<O> {
             return None;
         }
         let pending = self.calls.remove(id)?;
+        if let Purpose::Caller { .. } | Purpose::List = pending.purpose {
+            self.cancel(id, &pending, "timed out");
+        }
         match pending.purpose {
             Purpose::Caller { ticket, started, .. } => {
-                self.cancel(id, pending.starts_at, "timed out");
                 self.port.gate.active(now);
                 ticket.answer(Err(CallError::TimedOut { after: at - started }));
                 Some(Late::Call)
             }
             Purpose::List => {
-                self.cancel(id, pending.starts_at, "timed out");
                 self.on_list(Err(CallError::TimedOut { after: self.spec.policy.session.request_timeout }));
                 Some(Late::List)
             }
@@ -581,11 +601,11 @@ impl<O: Outlet> Conversation<O> {
     }
 }
 
-fn put_request(outlet: &mut impl Outlet, id: u64, of: Use, method: &str, params: Option<&str>) -> Option<Bytes> {
+fn put_request(outlet: &mut impl Outlet, id: u64, of: Use, method: &str, params: Option<&str>) {
     let method = serde_json::Value::from(method).to_string();
     let id_text = id.to_string();
     let (before, params) = params.map_or(("", ""), |params| (r#","params":"#, params));
-    outlet.request(id, of, &[r#"{"jsonrpc":"2.0","id":"#, &id_text, r#","method":"#, &method, before, params, "}"])
+    outlet.request(id, of, &[r#"{"jsonrpc":"2.0","id":"#, &id_text, r#","method":"#, &method, before, params, "}"]);
 }
 
 async fn sleep_until(at: Option<Instant>) {

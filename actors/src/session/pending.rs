@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use bytes::Bytes;
 use tokio::time::{Duration, Instant};
 
-use crate::calls::Ticket;
+use crate::calls::{Request, Ticket};
 use crate::model::exit::{CallError, Fate};
+use crate::model::failure::{Failure, FailureKind};
 
 /// Tables that grew in a burst are given back above this many places.
 const IDLE_CAPACITY_MAX: usize = 64;
@@ -30,8 +30,41 @@ pub(super) struct Pending {
     pub(super) deadline: Instant,
     /// Where its first byte is in all that was ever queued for writing; `None` while the request waits for its turn.
     pub(super) starts_at: Option<u64>,
-    /// The message, where it may have to be sent again, and how often it was sent.
-    pub(super) body: Option<(Bytes, u32)>,
+    /// An attempt that has failed may have reached the server all the same.
+    pub(super) reached: bool,
+    /// How often it was sent.
+    pub(super) attempts: u32,
+    /// What is asked, where it may have to be asked again.
+    pub(super) request: Option<Request>,
+}
+
+impl Pending {
+    pub(super) fn new(purpose: Purpose, deadline: Instant) -> Self {
+        Self { purpose, deadline, starts_at: None, reached: false, attempts: 0, request: None }
+    }
+
+    /// An attempt has failed. A server that takes no more, or not from us, has not carried it out.
+    pub(super) fn failed(&mut self, failure: &Failure) {
+        self.starts_at = None;
+        self.reached |= failure.sent
+            && !matches!(
+                failure.kind,
+                FailureKind::Throttled { .. } | FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. }
+            );
+    }
+
+    /// Whether the server knows of it, as far as can be told.
+    pub(super) fn was_asked(&self) -> bool {
+        self.reached || self.starts_at.is_some()
+    }
+
+    /// What is known of it once so much of all that was queued has been written.
+    fn fate(&self, written: u64) -> Fate {
+        match self.reached || self.starts_at.is_some_and(|at| at < written) {
+            true => Fate::MaybeExecuted,
+            false => Fate::NotSent,
+        }
+    }
 }
 
 /// The requests that are not answered. Dropped with the session, whoever ends it: each caller then learns its fate.
@@ -67,6 +100,11 @@ impl Calls {
         self.deadlines.insert((deadline, id));
     }
 
+    /// The end has begun: nothing else is waited for any more.
+    pub(super) fn retain_callers(&mut self) {
+        self.pending.retain(|_, pending| matches!(pending.purpose, Purpose::Caller { .. }));
+    }
+
     pub(super) fn callers(&self) -> usize {
         self.pending.values().filter(|pending| matches!(pending.purpose, Purpose::Caller { .. })).count()
     }
@@ -74,9 +112,8 @@ impl Calls {
     pub(super) fn settle(&mut self, reason: &str) {
         self.deadlines.clear();
         for (_, pending) in self.pending.drain() {
+            let fate = pending.fate(self.written);
             if let Purpose::Caller { mut ticket, .. } = pending.purpose {
-                let sent = pending.starts_at.is_some_and(|at| at < self.written);
-                let fate = if sent { Fate::MaybeExecuted } else { Fate::NotSent };
                 ticket.fate = fate;
                 ticket.answer(Err(CallError::Terminated { fate, reason: reason.to_owned() }));
             }

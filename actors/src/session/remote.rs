@@ -7,8 +7,9 @@ use std::future::poll_fn;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
+use futures::FutureExt;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 use super::pending::{Pending, Purpose};
 use super::{Basis, Control, Conversation, Heard, Late, News, Outlet, Use, sleep_until};
@@ -20,6 +21,9 @@ use crate::rules::health::{Checks, Verdict};
 use crate::rules::jitter::Dice;
 use crate::rules::retry::{self, Class};
 use crate::seam::{Incoming, Line, Outgoing};
+
+/// After a loss so many messages are looked at that have come before it: a server may say more than its answers, and without end.
+const LAST_WORDS_MAX: usize = 4096;
 
 pub(crate) struct Args {
     pub(crate) basis: Basis,
@@ -35,31 +39,31 @@ enum Over {
 }
 
 /// The line, as the way out for messages.
-struct Way(Box<dyn Line>, std::time::Duration);
+struct Way {
+    line: Box<dyn Line>,
+    /// For the handshake.
+    header_timeout: Duration,
+}
 
 impl Outlet for Way {
-    fn request(&mut self, id: u64, of: Use, parts: &[&str]) -> Option<Bytes> {
-        let body = whole(parts);
+    const REPEATS: bool = true;
+
+    fn request(&mut self, id: u64, of: Use, parts: &[&str]) {
         // What has a deadline of its own may take as long as that.
-        let (header_timeout, kept) = match of {
-            Use::Handshake => (Some(self.1), None),
-            Use::Own => (None, None),
-            Use::Call => (None, Some(body.clone())),
-        };
-        self.0.send(Outgoing::Request { id, body, header_timeout });
-        kept
+        let header_timeout = (of == Use::Handshake).then_some(self.header_timeout);
+        self.line.send(Outgoing::Request { id, body: whole(parts), header_timeout });
     }
 
     fn tell(&mut self, parts: &[&str]) {
-        self.0.send(Outgoing::Notification { body: whole(parts) });
+        self.line.send(Outgoing::Notification { body: whole(parts) });
     }
 
     fn initialized(&mut self, version: &str, parts: &[&str]) {
-        self.0.send(Outgoing::Initialized { version: version.to_owned(), body: whole(parts) });
+        self.line.send(Outgoing::Initialized { version: version.to_owned(), body: whole(parts) });
     }
 
     fn abandon(&mut self, id: u64) {
-        self.0.send(Outgoing::Abandon { id });
+        self.line.send(Outgoing::Abandon { id });
     }
 
     /// The door bounds how many there are.
@@ -103,7 +107,7 @@ struct Session {
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let Args { basis, line, dice } = args;
     let header_timeout = basis.spec.policy.remote.header_timeout;
-    let (mut talk, control) = Conversation::new(basis, Way(line, header_timeout));
+    let (mut talk, control) = Conversation::new(basis, Way { line, header_timeout });
     talk.calls.written = 1;
     let mut this =
         Box::new(Session { talk, control, dice, checks: None, again: BTreeSet::new(), server_errors: 0, heard: false });
@@ -127,7 +131,7 @@ impl Session {
                     Some(Control::Drain) => self.talk.draining = true,
                     Some(Control::Credentials(spec)) => {
                         self.talk.spec = spec.clone();
-                        self.talk.outlet.0.send(Outgoing::Credentials(spec));
+                        self.talk.outlet.line.send(Outgoing::Credentials(spec));
                     }
                     Some(Control::Check) => {
                         if let Some(checks) = &mut self.checks {
@@ -145,7 +149,7 @@ impl Session {
                     }
                 }
                 Some(command) = self.talk.port.commands.recv() => self.talk.on_command(command),
-                incoming = poll_fn(|cx| self.talk.outlet.0.poll_next(cx)) => {
+                incoming = poll_fn(|cx| self.talk.outlet.line.poll_next(cx)) => {
                     if let Some(over) = self.on_incoming(incoming) {
                         return over;
                     }
@@ -226,11 +230,11 @@ impl Session {
         let pending = self.talk.calls.pending.get_mut(&id)?;
         match &pending.purpose {
             Purpose::Caller { repeatable, .. } => {
-                let attempts = pending.body.as_ref().map_or(1, |(_, attempts)| *attempts);
+                let repeatable = *repeatable;
+                pending.failed(&failure);
                 let left = pending.deadline.saturating_duration_since(now);
                 let policy = &self.talk.spec.policy.retry;
-                if let Some(delay) = retry::again_after(policy, &failure, attempts, *repeatable, left) {
-                    pending.starts_at = failure.sent.then_some(0);
+                if let Some(delay) = retry::again_after(policy, &failure, pending.attempts, repeatable, left) {
                     self.again.insert((now + delay, id));
                     return None;
                 }
@@ -239,8 +243,7 @@ impl Session {
             Purpose::Handshake => Some(Over::Lost(failure)),
             Purpose::List if class == Class::Busy => {
                 self.talk.calls.remove(id);
-                let fate = fate_of(&failure);
-                self.talk.on_list(Err(CallError::Remote { fate, failure }));
+                self.talk.on_list(Err(CallError::Remote { fate: Fate::NotSent, failure }));
                 None
             }
             Purpose::List => Some(Over::Lost(failure)),
@@ -256,8 +259,9 @@ impl Session {
 
     /// The last attempt of a call: what the caller is told, and whether that is the loss.
     fn call_failed(&mut self, id: u64, failure: Failure, class: Class) -> Option<Over> {
-        let Purpose::Caller { mut ticket, repeatable, .. } = self.talk.calls.remove(id)?.purpose else { return None };
-        let fate = fate_of(&failure);
+        let pending = self.talk.calls.remove(id)?;
+        let fate = if pending.reached { Fate::MaybeExecuted } else { Fate::NotSent };
+        let Purpose::Caller { mut ticket, repeatable, .. } = pending.purpose else { return None };
         ticket.fate = fate;
         if let FailureKind::ServerError { .. } = failure.kind {
             self.server_errors += 1;
@@ -323,12 +327,7 @@ impl Session {
             && now >= at
         {
             self.again.remove(&(at, id));
-            // It may have been given up meanwhile.
-            let Some(pending) = self.talk.calls.pending.get_mut(&id) else { continue };
-            let Some((body, attempts)) = &mut pending.body else { continue };
-            *attempts += 1;
-            pending.starts_at = Some(0);
-            self.talk.outlet.0.send(Outgoing::Request { id, body: body.clone(), header_timeout: None });
+            self.talk.ask_again(id);
         }
         if self.talk.lists.again_at.is_some_and(|at| now >= at) {
             self.talk.list();
@@ -348,25 +347,46 @@ impl Session {
             HealthCheck::ToolsList => self.talk.ask("tools/list", None, Purpose::Check, deadline),
             HealthCheck::Get => {
                 let id = self.talk.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
-                let (starts_at, body) = (Some(0), None);
-                self.talk.calls.insert(id, Pending { purpose: Purpose::Check, deadline, starts_at, body });
-                self.talk.outlet.0.send(Outgoing::Probe { id });
+                self.talk.calls.insert(id, Pending::new(Purpose::Check, deadline));
+                self.talk.outlet.line.send(Outgoing::Probe { id });
             }
         }
     }
 
     // ---- the end ----
 
+    /// What the line has brought by now: whoever was answered before the loss is answered, and who was never asked is told
+    /// so.
+    fn drain(&mut self) {
+        self.talk.calls.retain_callers();
+        for _ in 0..LAST_WORDS_MAX {
+            if self.talk.calls.pending.is_empty() {
+                return;
+            }
+            let next = tokio::task::unconstrained(poll_fn(|cx| self.talk.outlet.line.poll_next(cx)));
+            match next.now_or_never() {
+                Some(Incoming::Message(message)) => self.talk.on_last_word(&message),
+                Some(Incoming::Failed { id, failure }) => {
+                    if let Some(pending) = self.talk.calls.pending.get_mut(&id) {
+                        pending.failed(&failure);
+                    }
+                }
+                Some(Incoming::Probed { .. } | Incoming::Lost(_)) => {}
+                Some(Incoming::Closed) | None => return,
+            }
+        }
+    }
+
     async fn finish(&mut self, over: Over) -> WorkerExit {
         let ran = self.talk.initialized.map(|at| at.elapsed());
         let exit = match over {
             Over::Asked => {
                 self.talk.close("stopped");
-                self.talk.outlet.0.send(Outgoing::Close);
+                self.talk.outlet.line.send(Outgoing::Close);
                 let closed = async {
                     // What still comes is answered by nobody.
                     while !matches!(
-                        poll_fn(|cx| self.talk.outlet.0.poll_next(cx)).await,
+                        poll_fn(|cx| self.talk.outlet.line.poll_next(cx)).await,
                         Incoming::Closed | Incoming::Lost(_)
                     ) {}
                 };
@@ -375,6 +395,7 @@ impl Session {
                 WorkerExit::because(ExitCause::Asked)
             }
             Over::Lost(failure) => {
+                self.drain();
                 self.talk.close(&disconnected(&failure));
                 WorkerExit::because(ExitCause::Lost(failure))
             }
@@ -385,13 +406,4 @@ impl Session {
 
 fn disconnected(failure: &Failure) -> String {
     format!("Server disconnected: {failure}")
-}
-
-/// What a failure says about the request itself. A server that is too busy has not carried it out.
-fn fate_of(failure: &Failure) -> Fate {
-    match failure.kind {
-        FailureKind::Throttled { .. } => Fate::NotSent,
-        _ if failure.sent => Fate::MaybeExecuted,
-        _ => Fate::NotSent,
-    }
 }

@@ -1,7 +1,7 @@
 //! A session over the pipes of a process: lines, how a wire breaks, whether a silent server is still alive, and the end
 //! of the process.
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
@@ -57,10 +57,11 @@ impl Pipe {
 }
 
 impl Outlet for Pipe {
-    /// What is in a pipe cannot be sent again: it ends with the process.
-    fn request(&mut self, _id: u64, _of: Use, parts: &[&str]) -> Option<Bytes> {
+    /// What is in a pipe ends with the process.
+    const REPEATS: bool = false;
+
+    fn request(&mut self, _id: u64, _of: Use, parts: &[&str]) {
         self.put(parts);
-        None
     }
 
     fn tell(&mut self, parts: &[&str]) {

@@ -100,7 +100,7 @@ impl Away {
         let jitter = delay / 10;
         Expected::Attempt {
             number,
-            earliest: (now + delay - jitter).max(asked),
+            earliest: (now + delay.saturating_sub(jitter)).max(asked),
             latest: (now + delay + jitter).max(asked),
         }
     }

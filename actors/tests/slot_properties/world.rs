@@ -114,9 +114,9 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
         Shape::Incomplete => spec(incomplete),
         Shape::Remote(of) => spec(|config| {
             if of.bounded {
-                bounded(config)
+                bounded(config);
             } else {
-                remote(config)
+                remote(config);
             }
             if of.lazy {
                 config.keep = Keep::Lazy;
@@ -206,6 +206,8 @@ pub(crate) struct World {
     pub(crate) removed: bool,
     /// Of its connection.
     away: Away,
+    /// It was told that it is degraded, and not that it is well again.
+    degraded: bool,
     exits: Vec<Instant>,
     quick: usize,
     not_before: Option<Instant>,
@@ -240,6 +242,7 @@ impl World {
             ending: false,
             removed: false,
             away: Away::default(),
+            degraded: false,
             exits: Vec::new(),
             quick: 0,
             not_before: None,
@@ -344,7 +347,7 @@ impl World {
                 self.handle(Input::Stop);
             }
             Person::Restart | Person::Reconnect => self.restart(matches!(person, Person::Reconnect)),
-            Person::Update(to) => self.update(shape(to)),
+            Person::Update(to) => self.update(&shape(to)),
             Person::Uninstall => {
                 self.ending = true;
                 self.handle(Input::Uninstall);
@@ -377,29 +380,29 @@ impl World {
         }
     }
 
-    fn update(&mut self, to: Arc<InstanceSpec>) {
+    fn update(&mut self, to: &Arc<InstanceSpec>) {
         let before = self.slot.spec.clone();
         // Root knows that nothing has changed, and what may be tried again.
-        let again = to == self.desired;
-        if self.ending || (again && !self.memo.can_try_again(&to)) {
+        let again = *to == self.desired;
+        if self.ending || (again && !self.memo.can_try_again(to)) {
             return;
         }
-        self.desired = to.clone();
-        if are_credentials(&before, &to) {
+        self.desired = Arc::clone(to);
+        if are_credentials(&before, to) {
             self.credentials(to);
             return;
         }
         let (ready, process) = (matches!(self.slot.phase, Phase::Ready { .. }), !is_remote(&before));
         let rolls = to.on_update == OnUpdate::Rolling && ready && process;
         let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
-        let back = self.not_taken && to == before && sleeps;
+        let back = self.not_taken && *to == before && sleeps;
         let stays = again && !rolls;
         self.not_taken &= stays;
         let phase = self.slot.phase.clone();
         if !rolls && !back && !stays {
             self.away.begins_anew();
         }
-        self.handle(Input::Update(to.clone()));
+        self.handle(Input::Update(Arc::clone(to)));
         if rolls {
             assert!(matches!(self.slot.phase, Phase::Ready { .. }), "nothing happens to what takes calls");
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
@@ -408,19 +411,19 @@ impl World {
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
         } else {
             assert!(self.slot.catalogue.is_none(), "a new configuration has no catalogue yet");
-            assert_eq!(self.slot.spec, to);
+            assert_eq!(&self.slot.spec, to);
         }
     }
 
     /// Its credentials are others, and nothing else is.
-    fn credentials(&mut self, to: Arc<InstanceSpec>) {
+    fn credentials(&mut self, to: &Arc<InstanceSpec>) {
         let before = (self.slot.phase.clone(), self.slot.catalogue.clone());
         let waits = matches!(before.0, Phase::Reauth | Phase::Exhausted { .. });
         if waits {
             self.away.begins_anew();
         }
-        self.handle(Input::Update(to.clone()));
-        assert_eq!(self.slot.spec, to);
+        self.handle(Input::Update(Arc::clone(to)));
+        assert_eq!(&self.slot.spec, to);
         assert_eq!(before.1.is_some(), self.slot.catalogue.is_some(), "its tools are the same");
         if waits {
             assert!(matches!(self.slot.phase, Phase::Queued { .. }), "what waited for them is not tried");
@@ -508,8 +511,8 @@ impl World {
                 assert_eq!(self.slot.open_run(), Some(run));
                 assert!(!self.caller_waits, "a caller waits although it is back");
             }
-            // It has succeeded when its lists are read, or cannot be read on a link that lives.
-            Server::Lists | Server::CannotList if current => self.away.begins_anew(),
+            // It has succeeded when its lists are read.
+            Server::Lists if current => self.away.begins_anew(),
             _ => {}
         }
     }
@@ -890,6 +893,9 @@ impl World {
                     let run = self.slot.open_run().unwrap();
                     assert_eq!(attempts, self.worker(run).unwrap().attempt);
                 }
+                Effect::Tell(Told::Health(news)) => {
+                    self.degraded = matches!(news, HealthNews::Degraded { .. });
+                }
                 Effect::Tell(Told::PermanentlyFailed { .. }) => {
                     assert!(!is_remote(&self.slot.spec), "a remote one never fails for good");
                 }
@@ -1051,6 +1057,9 @@ impl World {
     /// What holds of a connection after every step.
     fn check_connection(&self) {
         let Slot { phase, status, health, spec, .. } = &self.slot;
+        if *health != Health::Unknown {
+            assert_eq!(*health == Health::Degraded, self.degraded, "what was told of its health is not so");
+        }
         match phase {
             Phase::Ready { .. } | Phase::Undiscovered { .. } => assert_ne!(*health, Health::Unknown),
             _ if self.slot.run().is_none() => assert_eq!(*health, Health::Unknown, "{phase:?}"),

@@ -62,9 +62,12 @@ impl Out {
     }
 }
 
+/// One exchange, and which request it is for.
+type Exchange = BoxFuture<'static, (Option<u64>, News)>;
+
 /// What is under way on one line. It runs where the line is polled, so nothing of it outlives the line.
 pub(super) struct Exchanges {
-    running: FuturesUnordered<Abortable<BoxFuture<'static, (Option<u64>, News)>>>,
+    running: FuturesUnordered<Abortable<Exchange>>,
     abandonable: Vec<(u64, AbortHandle)>,
     sender: mpsc::Sender<News>,
     receiver: mpsc::Receiver<News>,
@@ -267,9 +270,10 @@ impl Terms {
         }
         // What it says is only looked at where it makes a difference, and is not waited for without end.
         let speaks = matches!(content_type(&response).as_deref(), Some(JSON)) && status.is_client_error();
-        let body = match speaks {
-            true => timeout(self.access.policy.remote.header_timeout, self.body(response)).await,
-            false => Ok(Ok(Bytes::new())),
+        let body = if speaks {
+            timeout(self.access.policy.remote.header_timeout, self.body(response)).await
+        } else {
+            Ok(Ok(Bytes::new()))
         };
         let messages = body.ok().and_then(Result::ok).and_then(|body| message::messages(&body)).unwrap_or_default();
         if id.is_some_and(|id| messages.iter().any(|message| message::answers(message, id))) {
@@ -280,9 +284,10 @@ impl Terms {
             StatusCode::BAD_REQUEST => messages.iter().any(|message| message::is_error_about_nothing(message)),
             _ => false,
         };
-        Err(match expired && self.names_session() {
-            true => FailureKind::SessionExpired { status: status.as_u16() },
-            false => kind,
+        Err(if expired && self.names_session() {
+            FailureKind::SessionExpired { status: status.as_u16() }
+        } else {
+            kind
         })
     }
 

@@ -80,9 +80,10 @@ fn resolve(endpoint: &str, access: &Access) -> Result<Url, FailureKind> {
     if endpoint.origin() == home.origin() && endpoint.origin().is_tuple() {
         Ok(endpoint)
     } else {
-        let origin = match endpoint.origin().is_tuple() {
-            true => endpoint.origin().ascii_serialization(),
-            false => format!("{}:", endpoint.scheme()),
+        let origin = if endpoint.origin().is_tuple() {
+            endpoint.origin().ascii_serialization()
+        } else {
+            format!("{}:", endpoint.scheme())
         };
         Err(FailureKind::ForeignEndpoint { origin: told(&origin, access) })
     }

@@ -52,7 +52,7 @@ impl RemoteLine {
         match message {
             Outgoing::Request { id, body, header_timeout } => match self.transport {
                 RemoteTransport::Http => {
-                    self.exchanges.start(Some(id), |out| streamable::request(session, id, body, header_timeout, out))
+                    self.exchanges.start(Some(id), |out| streamable::request(session, id, body, header_timeout, out));
                 }
                 RemoteTransport::Sse => self.exchanges.start(Some(id), |_| async move {
                     match deliver(&session, body, Some(id), header_timeout).await {
@@ -212,10 +212,11 @@ async fn probe(session: Arc<Session>, id: u64) -> News {
         let unknown = || Failure::unsent(FailureKind::BadAddress("no health_url is configured".to_owned()));
         let request = terms.access.probe().ok_or_else(unknown)?;
         let response = terms.ask_alone(request, Some(terms.header_timeout())).await?;
-        match response.status().is_success() {
-            true => Ok(()),
+        if response.status().is_success() {
+            Ok(())
+        } else {
             // It is no part of a session, so none can have expired.
-            false => Err(Failure::sent(super::failures::of_status(&response, &terms.access))),
+            Err(Failure::sent(super::failures::of_status(&response, &terms.access)))
         }
     };
     News::Of(match healthy.await {

@@ -69,10 +69,7 @@ async fn ask(
             for message in messages {
                 out.send(News::Of(Incoming::Message(message))).await;
             }
-            match answered {
-                true => Ok(()),
-                false => Err(Failure::sent(FailureKind::NotMcp { content_type })),
-            }
+            if answered { Ok(()) } else { Err(Failure::sent(FailureKind::NotMcp { content_type })) }
         }
         _ => Err(Failure::sent(FailureKind::NotMcp { content_type: content_type.filter(|_| !accepted) })),
     }
@@ -188,10 +185,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                     kind @ (FailureKind::Unauthorized { .. }
                     | FailureKind::Forbidden { .. }
                     | FailureKind::SessionExpired { .. }),
-                ) => match opened {
-                    true => return lost(Failure::sent(kind)),
-                    false => return News::Done,
-                },
+                ) if opened => return lost(Failure::sent(kind)),
                 Err(FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. }) => {
                     pace.refused(retry_after)
                 }

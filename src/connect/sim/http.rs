@@ -209,16 +209,16 @@ impl Endpoint {
     }
 
     /// The session that a request names, or the refusal of one that names none that is here.
-    fn session(&self, headers: &HeaderMap) -> Result<Arc<Session>, Response> {
+    fn session(&self, headers: &HeaderMap) -> Result<Arc<Session>, Refusal> {
         let Some(id) = headers.get(SESSION).and_then(|id| id.to_str().ok()) else {
-            return Err(refuse(StatusCode::BAD_REQUEST, "no session id"));
+            return Err(Refusal(StatusCode::BAD_REQUEST, "no session id"));
         };
         let mut books = self.books();
         if let Some(session) = books.sessions.get(id) {
             return Ok(Arc::clone(session));
         }
         books.told.strangers += 1;
-        Err(refuse(StatusCode::NOT_FOUND, "no such session"))
+        Err(Refusal(StatusCode::NOT_FOUND, "no such session"))
     }
 }
 
@@ -415,7 +415,7 @@ impl Drop for Listening {
 
 async fn answer(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body: Bytes) -> Response {
     if let Err(refusal) = check(&headers, &["application/json", "text/event-stream"]) {
-        return refusal;
+        return refusal.into_response();
     }
     let Ok(message) = serde_json::from_slice::<Message<'_>>(&body) else {
         return refuse_as(StatusCode::BAD_REQUEST, PARSE_ERROR, "not JSON-RPC");
@@ -427,7 +427,7 @@ async fn answer(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body:
     } else {
         match endpoint.session(&headers) {
             Ok(session) => session,
-            Err(refusal) => return refusal,
+            Err(refusal) => return refusal.into_response(),
         }
     };
     let (Some(_), Some(id)) = (method, message.id) else {
@@ -441,7 +441,7 @@ async fn answer(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body:
     }
     let mut response = match endpoint.answers {
         Answers::Json => as_json(ask).await,
-        Answers::Sse => as_events(ask).await,
+        Answers::Sse => as_events(ask),
     };
     if let Some(id) = named.and_then(|id| id.try_into().ok()) {
         response.headers_mut().insert(SESSION, id);
@@ -477,7 +477,7 @@ async fn as_json(ask: Ask) -> Response {
     refuse(StatusCode::NOT_FOUND, "the session was closed")
 }
 
-async fn as_events(ask: Ask) -> Response {
+fn as_events(ask: Ask) -> Response {
     let events = stream::unfold(Some(ask), async |ask| {
         let ask = ask?;
         let (message, last) = ask.next().await?;
@@ -491,11 +491,11 @@ async fn listen(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Re
         return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST, DELETE")]).into_response();
     }
     if let Err(refusal) = check(&headers, &["text/event-stream"]) {
-        return refusal;
+        return refusal.into_response();
     }
     let session = match endpoint.session(&headers) {
         Ok(session) => session,
-        Err(refusal) => return refusal,
+        Err(refusal) => return refusal.into_response(),
     };
     if std::mem::replace(&mut session.exchange().listened_to, true) {
         return refuse(StatusCode::CONFLICT, "there is a stream already");
@@ -518,21 +518,30 @@ async fn close(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Res
             session.close();
             StatusCode::OK.into_response()
         }
-        Err(refusal) => refusal,
+        Err(refusal) => refusal.into_response(),
     }
 }
 
 /// What a strict server asks of every request.
-fn check(headers: &HeaderMap, accepted: &[&str]) -> Result<(), Response> {
+fn check(headers: &HeaderMap, accepted: &[&str]) -> Result<(), Refusal> {
     let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let accept = value("accept");
     if !accepted.iter().all(|wanted| accept.contains(wanted) || accept == "*/*") {
-        return Err(refuse(StatusCode::NOT_ACCEPTABLE, "the client must accept both forms of an answer"));
+        return Err(Refusal(StatusCode::NOT_ACCEPTABLE, "the client must accept both forms of an answer"));
     }
     match value(VERSION) {
         "" => Ok(()),
         version if VERSIONS.contains(&version) => Ok(()),
-        _ => Err(refuse(StatusCode::BAD_REQUEST, "an unknown protocol version")),
+        _ => Err(Refusal(StatusCode::BAD_REQUEST, "an unknown protocol version")),
+    }
+}
+
+/// What is said to a request that is not taken.
+struct Refusal(StatusCode, &'static str);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        refuse(self.0, self.1)
     }
 }
 

@@ -64,6 +64,7 @@ pub struct Memo {
     refused: Option<Refusal>,
     away: Option<(Away, Status, Option<String>)>,
     server: Option<Arc<ServerInfo>>,
+    degraded: Option<(u32, String)>,
     /// Its tools are those of another satellite, and were not read since.
     recalled: bool,
     /// No supervisor has had it yet.
@@ -148,6 +149,8 @@ pub struct Slot {
     recalled: bool,
     /// Its credentials have changed since its run was started.
     newer_credentials: bool,
+    /// It was told to be degraded, after so many failures and for this reason, and was not told to be well since.
+    degraded: Option<(u32, String)>,
     /// The run that is a connection, not a process: an update may have made one of what was the other.
     dialled: Option<Run>,
 }
@@ -181,6 +184,7 @@ impl Slot {
         slot.refused.clone_from(&memo.refused);
         slot.recalled = memo.recalled;
         slot.server.clone_from(&memo.server);
+        slot.degraded.clone_from(&memo.degraded);
         let mut out = Vec::new();
         if memo.stopped {
             slot.want = Want::Stopped;
@@ -242,6 +246,7 @@ impl Slot {
             refused: self.refused.clone(),
             away: self.away().map(|away| (away, self.status, self.message.clone())),
             server: self.server.clone(),
+            degraded: self.degraded.clone(),
             recalled: self.recalled,
             new: false,
         }
@@ -403,6 +408,7 @@ impl Slot {
             called: false,
             recalled: false,
             newer_credentials: false,
+            degraded: None,
             dialled: None,
             was_ready: false,
         }

@@ -18,6 +18,7 @@ use super::{Effect, Phase, Slot, Then, Told, Want, Why};
 use crate::model::event::StopKind;
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
+use crate::model::ids::Run;
 use crate::model::remote::{Connection, Health};
 use crate::model::spec::{InstanceSpec, Target};
 use crate::model::status::{self, Cause, Status};
@@ -181,8 +182,10 @@ impl Slot {
         exit: WorkerExit,
         out: &mut Vec<Effect>,
     ) {
-        // Who waited was let in when it was there, or waits for this attempt.
-        self.called &= matches!(ended, Phase::Starting { .. });
+        // Who waited was let in when it was there, or waits for this attempt, which has failed: one that greets and goes
+        // before anybody is in would else be tried for them without a pause.
+        let is_attempt = matches!(ended, Phase::Starting { .. } | Phase::Undiscovered { attempt: 0, .. });
+        self.called &= is_attempt;
         let failure = match exit.cause {
             ExitCause::Lost(failure) => failure,
             ExitCause::Panicked(how) => Failure::sent(FailureKind::Panicked(how)),
@@ -208,10 +211,10 @@ impl Slot {
             return;
         }
         // What fails while connected begins a schedule; a failed attempt goes on with its own. It has succeeded when the
-        // lists are read, or cannot be read on a link that lives: a server that greets and goes is not tried every second.
+        // lists are read: a server that greets and goes is not tried every second.
         let (attempt, resume) = match ended {
             Phase::Starting { why: Why::Reconnect { attempt, resume }, .. }
-            | Phase::Undiscovered { why: Why::Reconnect { attempt, resume }, attempt: 0, .. } => {
+            | Phase::Undiscovered { why: Why::Reconnect { attempt, resume }, .. } => {
                 match resume.filter(|until| *until > now) {
                     Some(until) => (*attempt, Some(until)),
                     None => (attempt + 1, None),
@@ -243,7 +246,7 @@ impl Slot {
             Some(until)
         };
         // Whoever waited for this attempt has waited for it; whoever comes later makes another.
-        if matches!(ended, Phase::Starting { .. }) {
+        if is_attempt {
             self.called = false;
             out.push(Effect::Unreachable { last_error: reason, retry_at });
         }
@@ -258,8 +261,10 @@ impl Slot {
     }
 
     /// Its credentials are others, and nothing else is.
-    pub(super) fn on_credentials(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
-        self.spec = spec;
+    pub(super) fn on_credentials(&mut self, spec: &InstanceSpec, out: &mut Vec<Effect>) {
+        // What was sent with the old ones may still be answered, and echo them.
+        let mask = spec.mask.replacing(&self.spec.mask);
+        self.spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
         match self.phase {
             // What is connected stays so, and uses them from now on.
             Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
@@ -288,15 +293,25 @@ impl Slot {
         }
     }
 
-    pub(super) fn on_health(&mut self, run: crate::model::ids::Run, news: HealthNews, out: &mut Vec<Effect>) {
-        if self.open_run() != Some(run) {
+    /// What checks have found, also of one whose lists are still being read.
+    pub(super) fn on_health(&mut self, run: Run, news: HealthNews, out: &mut Vec<Effect>) {
+        if self.run() != Some(run) || matches!(self.phase, Phase::Stopping { .. }) {
             return;
         }
-        self.health = match news {
-            HealthNews::Degraded { .. } => Health::Degraded,
-            HealthNews::Restored { .. } => Health::Healthy,
+        (self.health, self.degraded) = match &news {
+            HealthNews::Degraded { failures, last_error } => (Health::Degraded, Some((*failures, last_error.clone()))),
+            HealthNews::Restored { .. } => (Health::Healthy, None),
         };
         out.push(Effect::Tell(Told::Health(news)));
+    }
+
+    /// It has shaken hands, and so it is well: what checks had found of a connection before this one is over.
+    pub(super) fn is_well(&mut self, out: &mut Vec<Effect>) {
+        self.health = Health::Healthy;
+        if let Some((failures, last_error)) = self.degraded.take() {
+            let last_error = Some(last_error);
+            out.push(Effect::Tell(Told::Health(HealthNews::Restored { failures, last_error })));
+        }
     }
 
     /// The machine was suspended for so long, and no clock of ours has seen it.

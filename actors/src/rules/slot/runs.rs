@@ -52,7 +52,7 @@ impl Slot {
         let (why, since) = (why.clone(), *since);
         self.initialized_at = Some(now);
         self.server = Some(server);
-        self.health = Health::Healthy;
+        self.is_well(out);
         match why {
             // Its tools are known: it answers after the handshake.
             Why::Wake { .. } if self.catalogue.is_some() => self.ready(now, run, &why, since, out),
@@ -124,6 +124,10 @@ impl Slot {
 
     pub(super) fn learn(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
         self.recalled = false;
+        let catalogue = match &self.catalogue {
+            Some(before) if !catalogue.unread.is_empty() => Arc::new(catalogue.kept_from(before)),
+            Some(_) | None => catalogue,
+        };
         let before = self.catalogue.replace(catalogue.clone());
         out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }

@@ -146,7 +146,7 @@ impl Slot {
             return;
         }
         if differ_in_credentials_only(&self.spec, &spec) {
-            self.on_credentials(spec, out);
+            self.on_credentials(&spec, out);
             return;
         }
         // Back to what sleeps: there is nothing to start.
