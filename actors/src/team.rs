@@ -82,7 +82,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
 /// What a team's supervisor is told.
 pub(crate) enum Msg {
     /// A new instance, or one whose supervisor died or whose tools are known, with what it had come to.
-    Install(Arc<InstanceSpec>, Option<Memo>),
+    Install(Arc<InstanceSpec>, Option<Box<Memo>>),
     /// Its configuration changed.
     Update(Arc<InstanceSpec>),
     /// It goes.
@@ -254,7 +254,7 @@ impl State {
     async fn install(
         &mut self,
         spec: Arc<InstanceSpec>,
-        memo: Option<Memo>,
+        memo: Option<Box<Memo>>,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
