@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::remote::{differ_in_credentials_only, is_remote};
-use super::{Effect, Phase, Slot, Then, Told, Want, Why, ending, refuse_ending};
+use super::{Effect, Phase, Slot, Then, Want, Why, ending, refuse_ending};
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::spec::{InstanceSpec, OnUpdate};
 use crate::model::status::{Cause, Status};
