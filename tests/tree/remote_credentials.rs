@@ -107,14 +107,11 @@ async fn what_a_server_echoes_of_old_and_new_credentials_is_hidden_on_a_connecti
     };
     let id = fleet.online(slow(OLD)).await;
     let echo = json!({"message": format!("{OLD} and {NEW}")});
-    let (failed, error, ()) = futures::join!(
-        fleet.call(&id, "fail", echo.clone()),
-        fleet.call(&id, "tool_error", echo.clone()),
-        async {
+    let (failed, error, ()) =
+        futures::join!(fleet.call(&id, "fail", echo.clone()), fleet.call(&id, "tool_error", echo.clone()), async {
             sleep(seconds(1.0)).await;
             assert_eq!(fleet.runtime.install(slow(NEW).spec).await, Ok(Installed::Updated));
-        }
-    );
+        });
     let Err(CallError::Server { message, .. }) = failed else { panic!("{failed:?}") };
     assert_eq!(message, "[secret] and [secret]");
     assert!(error.is_ok());
