@@ -165,7 +165,7 @@ pub(crate) struct State {
 struct Desired {
     spec: Arc<InstanceSpec>,
     /// With which configuration: an update that died with its supervisor is told to the next one.
-    memo: Option<(Arc<InstanceSpec>, Memo)>,
+    memo: Option<(Arc<InstanceSpec>, Box<Memo>)>,
     /// Set while it is being removed.
     leaving: Option<Leaving>,
 }
@@ -178,7 +178,7 @@ struct Leaving {
 impl Desired {
     /// A new one, asleep if its tools are known.
     fn new(spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>) -> Self {
-        let memo = known.map(|catalogue| Memo::recalled(catalogue, Instant::now().into_std()));
+        let memo = known.map(|catalogue| Box::new(Memo::recalled(catalogue, Instant::now().into_std())));
         Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None }
     }
 
@@ -300,7 +300,7 @@ impl Actor for Root {
             }
             Msg::Remember(spec, memo) => {
                 if let Some(desired) = state.instances.get_mut(&spec.id) {
-                    desired.memo = Some((spec, *memo));
+                    desired.memo = Some((spec, memo));
                 }
             }
             Msg::Forget(id) => state.forget(&id, &myself).await,

@@ -315,11 +315,11 @@ impl RuntimeHandle {
         loop {
             let open = match port.take() {
                 Some(port) => port,
-                None => self.ensure(id, deadline, timeout).await.map_err(|error| graver(&first, error))?,
+                None => self.ensure(id, deadline, timeout).await.map_err(|error| graver(first.as_ref(), error))?,
             };
             let place = match open.enter() {
                 Ok(place) => place,
-                Err(NoEntry::Full) => return Err(graver(&first, open.full())),
+                Err(NoEntry::Full) => return Err(graver(first.as_ref(), open.full())),
                 // It fell asleep under our hand, or another run has its place. That is no attempt: nothing was asked.
                 Err(NoEntry::Closed) => continue,
             };
@@ -331,9 +331,9 @@ impl RuntimeHandle {
                 }
                 // What was left of the caller's time is not what the caller gave.
                 Err(CallError::TimedOut { after, fate }) => {
-                    return Err(graver(&first, CallError::TimedOut { after: timeout.max(after), fate }));
+                    return Err(graver(first.as_ref(), CallError::TimedOut { after: timeout.max(after), fate }));
                 }
-                Err(error) => return Err(graver(&first, error)),
+                Err(error) => return Err(graver(first.as_ref(), error)),
                 Ok(result) => return Ok(result),
             }
         }
@@ -406,7 +406,7 @@ impl RuntimeHandle {
 }
 
 /// What became of a call that was made twice: that the second time it reached nobody says nothing of the first.
-fn graver(first: &Option<CallError>, second: CallError) -> CallError {
+fn graver(first: Option<&CallError>, second: CallError) -> CallError {
     match first {
         Some(first) if first.fate() == Some(Fate::MaybeExecuted) && second.fate() == Some(Fate::NotSent) => {
             first.clone()

@@ -82,7 +82,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
 /// What a team's supervisor is told.
 pub(crate) enum Msg {
     /// A new instance, or one whose supervisor died or whose tools are known, with what it had come to.
-    Install(Arc<InstanceSpec>, Option<Memo>),
+    Install(Arc<InstanceSpec>, Option<Box<Memo>>),
     /// Its configuration changed.
     Update(Arc<InstanceSpec>),
     /// It goes.
@@ -254,7 +254,7 @@ impl State {
     async fn install(
         &mut self,
         spec: Arc<InstanceSpec>,
-        memo: Option<Memo>,
+        memo: Option<Box<Memo>>,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
@@ -773,7 +773,6 @@ impl Instance {
     fn view(&self) -> InstanceView {
         let slot = &self.slot;
         let current = slot.run().and_then(|run| self.worker(run));
-        let next_retry = slot.next_retry();
         InstanceView {
             spec: slot.spec.clone(),
             subject: self.subject.clone(),
@@ -788,8 +787,8 @@ impl Instance {
             custody: current.and_then(|worker| worker.custody.clone()),
             restarts: slot.restarts,
             history: slot.history.clone(),
-            next_retry_at: next_retry.map(|(at, _)| at),
-            attempt: next_retry.map(|(_, attempt)| attempt),
+            next_retry_at: slot.next_retry_at(),
+            attempt: slot.attempt(),
             initialized_at: slot.initialized_at,
             catalogue: slot.catalogue.clone(),
             port: self.port().cloned(),

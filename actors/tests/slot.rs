@@ -664,12 +664,13 @@ fn the_whole_table_is_as_printed() {
         let Slot { phase: before, want, status, message, health, .. } = &here.slot;
         let connection = here.slot.connection().map(|connection| format!("{connection}, {health}, "));
         let connection = connection.unwrap_or_default();
+        let attempt = here.slot.attempt().map(|attempt| format!("attempt {attempt}, ")).unwrap_or_default();
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
         let asked = format!("{want:?}").to_lowercase();
         let beside = here.slot.beside.as_ref().map_or(String::new(), |beside| with(beside, here.start) + ", ");
         let _ = writeln!(
             text,
-            "{place}\n  = {}, {beside}{connection}want {asked} [{status}{message}]",
+            "{place}\n  = {}, {beside}{connection}{attempt}want {asked} [{status}{message}]",
             phase(before, here.start)
         );
         // What comes late comes late: four minutes on, everything that waits for time is due.

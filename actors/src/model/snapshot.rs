@@ -64,7 +64,7 @@ pub struct InstanceView {
     pub(crate) history: History,
     /// When it is tried again, while a delay runs.
     pub next_retry_at: Option<Instant>,
-    /// Which attempt that is.
+    /// Which attempt that is, or is under way; none for one that no failure has brought about.
     pub attempt: Option<usize>,
     /// When the current run was initialized.
     pub initialized_at: Option<Instant>,

@@ -87,9 +87,10 @@ impl Calls {
     /// A caller's, by the number that it got at the door, and the number under which it was sent last.
     pub(super) fn remove_caller(&mut self, door: u64) -> Option<(u64, Pending)> {
         let is_it = |pending: &Pending| matches!(pending.purpose, Purpose::Caller { door: its, .. } if its == door);
-        let id = match self.pending.contains_key(&door) {
-            true => door,
-            false => *self.pending.iter().find(|(_, pending)| is_it(pending))?.0,
+        let id = if self.pending.contains_key(&door) {
+            door
+        } else {
+            *self.pending.iter().find(|(_, pending)| is_it(pending))?.0
         };
         Some((id, self.remove(id)?))
     }

@@ -221,10 +221,7 @@ impl Session {
                     return None;
                 }
                 // One that has no tools has answered, and that is all that is to be found out.
-                return match unknown {
-                    true => self.on_heard(Heard::Checked),
-                    false => self.check_failed(&why),
-                };
+                return if unknown { self.on_heard(Heard::Checked) } else { self.check_failed(&why) };
             }
         }
         None

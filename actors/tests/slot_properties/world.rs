@@ -152,8 +152,6 @@ struct Worker {
     run: Run,
     /// It is a connection, not a process.
     dialled: bool,
-    /// Which attempt it is since its connection was lost; 0 if that was asked for.
-    attempt: u32,
     discovers: bool,
     /// The last attempt to read its lists has failed.
     cannot_list: bool,
@@ -208,6 +206,12 @@ pub(crate) struct World {
     away: Away,
     /// It was told that it is degraded, and not that it is well again.
     degraded: bool,
+    /// A connection was told to be there, and not to be gone.
+    connected: bool,
+    /// And was once, under this configuration.
+    was_connected: bool,
+    /// Since it was last there.
+    attempts: u32,
     exits: Vec<Instant>,
     quick: usize,
     not_before: Option<Instant>,
@@ -243,6 +247,9 @@ impl World {
             removed: false,
             away: Away::default(),
             degraded: false,
+            connected: false,
+            was_connected: false,
+            attempts: 0,
             exits: Vec::new(),
             quick: 0,
             not_before: None,
@@ -306,6 +313,7 @@ impl World {
 
     fn root_grants(&mut self) {
         // It may have become remote, or the reverse, since it asked.
+        assert!(self.waits.len() <= 1, "one start is waited for in two places");
         for _ in std::mem::take(&mut self.waits) {
             self.runs += 1;
             self.held.insert(Run(self.runs));
@@ -373,7 +381,6 @@ impl World {
             self.away = away;
         } else {
             self.forget_exits();
-            self.workers.iter_mut().for_each(|worker| worker.attempt = 0);
             assert!(self.want == Want::Running, "a stopped instance is not restarted");
             let waits = matches!(self.slot.phase, Phase::Reconnecting { .. } | Phase::Exhausted { .. } | Phase::Reauth);
             assert!(!waits, "a person does not wait for the schedule");
@@ -573,6 +580,7 @@ impl World {
         let uninstalled = matches!(self.slot.phase, Phase::Stopping { kind: StopKind::Uninstall, .. });
         let Slot { phase, status, message, .. } = &self.slot;
         let (before, said) = (phase.clone(), (*status, message.clone()));
+        let was_told = self.connected;
         let effects = self.tell_end(run, exit);
         let told = effects.iter().filter_map(|effect| match effect {
             Effect::Tell(Told::Disconnected { intentional }) => Some(*intentional),
@@ -581,7 +589,7 @@ impl World {
             }
             _ => None,
         });
-        let disconnected = connected || (worker.told_to_stop && uninstalled);
+        let disconnected = was_told || (worker.told_to_stop && uninstalled);
         let expected: Vec<bool> = disconnected.then_some(worker.told_to_stop).into_iter().collect();
         assert_eq!(told.collect::<Vec<_>>(), expected, "what is told of the end of a connection that was there");
         let reconnecting = effects.iter().any(|effect| matches!(effect, Effect::Tell(Told::Reconnecting { .. })));
@@ -776,6 +784,7 @@ impl World {
         self.away.wanted = false;
         let (slot, effects) = Slot::revive(self.slot.spec.clone(), &self.memo);
         self.slot = slot;
+        self.memo = self.slot.memo();
         self.perform(effects);
         self.check();
         match (&before, &self.slot.phase) {
@@ -816,6 +825,9 @@ impl World {
             // A new configuration is a clean slate, from when it is taken on.
             self.forget_exits();
             (self.not_taken, self.recalled) = (false, false);
+            if !are_credentials(&before, &self.slot.spec) {
+                self.was_connected = false;
+            }
         }
         self.recalled &= !effects.iter().any(|effect| matches!(effect, Effect::Tell(Told::Discovered { .. })));
         if self.recalled && !was_ready && matches!(self.slot.phase, Phase::Ready { .. }) {
@@ -876,7 +888,7 @@ impl World {
                     self.removed = true;
                 }
                 Effect::Unreachable { retry_at, .. } => {
-                    assert_eq!(retry_at, self.slot.next_retry().map(|(at, _)| at));
+                    assert_eq!(retry_at, self.slot.next_retry_at());
                     self.caller_waits = false;
                 }
                 Effect::Check(run) => {
@@ -889,9 +901,19 @@ impl World {
                     assert!(worker.dialled && !worker.told_to_stop);
                     worker.newer_credentials = true;
                 }
+                Effect::Tell(Told::Started { .. }) if is_remote(&self.slot.spec) => {
+                    assert!(!self.connected && !self.was_connected, "it is started a second time");
+                    (self.connected, self.was_connected, self.attempts) = (true, true, 0);
+                }
                 Effect::Tell(Told::Reconnected { attempts }) => {
-                    let run = self.slot.open_run().unwrap();
-                    assert_eq!(attempts, self.worker(run).unwrap().attempt);
+                    assert!(self.was_connected, "it is there again and never was before");
+                    assert!(!self.connected, "it is there again and was never gone");
+                    assert_eq!(attempts, std::mem::take(&mut self.attempts));
+                    self.connected = true;
+                }
+                Effect::Tell(Told::Disconnected { .. }) => {
+                    let there = std::mem::take(&mut self.connected);
+                    assert!(there || self.ending, "it is gone and never was there");
                 }
                 Effect::Tell(Told::Health(news)) => {
                     self.degraded = matches!(news, HealthNews::Degraded { .. });
@@ -960,10 +982,10 @@ impl World {
         assert!(self.exits_that_count() < self.slot.spec.policy.restart.max_crashes, "a restart beyond the budget");
         let succeeds = *spec != *self.slot.spec;
         assert!(succeeds || self.not_before.is_none_or(|at| self.now >= at), "a restart's delay is cut short");
+        self.attempts += u32::from(is_remote(spec));
         self.workers.push(Worker {
             run,
             dialled: is_remote(spec),
-            attempt: self.away.next.map_or(0, |(number, _)| number),
             cannot_list: false,
             newer_credentials: false,
             discovers: discover,

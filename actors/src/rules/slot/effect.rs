@@ -227,7 +227,7 @@ pub enum Told {
     },
     /// It is there again.
     Reconnected {
-        /// Attempts since it was lost; 0 where the first one on request succeeded.
+        /// Attempts since it was lost or closed, the one that succeeded among them.
         attempts: u32,
     },
     /// What health checks found.

@@ -65,6 +65,8 @@ pub struct Memo {
     away: Option<(Away, Status, Option<String>)>,
     server: Option<Arc<ServerInfo>>,
     degraded: Option<(u32, String)>,
+    told_connected: bool,
+    attempts: u32,
     /// Its tools are those of another satellite, and were not read since.
     recalled: bool,
     /// No supervisor has had it yet.
@@ -143,7 +145,7 @@ pub struct Slot {
     refused: Option<Refusal>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
-    /// A caller waits, or has waited, for the start that is under way.
+    /// Somebody waits, or has waited, for the start that is under way.
     called: bool,
     /// Its tools are as they were before the satellite was started: they are read again when it is awake.
     recalled: bool,
@@ -151,6 +153,10 @@ pub struct Slot {
     newer_credentials: bool,
     /// It was told to be degraded, after so many failures and for this reason, and was not told to be well since.
     degraded: Option<(u32, String)>,
+    /// Its connection was told to be there, and was not told to be gone since.
+    told_connected: bool,
+    /// Attempts to connect since it was last there, the one under way among them.
+    attempts: u32,
     /// The run that is a connection, not a process: an update may have made one of what was the other.
     dialled: Option<Run>,
 }
@@ -185,7 +191,10 @@ impl Slot {
         slot.recalled = memo.recalled;
         slot.server.clone_from(&memo.server);
         slot.degraded.clone_from(&memo.degraded);
+        slot.told_connected = memo.told_connected;
+        slot.attempts = memo.attempts;
         let mut out = Vec::new();
+        slot.tell_disconnected(memo.stopped, &mut out);
         if memo.stopped {
             slot.want = Want::Stopped;
             slot.stopped(&mut out);
@@ -247,6 +256,8 @@ impl Slot {
             away: self.away().map(|away| (away, self.status, self.message.clone())),
             server: self.server.clone(),
             degraded: self.degraded.clone(),
+            told_connected: self.told_connected,
+            attempts: self.attempts,
             recalled: self.recalled,
             new: false,
         }
@@ -293,14 +304,28 @@ impl Slot {
         }
     }
 
-    /// When it is tried again and which attempt that is, while a delay runs.
-    pub fn next_retry(&self) -> Option<(Instant, usize)> {
-        match &self.phase {
-            Phase::Backoff { until, why: Why::Again { attempt, .. } } => Some((*until, *attempt)),
-            Phase::Undiscovered { retry_at: Some(at), attempt, .. } => Some((*at, *attempt as usize)),
-            Phase::Reconnecting { until, attempt } => Some((*until, *attempt as usize)),
+    /// When it is tried again, while a delay runs.
+    pub fn next_retry_at(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Backoff { until, why: Why::Again { .. } } | Phase::Reconnecting { until, .. } => Some(until),
+            Phase::Undiscovered { retry_at, .. } => retry_at,
             _ => None,
         }
+    }
+
+    /// Which attempt that is, or is under way; none for one that no failure has brought about.
+    pub fn attempt(&self) -> Option<usize> {
+        let attempt = match &self.phase {
+            Phase::Backoff { why: Why::Again { attempt, .. }, .. }
+            | Phase::Queued { why: Why::Again { attempt, .. }, .. }
+            | Phase::Starting { why: Why::Again { attempt, .. }, .. } => *attempt,
+            Phase::Reconnecting { attempt, .. }
+            | Phase::Queued { why: Why::Reconnect { attempt, .. }, .. }
+            | Phase::Starting { why: Why::Reconnect { attempt, .. }, .. }
+            | Phase::Undiscovered { attempt, .. } => *attempt as usize,
+            _ => 0,
+        };
+        (attempt > 0).then_some(attempt)
     }
 
     /// When this slot wants a [`Input::Tick`].
@@ -409,6 +434,8 @@ impl Slot {
             recalled: false,
             newer_credentials: false,
             degraded: None,
+            told_connected: false,
+            attempts: 0,
             dialled: None,
             was_ready: false,
         }
@@ -427,10 +454,10 @@ impl Slot {
 
     /// What a start is that has no failure behind it.
     fn anew(&self, reason: RestartReason, old_pid: Option<u32>) -> Why {
-        if self.is_remote() {
-            Why::Reconnect { attempt: 0, resume: None }
-        } else {
-            Why::Again { reason, old_pid, attempt: 0 }
+        match self.is_remote() {
+            true if self.was_ready => Why::Reconnect { attempt: 0, resume: None },
+            true => Why::First,
+            false => Why::Again { reason, old_pid, attempt: 0 },
         }
     }
 
@@ -450,6 +477,8 @@ impl Slot {
     fn ready(&mut self, now: Instant, run: Run, why: &Why, since: Instant, out: &mut Vec<Effect>) {
         self.opens(now, run);
         let first = !std::mem::replace(&mut self.was_ready, true);
+        self.told_connected = self.is_remote();
+        let attempts = std::mem::take(&mut self.attempts);
         let told = match why {
             Why::Wake { since, asked } => Told::Respawned {
                 dormant: asked.saturating_duration_since(*since),
@@ -458,7 +487,7 @@ impl Slot {
             Why::Again { reason, old_pid, attempt } if !first => {
                 Told::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
             }
-            Why::Reconnect { attempt, .. } if !first => Told::Reconnected { attempts: *attempt },
+            Why::Reconnect { .. } if !first => Told::Reconnected { attempts },
             // A restart of what never got to `online` is its first time there.
             Why::First | Why::Again { .. } | Why::Reconnect { .. } => Told::Started {
                 after: now.saturating_duration_since(since),

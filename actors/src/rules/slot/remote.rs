@@ -134,6 +134,8 @@ impl Slot {
         if !self.is_remote() {
             return self.on_restart(out);
         }
+        // A person waits for it: in front of those that nobody waits for.
+        let waited_for = std::mem::replace(&mut self.called, true);
         match &mut self.phase {
             Phase::Ready { .. } | Phase::Undiscovered { .. } => {
                 let again = Why::Reconnect { attempt: 0, resume: None };
@@ -163,13 +165,15 @@ impl Slot {
             Phase::Stopping { then: Then::Again(_), .. } => {}
             Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => self.on_start(out),
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
+                self.called = waited_for;
                 out.push(self.denied("values of its user are missing"));
             }
-            Phase::Stopping { then: Then::Over, .. } | Phase::Over => out.push(self.denied("it is being removed")),
-            // A process's: it has become remote, and what is left of the process is on its way out.
-            Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
-                self.on_restart(out);
+            Phase::Stopping { then: Then::Over, .. } | Phase::Over => {
+                self.called = waited_for;
+                out.push(self.denied("it is being removed"));
             }
+            // A process's.
+            Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {}
         }
     }
 
@@ -194,9 +198,7 @@ impl Slot {
         };
         let reason = failure.to_string();
         self.last_error = Some(reason.clone());
-        if connected {
-            out.push(Effect::Tell(Told::Disconnected { intentional: false }));
-        }
+        self.tell_disconnected(false, out);
         let class = retry::class(&failure.kind);
         if class == Class::Unauthorized {
             // They have changed while it was found out that the old ones are not accepted.
@@ -290,6 +292,13 @@ impl Slot {
             | Phase::Stopped
             | Phase::Failed
             | Phase::Over => {}
+        }
+    }
+
+    /// Once for each time that it was told to be there.
+    pub(super) fn tell_disconnected(&mut self, intentional: bool, out: &mut Vec<Effect>) {
+        if std::mem::take(&mut self.told_connected) {
+            out.push(Effect::Tell(Told::Disconnected { intentional }));
         }
     }
 
