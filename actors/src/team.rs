@@ -791,6 +791,7 @@ impl Instance {
             attempt: slot.attempt(),
             initialized_at: slot.initialized_at,
             catalogue: slot.catalogue.clone(),
+            revisions: slot.revisions,
             port: self.port().cloned(),
             draining: slot.leaving().and_then(|run| self.worker(run)?.port.clone()),
             counters: self.counters.clone(),
@@ -920,11 +921,11 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
         Told::Reconnecting { attempt, after } => {
             Event::Reconnecting { of, attempt, next_retry_ms: milliseconds(after) }
         }
-        Told::Reconnected { attempts: attempts_taken } => {
+        Told::Reconnected { attempts: attempts_taken, changed } => {
             let capabilities = slot.server.as_ref().map(|server| serde_json::from_str(server.capabilities.get()));
             // It was parsed in the handshake.
             let capabilities = capabilities.and_then(Result::ok).unwrap_or_default();
-            Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken }
+            Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken, changed }
         }
         Told::Health(HealthNews::Degraded { failures: consecutive_failures, last_error }) => {
             Event::HealthDegraded { of, consecutive_failures, last_error }

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::catalogue::Aspect;
 use super::ids::{InstallationId, Slug, TeamId, UserId};
 use super::spec::InstanceSpec;
 use super::status::Status;
@@ -268,6 +269,9 @@ pub enum Event {
         of: Arc<Subject>,
         capabilities: Value,
         attempts_taken: u32,
+        /// What is not as it was.
+        #[serde(default)]
+        changed: Vec<Aspect>,
     },
     #[serde(rename = "mcp.server.health_degraded")]
     HealthDegraded {

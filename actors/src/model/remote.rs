@@ -84,3 +84,11 @@ pub struct ServerInfo {
     /// How it wants to be used, if it says so.
     pub instructions: Option<String>,
 }
+
+impl ServerInfo {
+    /// Whether both can do the same, in whatever order they say so.
+    pub fn is_as_capable(&self, other: &Self) -> bool {
+        let read = |info: &Self| serde_json::from_str::<serde_json::Value>(info.capabilities.get()).ok();
+        self.capabilities.get() == other.capabilities.get() || read(self) == read(other)
+    }
+}

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mcp_satellite_actors::model::catalogue::Aspect;
 use mcp_satellite_actors::model::event::StopKind;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::Run;
@@ -905,10 +906,11 @@ impl World {
                     assert!(!self.connected && !self.was_connected, "it is started a second time");
                     (self.connected, self.was_connected, self.attempts) = (true, true, 0);
                 }
-                Effect::Tell(Told::Reconnected { attempts }) => {
+                Effect::Tell(Told::Reconnected { attempts, changed }) => {
                     assert!(self.was_connected, "it is there again and never was before");
                     assert!(!self.connected, "it is there again and was never gone");
                     assert_eq!(attempts, std::mem::take(&mut self.attempts));
+                    assert!(!changed.contains(&Aspect::Capabilities), "it can do what it always could");
                     self.connected = true;
                 }
                 Effect::Tell(Told::Disconnected { .. }) => {

@@ -138,7 +138,8 @@ impl Slot {
 
     /// The run beside has become the current one, and has shaken hands.
     fn greeted_beside(&mut self) {
-        self.server = self.server_beside.take();
+        let server = self.server_beside.take();
+        self.introduced(server);
         self.health = Health::Healthy;
     }
 

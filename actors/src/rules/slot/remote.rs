@@ -298,6 +298,7 @@ impl Slot {
     /// Once for each time that it was told to be there.
     pub(super) fn tell_disconnected(&mut self, intentional: bool, out: &mut Vec<Effect>) {
         if std::mem::take(&mut self.told_connected) {
+            self.revisions_told = self.revisions;
             out.push(Effect::Tell(Told::Disconnected { intentional }));
         }
     }
