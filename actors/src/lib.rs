@@ -19,6 +19,7 @@ pub mod model;
 mod registry;
 mod remote_worker;
 mod root;
+pub mod rpc;
 pub mod rules;
 pub mod runtime;
 pub mod seam;

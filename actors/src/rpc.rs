@@ -1,0 +1,448 @@
+//! A JSON-RPC message as it was sent, and the few places in it that a relay must know. What it carries is not looked
+//! into: unknown members, large numbers, the order of members and their spelling arrive as they left.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use serde::Deserializer as _;
+use serde::de::{MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// What kind of message it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Wants an answer.
+    Request,
+    /// Wants none.
+    Notification,
+    /// Answers a request.
+    Result,
+    /// Answers a request with an error, or, without an id, a message that could not be read.
+    Error,
+}
+
+/// Why a text is no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// It is not JSON.
+    #[error("not JSON: {0}")]
+    NotJson(String),
+    /// It is JSON, and no message of JSON-RPC 2.0.
+    #[error("not JSON-RPC 2.0: {0}")]
+    NotRpc(&'static str),
+    /// A member that must be there once at most is there twice: two readers could take two of them.
+    #[error("`{0}` is there twice")]
+    Twice(&'static str),
+}
+
+/// One message. The ranges are byte ranges of its text, and each spans one JSON value.
+#[derive(Clone)]
+pub struct Message {
+    text: Bytes,
+    kind: Kind,
+    id: Option<Range<usize>>,
+    method: Option<Box<str>>,
+    params: Option<Range<usize>>,
+    token: Option<Range<usize>>,
+    of: Option<Range<usize>>,
+    outcome: Option<Range<usize>>,
+}
+
+impl fmt::Debug for Message {
+    /// Its params and its outcome may hold anything, so they are not shown.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (id, method) = (self.id(), self.method());
+        f.debug_struct("Message").field("kind", &self.kind).field("id", &id).field("method", &method).finish()
+    }
+}
+
+impl Message {
+    /// Reads a text that holds one message and nothing else.
+    pub fn read(text: Bytes) -> Result<Self, Malformed> {
+        let json = std::str::from_utf8(&text).map_err(|error| Malformed::NotJson(error.to_string()))?;
+        let mut parts = Parts::default();
+        object(json, &mut |name, value| parts.take(name, value))?;
+        let message = parts.message(json)?;
+        Ok(Self { text, ..message })
+    }
+
+    /// The text, as it came.
+    pub fn text(&self) -> &Bytes {
+        &self.text
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its id, as JSON text: a number or a string.
+    pub fn id(&self) -> Option<&str> {
+        self.part(self.id.as_ref())
+    }
+
+    /// Its method, of a request or a notification.
+    pub fn method(&self) -> Option<&str> {
+        self.method.as_deref()
+    }
+
+    /// Its params, as JSON text.
+    pub fn params(&self) -> Option<&str> {
+        self.part(self.params.as_ref())
+    }
+
+    /// A request's progress token, or the one that a progress notification is about, as JSON text.
+    pub fn token(&self) -> Option<&str> {
+        self.part(self.token.as_ref())
+    }
+
+    /// The request that a cancellation is about: its id, as JSON text.
+    pub fn of(&self) -> Option<&str> {
+        self.part(self.of.as_ref())
+    }
+
+    /// The value of `result` or `error`, as JSON text.
+    pub fn outcome(&self) -> Option<&str> {
+        self.part(self.outcome.as_ref())
+    }
+
+    /// The same message under another id, which is JSON text. One that has none stays as it is.
+    #[must_use]
+    pub fn with_id(&self, id: &str) -> Bytes {
+        self.written([(self.id.as_ref(), id), (None, "")])
+    }
+
+    /// The same message under another id and, if it has one, with another progress token.
+    #[must_use]
+    pub fn with_id_and_token(&self, id: &str, token: &str) -> Bytes {
+        self.written([(self.id.as_ref(), id), (self.token.as_ref(), token)])
+    }
+
+    /// The same progress, told under another token.
+    #[must_use]
+    pub fn with_token(&self, token: &str) -> Bytes {
+        self.written([(self.token.as_ref(), token), (None, "")])
+    }
+
+    /// The same cancellation, of another request.
+    #[must_use]
+    pub fn with_of(&self, of: &str) -> Bytes {
+        self.written([(self.of.as_ref(), of), (None, "")])
+    }
+
+    fn part(&self, range: Option<&Range<usize>>) -> Option<&str> {
+        // It was UTF-8 when it was read, and ranges are of whole values.
+        range.and_then(|range| std::str::from_utf8(&self.text[range.clone()]).ok())
+    }
+
+    fn written(&self, mut with: [(Option<&Range<usize>>, &str); 2]) -> Bytes {
+        with.sort_unstable_by_key(|(range, _)| range.map(|range| range.start));
+        let longer: usize = with.iter().map(|(_, text)| text.len()).sum();
+        let (mut out, mut from) = (BytesMut::with_capacity(self.text.len() + longer), 0);
+        for (range, text) in with {
+            let Some(range) = range else { continue };
+            out.extend_from_slice(&self.text[from..range.start]);
+            out.extend_from_slice(text.as_bytes());
+            from = range.end;
+        }
+        out.extend_from_slice(&self.text[from..]);
+        out.freeze()
+    }
+}
+
+/// The members of a message, as raw values.
+#[derive(Default)]
+struct Parts<'a> {
+    version: Option<&'a RawValue>,
+    id: Option<&'a RawValue>,
+    method: Option<&'a RawValue>,
+    params: Option<&'a RawValue>,
+    result: Option<&'a RawValue>,
+    error: Option<&'a RawValue>,
+}
+
+impl<'a> Parts<'a> {
+    fn take(&mut self, name: &str, value: &'a RawValue) -> Result<(), Malformed> {
+        let (place, name) = match name {
+            "jsonrpc" => (&mut self.version, "jsonrpc"),
+            "id" => (&mut self.id, "id"),
+            "method" => (&mut self.method, "method"),
+            "params" => (&mut self.params, "params"),
+            "result" => (&mut self.result, "result"),
+            "error" => (&mut self.error, "error"),
+            _ => return Ok(()),
+        };
+        once(place, value, name)
+    }
+
+    fn message(self, json: &str) -> Result<Message, Malformed> {
+        if self.version.and_then(string).as_deref() != Some("2.0") {
+            return Err(Malformed::NotRpc("`jsonrpc` is not \"2.0\""));
+        }
+        let id = self.id.filter(|id| id.get() != "null");
+        if id.is_some_and(|id| {
+            !id.get().starts_with(|first: char| first == '"' || first == '-' || first.is_ascii_digit())
+        }) {
+            return Err(Malformed::NotRpc("its id is neither a string nor a number"));
+        }
+        let method = match self.method {
+            Some(method) => Some(string(method).ok_or(Malformed::NotRpc("its method is not a string"))?),
+            None => None,
+        };
+        let kind = match (&method, id, self.result, self.error) {
+            (Some(_), Some(_), _, _) => Kind::Request,
+            (Some(_), None, _, _) if self.id.is_some() => return Err(Malformed::NotRpc("the id of a request is null")),
+            (Some(_), None, _, _) => Kind::Notification,
+            (None, _, Some(_), Some(_)) => return Err(Malformed::NotRpc("it has both a result and an error")),
+            (None, Some(_), Some(_), None) => Kind::Result,
+            (None, None, Some(_), None) => return Err(Malformed::NotRpc("a result without an id")),
+            (None, _, None, Some(_)) => Kind::Error,
+            (None, _, None, None) => return Err(Malformed::NotRpc("neither a request nor an answer")),
+        };
+        let (mut token, mut of) = (None, None);
+        if let (Some(method), Some(params)) = (&method, self.params) {
+            (token, of) = places(method, kind, params.get())?;
+        }
+        let range = |value: &RawValue| span(json, value.get());
+        Ok(Message {
+            text: Bytes::new(),
+            kind,
+            id: id.map(range),
+            method: method.map(|method| method.into()),
+            params: self.params.map(range),
+            token: token.map(range),
+            of: of.map(range),
+            outcome: self.result.or(self.error).map(range),
+        })
+    }
+}
+
+/// The progress token in params, and the request that they are about.
+fn places<'a>(
+    method: &str,
+    kind: Kind,
+    params: &'a str,
+) -> Result<(Option<&'a RawValue>, Option<&'a RawValue>), Malformed> {
+    let (mut token, mut of, mut meta) = (None, None, None);
+    // A name may be spelled with escapes, so a text with one is looked into as well.
+    let may_have = |name: &str| {
+        let holds = |part: &str| memchr::memmem::find(params.as_bytes(), part.as_bytes()).is_some();
+        params.starts_with('{') && (holds(name) || holds("\\u"))
+    };
+    match (method, kind) {
+        ("notifications/progress", Kind::Notification) if may_have("progressToken") => {
+            object(params, &mut |name, value| match name {
+                "progressToken" => once(&mut token, value, "progressToken"),
+                _ => Ok(()),
+            })?;
+        }
+        ("notifications/cancelled", Kind::Notification) if may_have("requestId") => {
+            object(params, &mut |name, value| match name {
+                "requestId" => once(&mut of, value, "requestId"),
+                _ => Ok(()),
+            })?;
+        }
+        (_, Kind::Request) if may_have("progressToken") => {
+            object(params, &mut |name, value| match name {
+                "_meta" => once(&mut meta, value, "_meta"),
+                _ => Ok(()),
+            })?;
+            if let Some(meta) = meta.filter(|meta| meta.get().starts_with('{')) {
+                object(meta.get(), &mut |name, value| match name {
+                    "progressToken" => once(&mut token, value, "progressToken"),
+                    _ => Ok(()),
+                })?;
+            }
+        }
+        _ => {}
+    }
+    Ok((token, of))
+}
+
+fn once<'a>(place: &mut Option<&'a RawValue>, value: &'a RawValue, name: &'static str) -> Result<(), Malformed> {
+    if place.replace(value).is_some() { Err(Malformed::Twice(name)) } else { Ok(()) }
+}
+
+/// Where `part`, which is a slice of `text`, stands in it.
+fn span(text: &str, part: &str) -> Range<usize> {
+    let start = part.as_ptr() as usize - text.as_ptr() as usize;
+    start..start + part.len()
+}
+
+/// A string, unless it holds half of a surrogate pair.
+fn string(value: &RawValue) -> Option<Cow<'_, str>> {
+    match plain(value.get()) {
+        Some(plain) => Some(Cow::Borrowed(plain)),
+        None => serde_json::from_str(value.get()).ok().map(Cow::Owned),
+    }
+}
+
+/// What is between the quotes of a JSON string that has no escapes.
+fn plain(json: &str) -> Option<&str> {
+    let inner = json.strip_prefix('"')?.strip_suffix('"')?;
+    memchr::memchr(b'\\', inner.as_bytes()).is_none().then_some(inner)
+}
+
+/// Tells each member of an object. No name is decoded that has no escape and no value is: half of a surrogate pair in a
+/// member that nobody here knows is none of our business.
+fn object<'a>(
+    json: &'a str,
+    member: &mut dyn FnMut(&str, &'a RawValue) -> Result<(), Malformed>,
+) -> Result<(), Malformed> {
+    struct Members<'m, 'a> {
+        member: &'m mut dyn FnMut(&str, &'a RawValue) -> Result<(), Malformed>,
+    }
+    impl<'a> Visitor<'a> for Members<'_, 'a> {
+        type Value = Result<(), Malformed>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut told = Ok(());
+            // All of it is read, so that what is not JSON is always told as that.
+            while let Some((name, value)) = map.next_entry::<&RawValue, &RawValue>()? {
+                if told.is_ok()
+                    && let Some(name) = string(name)
+                {
+                    told = (self.member)(&name, value);
+                }
+            }
+            Ok(told)
+        }
+    }
+    if !json.trim_ascii_start().starts_with('{') {
+        // An array is read by nobody as an object, here neither.
+        return match serde_json::from_str::<&RawValue>(json) {
+            Ok(_) => Err(Malformed::NotRpc("not an object")),
+            Err(error) => Err(Malformed::NotJson(error.to_string())),
+        };
+    }
+    let not_json = |error: serde_json::Error| Malformed::NotJson(error.to_string());
+    let mut reader = serde_json::Deserializer::from_str(json);
+    let told = reader.deserialize_map(Members { member }).map_err(not_json)?;
+    reader.end().map_err(not_json)?;
+    told
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Message, Malformed> {
+        Message::read(Bytes::copy_from_slice(text.as_bytes()))
+    }
+
+    #[test]
+    fn a_message_is_what_it_says() {
+        let request = read(
+            r#" {"params":{"name":"x","_meta":{"progressToken":"t","y":1e400}},"id":1,"method":"tools/call","jsonrpc":"2.0"} "#,
+        )
+        .unwrap();
+        assert_eq!((request.kind(), request.id(), request.method()), (Kind::Request, Some("1"), Some("tools/call")));
+        assert_eq!((request.token(), request.of(), request.outcome()), (Some("\"t\""), None, None));
+        assert_eq!(
+            request.with_id_and_token("70", "71"),
+            r#" {"params":{"name":"x","_meta":{"progressToken":71,"y":1e400}},"id":70,"method":"tools/call","jsonrpc":"2.0"} "#
+        );
+
+        let answer = read(r#"{"jsonrpc":"2.0","id":"a","result":null}"#).unwrap();
+        assert_eq!((answer.kind(), answer.id(), answer.outcome()), (Kind::Result, Some("\"a\""), Some("null")));
+        assert_eq!(answer.with_id("5"), r#"{"jsonrpc":"2.0","id":5,"result":null}"#);
+
+        let nothing = read(r#"{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"m"}}"#).unwrap();
+        assert_eq!((nothing.kind(), nothing.id()), (Kind::Error, None));
+
+        let progress =
+            read(r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":1}}"#)
+                .unwrap();
+        assert_eq!((progress.kind(), progress.token()), (Kind::Notification, Some("7")));
+        let cancelled =
+            read(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"r"}}"#).unwrap();
+        assert_eq!(cancelled.of(), Some("\"r\""));
+        assert_eq!(
+            cancelled.with_of("9"),
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9}}"#
+        );
+    }
+
+    #[test]
+    fn a_token_is_found_however_it_is_spelled_and_nowhere_else() {
+        let with = |params: &str| {
+            let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{params}}}"#);
+            read(&text).map(|message| message.token().map(str::to_owned))
+        };
+        assert_eq!(with(r#"{"_meta":{"progressToken":1}}"#), Ok(Some("1".into())));
+        assert_eq!(with(r#"{"\u005fmeta":{"progress\u0054oken":1}}"#), Ok(Some("1".into())));
+        assert_eq!(with(r#"{"arguments":{"_meta":{"progressToken":1}}}"#), Ok(None));
+        assert_eq!(with(r#"{"progressToken":1}"#), Ok(None));
+        assert_eq!(with(r#"["progressToken"]"#), Ok(None));
+        assert_eq!(with(r#"{"_meta":"progressToken"}"#), Ok(None));
+        let twice = r#"{"_meta":{"progressToken":1,"progress\u0054oken":2}}"#;
+        assert_eq!(with(twice), Err(Malformed::Twice("progressToken")));
+    }
+
+    #[test]
+    fn what_is_no_message_is_told_with_its_reason() {
+        for text in ["", "hello", "{", r#"{"a":}"#, r#"{"jsonrpc":"2.0","method":"a"} x"#, "{\"a\":\"\u{1}\"}"] {
+            assert!(matches!(read(text), Err(Malformed::NotJson(_))), "{text}: {:?}", read(text));
+        }
+        for text in [
+            "[1,2]",
+            "7",
+            "{}",
+            r#"{"jsonrpc":"1.0","id":1,"result":{}}"#,
+            r#"{"jsonrpc":"2.0","id":1}"#,
+            r#"{"jsonrpc":"2.0","id":null,"method":"m"}"#,
+            r#"{"jsonrpc":"2.0","id":{},"method":"m"}"#,
+            r#"{"jsonrpc":"2.0","id":true,"result":1}"#,
+            r#"{"jsonrpc":"2.0","result":1}"#,
+            r#"{"jsonrpc":"2.0","id":1,"result":1,"error":{}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":7}"#,
+        ] {
+            assert!(matches!(read(text), Err(Malformed::NotRpc(_))), "{text}: {:?}", read(text));
+        }
+        assert!(matches!(Message::read(Bytes::from_static(b"\xff{}")), Err(Malformed::NotJson(_))));
+        let twice = r#"{"jsonrpc":"2.0","id":1,"i\u0064":2,"method":"m"}"#;
+        assert_eq!(read(twice).err(), Some(Malformed::Twice("id")));
+    }
+
+    #[test]
+    fn what_nobody_here_knows_is_not_looked_into() {
+        let nested = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+        let text = format!(
+            r#"{{"jsonrpc":"2.0","\ud800":1e999999,"id":1,"method":"m","x":"\udc00","params":{{"a":{nested},"b":123456789012345678901234567890}}}}"#
+        );
+        let message = read(&text).unwrap();
+        assert_eq!(message.with_id("2"), text.replacen("\"id\":1", "\"id\":2", 1));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_too_strange(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Message::read(Bytes::from(bytes));
+        }
+
+        #[test]
+        fn only_the_places_that_were_asked_for_change(
+            before in "[a-z{}\\[\\]\"\\\\ :,0-9]{0,12}", id in "[1-9][0-9]{0,24}", token in "[1-9][0-9]{0,24}", other in "[1-9][0-9]{0,24}",
+            id_last in any::<bool>(),
+        ) {
+            let junk = serde_json::to_string(&before).unwrap();
+            let params = |token: &str| format!(r#""params":{{{junk}:{junk},"_meta":{{"progressToken":{token},{junk}:1}}}}"#);
+            let text = |id: &str, token: &str| {
+                let (id, params) = (format!(r#""id":{id}"#), params(token));
+                let (first, last) = if id_last { (params, id) } else { (id, params) };
+                format!(r#"{{"jsonrpc":"2.0",{first},"method":"m",{last}}}"#)
+            };
+            let message = read(&text(&id, &token)).unwrap();
+            prop_assert_eq!(message.with_id_and_token(&other, &id), text(&other, &id));
+        }
+    }
+}
