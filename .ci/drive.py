@@ -4,13 +4,17 @@
   drive.py demo                   the README's first command: its servers online, one killed, back by itself, SIGTERM
   drive.py smoke SERVERS_DIR      the same with two real servers of an mcp.json
   drive.py kills COUNT SECONDS    COUNT kills at random; each victim must come back, or fail as its budget says
+  drive.py remotes SERVERS_DIR COUNT SECONDS
+                                  the same with two real remote servers, which are killed and started again COUNT times:
+                                  every status on the way must be true
   drive.py flood SECONDS          one server floods its stderr with 100 MB/s: what that costs the calls of another, and
                                   the satellite's memory. A report: it fails only where a call does
 
 The satellite is started by $SATELLITE_RUN (default: `cargo run --release --quiet --`) and asked by $SATELLITE
-(default: `target/release/satellite`). Only processes that the satellite started are killed, each by its pid.
+(default: `target/release/satellite`). Only processes that the satellite or this script started are killed, each by its pid.
 """
 
+import contextlib
 import glob
 import http.client
 import json
@@ -127,8 +131,8 @@ class Satellite:
             ours = {self.process.pid, int(lock.read())}
         return [pid for pid in self.left_over() if pid not in ours]
 
-    def end(self):
-        """SIGTERM, exit code 0, and nothing left."""
+    def end(self, others=()):
+        """SIGTERM, exit code 0, and nothing left but for these others, which are not the satellite's."""
         if not self.servers():
             fail("the tag finds nothing while servers run: this check is broken")
         self.process.send_signal(signal.SIGTERM)
@@ -138,7 +142,7 @@ class Satellite:
             fail("the satellite does not end after SIGTERM")
         if code != 0:
             fail(f"the satellite ended with {code} after SIGTERM, not 0")
-        if left := self.left_over():
+        if left := set(self.left_over()) - set(others):
             fail(f"processes are left: {left}")
 
 
@@ -283,6 +287,166 @@ def kills(count, seconds, seed):
         print(f"(cut short after {seconds:.0f} s: {count} kills were asked for)")
 
 
+REMOTES = """
+[policy.reconnect]
+backoff_min = "200ms"
+backoff_max = "2s"
+
+[[teams]]
+id = "one"
+slug = "one"
+users = [{{ id = "a", slug = "a" }}, {{ id = "b", slug = "b" }}]
+
+[[teams.installations]]
+id = "r1"
+server = "everything"
+transport = "http"
+url = "http://127.0.0.1:{everything}/mcp"
+
+[[teams.installations]]
+id = "r2"
+server = "python"
+transport = "http"
+url = "http://127.0.0.1:{python}/mcp"
+"""
+
+
+class Remote:
+    """A server of ours that listens on a port, and the satellite's instances of it."""
+
+    def __init__(self, port, command, environment, instances, call):
+        self.port, self.command, self.environment = port, command, environment
+        self.instances, self.call, self.process = instances, call, None
+
+    def start(self):
+        self.process = subprocess.Popen(
+            self.command, env={**os.environ, **self.environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+        def listens():
+            if self.process.poll() is not None:
+                fail(f"{self.command} ended with {self.process.returncode}")
+            with socket.socket() as knock:
+                return knock.connect_ex(("127.0.0.1", self.port)) == 0
+
+        wait_until(f"{self.command} listens", listens)
+
+    def kill(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def free_ports(count):
+    """None of those from which the kernel takes the ports of clients: they must stay free while a server is away."""
+    found = []
+    for port in random.sample(range(10_000, 30_000), 1000):
+        with socket.socket() as knock:
+            try:
+                knock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    fail("there is no free port")
+
+
+def remotes(servers, count, seconds, seed):
+    chance = random.Random(seed)
+    until = time.monotonic() + seconds
+    everything, python = free_ports(2)
+    venv = f"{servers}/venv/bin/python"
+    if not os.path.exists(venv):
+        fail(f"`{venv}` is not there: run .ci/install-servers")
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as ending:
+        config = os.path.join(directory, "satellite.toml")
+        with open(config, "w") as file:
+            file.write(REMOTES.format(everything=everything, python=python))
+        satellite = ending.enter_context(Satellite(directory, ["run", "--config", config]))
+        tag = dict([satellite.tag.split("=")])
+        fleet = [
+            Remote(
+                everything,
+                [program(servers, "mcp-server-everything"), "streamableHttp"],
+                {**tag, "PORT": str(everything)},
+                ["everything-one-a-r1", "everything-one-b-r1"],
+                ("echo", {"message": "hello"}),
+            ),
+            Remote(
+                python,
+                [venv, "-B", "tests/servers/python_sdk.py", str(python)],
+                tag,
+                ["python-one-a-r2", "python-one-b-r2"],
+                ("greet", {"name": "Ada"}),
+            ),
+        ]
+        for remote in fleet:
+            ending.callback(remote.kill)
+            remote.start()
+        rows = satellite.all_online(4)
+        kills, by_call = {name: 0 for name in rows}, 0
+
+        def all_are(remote, what, wanted):
+            def ready():
+                rows = satellite.status()
+                for other in fleet:
+                    for name in () if other is remote else other.instances:
+                        if rows[name]["status"] != "online":
+                            fail(f"{name} is {rows[name]['status']}, and its server was not touched")
+                found = [rows[name] for name in remote.instances]
+                for row in found:
+                    if row["status"] in ("error", "requires_reauth", "permanently_failed") or row["restarts"]:
+                        fail(f"not true: {row}")
+                return all(wanted(row) for row in found)
+
+            wait_until(f"{remote.instances} {what}", ready)
+
+        def is_back(row):
+            return (row["status"], row["connection"], row["attempt"]) == ("online", "connected", None)
+
+        def is_away(row):
+            away = (row["status"], row["connection"]) == ("offline", "reconnecting")
+            return away and row["status_message"].startswith("Server unreachable: ")
+
+        while sum(kills.values()) < count and time.monotonic() < until:
+            remote = chance.choice(fleet)
+            remote.kill()
+            for name in remote.instances:
+                kills[name] += 1
+            all_are(remote, "offline", is_away)
+            refused = satellite.ask("call", remote.instances[0], remote.call[0], json.dumps(remote.call[1]), "--json")
+            error = json.loads(refused.stdout or "{}").get("error", {})
+            if refused.returncode != 1 or error.get("status") != "reconnecting":
+                fail(f"a call while its server is away: exit {refused.returncode}: {refused.stdout}{refused.stderr}")
+            remote.start()
+            if chance.random() < 0.5:
+                by_call += 1
+                for name in remote.instances:
+                    satellite.call(name, *remote.call)
+            all_are(remote, "online", is_back)
+            for name in remote.instances:
+                satellite.call(name, *remote.call)
+        events = satellite.events()
+        for kind in ["disconnected", "reconnected"]:
+            told = {name: 0 for name in kills}
+            for event in events:
+                if event["type"] == f"mcp.server.{kind}":
+                    told[event["data"]["process_id"]] += 1
+            if told != kills:
+                fail(f"{kind}: {told} were told, {kills} were killed")
+        if (numbers := [event["seq"] for event in events]) != list(range(1, len(numbers) + 1)):
+            fail("the numbers of the events have a gap")
+        satellite.end([remote.process.pid for remote in fleet])
+    print(
+        f"{sum(kills.values())} connections lost by kills of 2 real servers (seed {seed}): all back, {by_call} times brought "
+        f"back by calls; {len(events)} events, none missing; SIGTERM: exit 0, no process left"
+    )
+    if sum(kills.values()) < count:
+        print(f"(cut short after {seconds:.0f} s: {count} were asked for)")
+
+
 FLOOD = """
 [[teams]]
 id = "one"
@@ -380,6 +544,8 @@ def main():
             smoke(servers)
         case ["kills", count, seconds]:
             kills(int(count), float(seconds), int(os.environ.get("SEED", time.time())))
+        case ["remotes", servers, count, seconds]:
+            remotes(servers, int(count), float(seconds), int(os.environ.get("SEED", time.time())))
         case ["flood", seconds]:
             flood(float(seconds))
         case _:

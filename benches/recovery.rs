@@ -5,7 +5,6 @@
 #[expect(dead_code, reason = "each bench uses its part of it")]
 mod common;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::value::RawValue;
 
-use common::{Bare, GIVE_UP, NullSink, Report, is_online, median, number, spec, start, time};
+use common::{Bare, GIVE_UP, NullSink, Report, is_online, median, number, server_everything, spec, start, time};
 
 /// A server lives at least this long before it is killed: one that crashes in its first moments is another question.
 const LIFE: Duration = Duration::from_millis(100);
@@ -131,17 +130,4 @@ async fn bare_start(program: &[String]) -> Round {
     let online = began.elapsed();
     server.child.kill().await.unwrap();
     Round { initialized, online }
-}
-
-/// Where npm has put it, if it has.
-#[expect(clippy::print_stderr, reason = "who runs the bench should know what is missing")]
-fn server_everything() -> Option<String> {
-    let named = std::env::var_os("MCP_SERVERS_DIR").map(PathBuf::from);
-    let usual = [PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers"), "/tmp/mcpnpm".into()];
-    let script = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
-    let found = named.into_iter().chain(usual).map(|directory| directory.join(script)).find(|script| script.exists());
-    if found.is_none() {
-        eprintln!("server-everything is not installed: only the simulated server is measured (set MCP_SERVERS_DIR)");
-    }
-    found.map(|script| script.to_string_lossy().into_owned())
 }

@@ -165,7 +165,7 @@ pub(crate) struct State {
 struct Desired {
     spec: Arc<InstanceSpec>,
     /// With which configuration: an update that died with its supervisor is told to the next one.
-    memo: Option<(Arc<InstanceSpec>, Memo)>,
+    memo: Option<(Arc<InstanceSpec>, Box<Memo>)>,
     /// Set while it is being removed.
     leaving: Option<Leaving>,
 }
@@ -178,7 +178,7 @@ struct Leaving {
 impl Desired {
     /// A new one, asleep if its tools are known.
     fn new(spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>) -> Self {
-        let memo = known.map(|catalogue| Memo::recalled(catalogue, Instant::now().into_std()));
+        let memo = known.map(|catalogue| Box::new(Memo::recalled(catalogue, Instant::now().into_std())));
         Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None }
     }
 
@@ -300,7 +300,7 @@ impl Actor for Root {
             }
             Msg::Remember(spec, memo) => {
                 if let Some(desired) = state.instances.get_mut(&spec.id) {
-                    desired.memo = Some((spec, *memo));
+                    desired.memo = Some((spec, memo));
                 }
             }
             Msg::Forget(id) => state.forget(&id, &myself).await,
@@ -403,7 +403,7 @@ impl State {
     async fn install_new(&mut self, spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>, myself: &ActorRef<Msg>) {
         let team = spec.id.team.clone();
         let desired = Desired::new(spec.clone(), known);
-        let memo = desired.memo.as_ref().map(|(_, memo)| Box::new(memo.clone()));
+        let memo = desired.memo.as_ref().map(|(_, memo)| memo.clone());
         self.instances.insert(spec.id.clone(), desired);
         if self.teams.contains_key(&team) {
             self.tell_team(&team, team::Msg::Install(spec, memo));
@@ -470,7 +470,7 @@ impl State {
         };
         self.supervisors.insert(supervisor.get_id(), team.clone());
         for Desired { spec, memo, .. } in self.of_team(team) {
-            let (of, memo) = memo.as_ref().map_or((spec, None), |(of, memo)| (of, Some(Box::new(memo.clone()))));
+            let (of, memo) = memo.as_ref().map_or((spec, None), |(of, memo)| (of, Some(memo.clone())));
             let _ = cast!(supervisor, team::Msg::Install(of.clone(), memo));
             if of != spec {
                 let _ = cast!(supervisor, team::Msg::Update(spec.clone()));
@@ -633,7 +633,7 @@ impl State {
             closing.replies.push(reply);
             return;
         }
-        let grace = self.instances.values().map(|desired| desired.spec.policy.session.terminate_grace).max();
+        let grace = self.instances.values().map(|desired| grace(&desired.spec)).max();
         let grace = grace.unwrap_or_default();
         let deadline = Instant::now() + grace + SHUTDOWN_MAX;
         self.closing = Some(Closing { replies: vec![reply], deadline, in_time: true, flushing: false });
@@ -703,6 +703,11 @@ impl State {
             Part::Worker(id) => self.tell_team(&id.team.clone(), team::Msg::Panic(Some(id))),
         }
     }
+}
+
+/// How long its end may take.
+fn grace(spec: &InstanceSpec) -> Duration {
+    if spec.is_remote() { spec.policy.remote.close_timeout } else { spec.policy.session.terminate_grace }
 }
 
 async fn spawn_registry(

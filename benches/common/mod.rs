@@ -176,6 +176,19 @@ impl Bare {
     }
 }
 
+/// Where npm has put it, if it has.
+#[expect(clippy::print_stderr, reason = "who runs the bench should know what is missing")]
+pub(crate) fn server_everything() -> Option<String> {
+    let named = std::env::var_os("MCP_SERVERS_DIR").map(PathBuf::from);
+    let usual = [PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers"), "/tmp/mcpnpm".into()];
+    let script = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
+    let found = named.into_iter().chain(usual).map(|directory| directory.join(script)).find(|script| script.exists());
+    if found.is_none() {
+        eprintln!("server-everything is not installed: only the simulated server is measured (set MCP_SERVERS_DIR)");
+    }
+    found.map(|script| script.to_string_lossy().into_owned())
+}
+
 // ---- how it is written ----
 
 /// A duration with three digits.

@@ -111,3 +111,19 @@ async fn a_server_without_tools_is_a_server() {
     assert_eq!((tools.len(), resources.len(), prompts.len()), (0, 1, 0));
     fleet.finish(&[&peer]).await;
 }
+
+#[tokio::test]
+async fn what_a_server_has_beside_its_tools_cannot_cost_it_its_connection() {
+    for deed in [Deed::status(418), Deed::html(), Deed::status(302)] {
+        let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+        peer.on(When::rpc("resources/list"), deed.clone());
+        peer.on(When::rpc("resources/templates/list"), deed);
+        let instance = fleet.online(Remote::http(peer.url())).await;
+        let view = instance.view();
+        let Catalogue { tools, resources, prompts, .. } = catalogue(&view);
+        assert_eq!((tools.len(), resources.len(), prompts.len()), (3, 0, 1));
+        instance.assert_callable().await;
+        assert_eq!(peer.seen(|seen| seen.rpc("initialize")), 1);
+        fleet.finish(&[&peer]).await;
+    }
+}

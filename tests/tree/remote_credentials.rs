@@ -221,3 +221,30 @@ async fn a_check_that_is_refused_and_a_reconnect_that_is_refused_require_other_c
     assert_eq!(remote.attempts().len(), attempts, "the schedule has ended");
     fleet.finish().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_refused_for_the_credentials_of_before_is_sent_again_with_the_new_ones_once() {
+    for (given, refused) in [(NEW, false), ("Bearer wrong", true)] {
+        let fleet = Fleet::start().await;
+        let id = fleet.online(server(OLD)).await;
+        let remote = fleet.remote(&id);
+        remote.change(|manner| manner.delay = seconds(2.0));
+        wants(&fleet, &id, NEW);
+        // The refusal is for the credentials that the line had when the call was sent.
+        remote.fail_next([UNAUTHORIZED]);
+        let (answer, ()) = futures::join!(fleet.call(&id, "echo", json!({})), async {
+            sleep(seconds(1.0)).await;
+            gives(&fleet, given).await;
+        });
+        assert_eq!(remote.tried("tools/call").len(), 2);
+        if refused {
+            assert!(matches!(answer, Err(CallError::Refused { status: Status::RequiresReauth, .. })), "{answer:?}");
+            fleet.until(&id, Status::RequiresReauth).await;
+        } else {
+            assert!(answer.is_ok(), "{answer:?}");
+            assert_eq!(remote.attempts().len(), 1, "in the same session");
+            assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
+        }
+        fleet.finish().await;
+    }
+}

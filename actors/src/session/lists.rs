@@ -36,6 +36,22 @@ pub(super) struct Lists {
     pub(super) again_at: Option<Instant>,
     /// The last reading failed.
     pub(super) failed: bool,
+    /// So have so many in a row, since they were known.
+    pub(super) failures: u32,
+    /// They were read in this session, or need not be: the instance is online.
+    pub(super) known: bool,
+}
+
+impl Lists {
+    /// What is being read now is something beside the tools.
+    pub(super) fn is_beside(&self) -> bool {
+        self.reading.as_ref().is_some_and(|reading| reading.kind != Kind::Tools)
+    }
+
+    /// They are to be read again then, or before.
+    pub(super) fn again_by(&mut self, at: Instant) {
+        self.again_at = Some(self.again_at.map_or(at, |sooner| sooner.min(at)));
+    }
 }
 
 /// One reading of all lists.
