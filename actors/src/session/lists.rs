@@ -36,6 +36,8 @@ pub(super) struct Lists {
     pub(super) again_at: Option<Instant>,
     /// The last reading failed.
     pub(super) failed: bool,
+    /// A list beside the tools could not be read, although the server has not said that it cannot be.
+    pub(super) unread: bool,
     /// So have so many in a row, since they were known.
     pub(super) failures: u32,
     /// They were read in this session, or need not be: the instance is online.
@@ -134,7 +136,7 @@ impl Reading {
     }
 
     /// The list that is being read cannot be, or not all of it.
-    pub(super) fn unread(&mut self) {
+    pub(super) fn gives_up(&mut self) {
         self.catalogue.unread.push(self.kind);
     }
 

@@ -309,6 +309,7 @@ impl<O: Outlet> Conversation<O> {
 
     fn on_list(&mut self, answer: Result<&RawValue, CallError>) {
         let Some(mut reading) = self.lists.reading.take() else { return };
+        let refused = matches!(answer, Err(CallError::Server { .. }));
         let (spec, kind) = (self.spec.clone(), reading.kind);
         let left_out = |why: &str, what: &str| {
             let (why, list) = (quoted(&spec.mask, why), kind.method());
@@ -335,14 +336,16 @@ impl<O: Outlet> Conversation<O> {
             }
             Ok(Next::End) => {}
             Err(why) if kind == Kind::Tools => {
-                self.lists.failed = true;
+                (self.lists.failed, self.lists.unread) = (true, false);
                 self.list_later();
                 return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why)));
             }
             // What it has beside its tools is no reason to be without them.
             Err(why) => {
                 left_out(&why, "a list that cannot be read is left as it was known before");
-                reading.unread();
+                reading.gives_up();
+                // A process would never sleep for it.
+                self.lists.unread |= !refused && spec.is_remote();
             }
         }
         match reading.next(self.lists.offers) {
@@ -352,8 +355,13 @@ impl<O: Outlet> Conversation<O> {
                 self.list_page(kind, None);
             }
             Err(catalogue) => {
-                (self.lists.failed, self.lists.failures, self.lists.known) = (false, 0, true);
+                (self.lists.failed, self.lists.known) = (false, true);
                 (self.news)(News::Discovered(Arc::new(catalogue)));
+                if std::mem::take(&mut self.lists.unread) {
+                    self.list_later();
+                } else {
+                    self.lists.failures = 0;
+                }
             }
         }
     }
