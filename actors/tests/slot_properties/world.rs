@@ -157,7 +157,7 @@ struct Worker {
     /// The last attempt to read its lists has failed.
     cannot_list: bool,
     /// Its credentials have changed since it was started.
-    newer_credentials: bool,
+    newer_credentials: Option<Instant>,
     appeared: bool,
     initialized: Option<Instant>,
     listed: bool,
@@ -598,7 +598,8 @@ impl World {
             assert!(!reconnecting);
         } else if loss.is_about_credentials() {
             self.away.begins_anew();
-            if worker.newer_credentials {
+            let patience = self.slot.spec.policy.session.request_timeout_max;
+            if worker.newer_credentials.is_some_and(|since| self.now.duration_since(since) < patience) {
                 assert!(matches!(self.slot.phase, Phase::Queued { .. }), "the new ones were never tried");
             } else {
                 assert_eq!(self.slot.phase, Phase::Reauth);
@@ -898,9 +899,10 @@ impl World {
                 }
                 Effect::Credentials { run, spec } => {
                     assert_eq!(spec, self.desired);
+                    let now = self.now;
                     let worker = self.worker(run).unwrap();
                     assert!(worker.dialled && !worker.told_to_stop);
-                    worker.newer_credentials = true;
+                    worker.newer_credentials = Some(now);
                 }
                 Effect::Tell(Told::Started { .. }) if is_remote(&self.slot.spec) => {
                     assert!(!self.connected && !self.was_connected, "it is started a second time");
@@ -989,7 +991,7 @@ impl World {
             run,
             dialled: is_remote(spec),
             cannot_list: false,
-            newer_credentials: false,
+            newer_credentials: None,
             discovers: discover,
             appeared: false,
             initialized: None,
