@@ -19,6 +19,7 @@ use mcp_satellite_actors::model::remote::{Connection, Health, ServerInfo};
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
+use mcp_satellite_actors::rules::jitter::Dice;
 use mcp_satellite_actors::rules::slot::{Beside, Effect, HealthNews, Input, Memo, Phase, Slot, Then, Told, Want, Why};
 use samples::{bounded, catalogue, exited, incomplete, introduced, lost, remote, rolling, stopped, with_token};
 use serde_json::value::RawValue;
@@ -32,6 +33,10 @@ fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec> {
         change(config);
         Arc::make_mut(&mut config.policy).reconnect.jitter_percent = 0;
     })
+}
+
+fn dice() -> Dice {
+    Dice::new(0, "")
 }
 
 /// A slot on its way through a life, and the time it has.
@@ -58,7 +63,7 @@ impl Life {
     fn of(spec: Arc<InstanceSpec>) -> Self {
         // All lives begin at once, so that what one has seen can be told to another.
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        let (start, (slot, _)) = (*START, Slot::new(spec));
+        let (start, (slot, _)) = (*START, Slot::new(spec, dice()));
         Self { slot, start, now: start, runs: 0, dialled: false }
     }
 
@@ -85,7 +90,7 @@ impl Life {
     /// One whose tools are known from before.
     fn of_recalled(spec: Arc<InstanceSpec>) -> Self {
         let life = Self::of(spec.clone());
-        let (slot, _) = Slot::revive(spec, &Memo::recalled(catalogue("read"), life.start));
+        let (slot, _) = Slot::revive(spec, dice(), &Memo::recalled(catalogue("read"), life.start));
         Self { slot, ..life }
     }
 

@@ -162,8 +162,7 @@ pub struct RequestLine {
     pub timestamp: Timestamp,
 }
 
-/// Everything that is told. Those of remote instances, clients and configuration reloads have their wire form here
-/// already; durations are in the unit that the field's name ends with.
+/// Everything that is told. Those of clients and configuration reloads are for the host to emit; durations are in the unit that the field's name ends with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data")]
 #[expect(missing_docs, reason = "fields and types are those of the specification's table of events, by name")]

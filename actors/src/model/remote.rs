@@ -47,9 +47,9 @@ pub enum Health {
     /// It has not been asked yet.
     #[default]
     Unknown,
-    /// It answered when it was last asked.
+    /// It has answered, and what it left unanswered since may be chance.
     Healthy,
-    /// It did not, too often in a row.
+    /// It did not answer, too often in a row.
     Degraded,
 }
 

@@ -33,8 +33,8 @@ use std::time::{Duration, Instant};
 pub use beside::Beside;
 pub use effect::{Effect, Input, Told};
 pub use phase::{Phase, Then, Want, Why};
+use remote::Away;
 pub use remote::HealthNews;
-use remote::{Away, is_remote};
 
 use super::idle;
 use super::jitter::Dice;
@@ -145,7 +145,7 @@ pub struct Slot {
     /// What that one's server said of itself.
     server_beside: Option<Arc<ServerInfo>>,
     /// For delays that are not to be the same for all.
-    pub(crate) dice: Dice,
+    dice: Dice,
     refused: Option<Refusal>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
@@ -168,9 +168,9 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// A new instance, and what to do first.
-    pub fn new(spec: Arc<InstanceSpec>) -> (Self, Vec<Effect>) {
-        let mut slot = Self::blank(spec);
+    /// A new instance, and what to do first. The dice are for delays that are not to be the same for all.
+    pub fn new(spec: Arc<InstanceSpec>, dice: Dice) -> (Self, Vec<Effect>) {
+        let mut slot = Self::blank(spec, dice);
         let mut out = Vec::new();
         if slot.spec.missing.is_empty() {
             out.push(Effect::Status { status: Status::Provisioning, message: None });
@@ -182,11 +182,11 @@ impl Slot {
     }
 
     /// An instance whose supervisor died: what it had come to stays, what ran is started again.
-    pub fn revive(spec: Arc<InstanceSpec>, memo: &Memo) -> (Self, Vec<Effect>) {
-        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || is_remote(&spec)) {
-            return Self::new(spec);
+    pub fn revive(spec: Arc<InstanceSpec>, dice: Dice, memo: &Memo) -> (Self, Vec<Effect>) {
+        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || spec.is_remote()) {
+            return Self::new(spec, dice);
         }
-        let mut slot = Self::blank(spec);
+        let mut slot = Self::blank(spec, dice);
         slot.history = memo.history.clone();
         slot.catalogue.clone_from(&memo.catalogue);
         slot.restarts = memo.restarts;
@@ -419,7 +419,7 @@ impl Slot {
         }
     }
 
-    fn blank(spec: Arc<InstanceSpec>) -> Self {
+    fn blank(spec: Arc<InstanceSpec>, dice: Dice) -> Self {
         Self {
             spec,
             want: Want::Running,
@@ -437,7 +437,7 @@ impl Slot {
             history: History::default(),
             beside: None,
             server_beside: None,
-            dice: Dice::new(0, ""),
+            dice,
             refused: None,
             permit: None,
             called: false,
