@@ -17,7 +17,7 @@ use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use crate::model::remote::{Connection, Health};
 use crate::model::snapshot::{InstanceView, Snapshot};
-use crate::model::spec::InstanceSpec;
+use crate::model::spec::{InstanceSpec, Target};
 use crate::model::status::Status;
 use crate::registry::{self, StatusRegistry};
 use crate::rules::outbox::Outbox;
@@ -403,7 +403,7 @@ impl State {
     async fn install_new(&mut self, spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>, myself: &ActorRef<Msg>) {
         let team = spec.id.team.clone();
         let desired = Desired::new(spec.clone(), known);
-        let memo = desired.memo.as_ref().map(|(_, memo)| Box::new(memo.clone()));
+        let memo = desired.memo.as_ref().map(|(_, memo)| memo.clone());
         self.instances.insert(spec.id.clone(), desired);
         if self.teams.contains_key(&team) {
             self.tell_team(&team, team::Msg::Install(spec, memo));
@@ -470,7 +470,7 @@ impl State {
         };
         self.supervisors.insert(supervisor.get_id(), team.clone());
         for Desired { spec, memo, .. } in self.of_team(team) {
-            let (of, memo) = memo.as_ref().map_or((spec, None), |(of, memo)| (of, Some(Box::new(memo.clone()))));
+            let (of, memo) = memo.as_ref().map_or((spec, None), |(of, memo)| (of, Some(memo.clone())));
             let _ = cast!(supervisor, team::Msg::Install(of.clone(), memo));
             if of != spec {
                 let _ = cast!(supervisor, team::Msg::Update(spec.clone()));
