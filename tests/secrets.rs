@@ -319,7 +319,7 @@ fn a_secret_that_a_server_gives_as_a_name_is_in_no_log() {
             match name {
                 "info" => said("initialized"),
                 "method" => said("\"notification\""),
-                "cursor" => said("too many pages"),
+                "cursor" => said("the rest of a list is left out"),
                 _ => said("without a usable definition"),
             }
         },

@@ -165,7 +165,7 @@ pub(crate) struct State {
 struct Desired {
     spec: Arc<InstanceSpec>,
     /// With which configuration: an update that died with its supervisor is told to the next one.
-    memo: Option<(Arc<InstanceSpec>, Memo)>,
+    memo: Option<(Arc<InstanceSpec>, Box<Memo>)>,
     /// Set while it is being removed.
     leaving: Option<Leaving>,
 }
@@ -178,7 +178,7 @@ struct Leaving {
 impl Desired {
     /// A new one, asleep if its tools are known.
     fn new(spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>) -> Self {
-        let memo = known.map(|catalogue| Memo::recalled(catalogue, Instant::now().into_std()));
+        let memo = known.map(|catalogue| Box::new(Memo::recalled(catalogue, Instant::now().into_std())));
         Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None }
     }
 
@@ -274,7 +274,7 @@ impl Actor for Root {
                 }
             }
             Msg::RequestPermit(id, urgency) => {
-                let remote = state.instances.get(&id).is_some_and(|desired| is_remote(&desired.spec));
+                let remote = state.instances.get(&id).is_some_and(|desired| desired.spec.is_remote());
                 let permits = if remote { &mut state.remote_permits } else { &mut state.permits };
                 permits.request(id, urgency);
                 state.grant();
@@ -300,7 +300,7 @@ impl Actor for Root {
             }
             Msg::Remember(spec, memo) => {
                 if let Some(desired) = state.instances.get_mut(&spec.id) {
-                    desired.memo = Some((spec, *memo));
+                    desired.memo = Some((spec, memo));
                 }
             }
             Msg::Forget(id) => state.forget(&id, &myself).await,
@@ -633,7 +633,7 @@ impl State {
             closing.replies.push(reply);
             return;
         }
-        let grace = self.instances.values().map(|desired| desired.spec.policy.session.terminate_grace).max();
+        let grace = self.instances.values().map(|desired| grace(&desired.spec)).max();
         let grace = grace.unwrap_or_default();
         let deadline = Instant::now() + grace + SHUTDOWN_MAX;
         self.closing = Some(Closing { replies: vec![reply], deadline, in_time: true, flushing: false });
@@ -705,8 +705,12 @@ impl State {
     }
 }
 
-fn is_remote(spec: &InstanceSpec) -> bool {
-    matches!(spec.target, Target::Remote { .. })
+/// How long its end may take.
+fn grace(spec: &InstanceSpec) -> Duration {
+    match spec.target {
+        Target::Stdio { .. } => spec.policy.session.terminate_grace,
+        Target::Remote { .. } => spec.policy.remote.close_timeout,
+    }
 }
 
 async fn spawn_registry(

@@ -311,25 +311,30 @@ impl RuntimeHandle {
         let timeout = timeout.unwrap_or_else(default).min(TIMEOUT_MAX);
         let deadline = Instant::now() + timeout;
         let mut port = view.and_then(|view| view.port.clone()).filter(|port| !port.is_over());
-        let mut repeated = false;
+        let mut first = None;
         loop {
             let open = match port.take() {
                 Some(port) => port,
-                None => self.ensure(id, deadline, timeout).await?,
+                None => self.ensure(id, deadline, timeout).await.map_err(|error| graver(first.as_ref(), error))?,
             };
             let place = match open.enter() {
                 Ok(place) => place,
-                Err(NoEntry::Full) => return Err(open.full()),
+                Err(NoEntry::Full) => return Err(graver(first.as_ref(), open.full())),
                 // It fell asleep under our hand, or another run has its place. That is no attempt: nothing was asked.
                 Err(NoEntry::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());
             let answer = open.request_from(place, request(), left).await;
-            match &answer {
-                Err(CallError::Terminated { fate, .. }) if may_repeat(*fate) && !repeated => repeated = true,
+            match answer {
+                Err(error @ CallError::Terminated { fate, .. }) if may_repeat(fate) && first.is_none() => {
+                    first = Some(error);
+                }
                 // What was left of the caller's time is not what the caller gave.
-                Err(CallError::TimedOut { after }) => return Err(CallError::TimedOut { after: timeout.max(*after) }),
-                _ => return answer,
+                Err(CallError::TimedOut { after, fate }) => {
+                    return Err(graver(first.as_ref(), CallError::TimedOut { after: timeout.max(after), fate }));
+                }
+                Err(error) => return Err(graver(first.as_ref(), error)),
+                Ok(result) => return Ok(result),
             }
         }
     }
@@ -358,7 +363,8 @@ impl RuntimeHandle {
                 }
             }
         };
-        tokio::time::timeout_at(deadline, patient).await.unwrap_or(Err(CallError::TimedOut { after: timeout }))
+        let late = CallError::TimedOut { after: timeout, fate: Fate::NotSent };
+        tokio::time::timeout_at(deadline, patient).await.unwrap_or(Err(late))
     }
 
     /// Asks until somebody answers: a team's supervisor may have died with the question in hand.
@@ -396,6 +402,16 @@ impl RuntimeHandle {
     /// Lets one of the runtime's own parts panic, as a fault of ours would: for the load harness and the tests.
     pub fn panic(&self, part: Part) {
         let _ = cast!(self.root, root::Msg::Panic(part));
+    }
+}
+
+/// What became of a call that was made twice: that the second time it reached nobody says nothing of the first.
+fn graver(first: Option<&CallError>, second: CallError) -> CallError {
+    match first {
+        Some(first) if first.fate() == Some(Fate::MaybeExecuted) && second.fate() == Some(Fate::NotSent) => {
+            first.clone()
+        }
+        Some(_) | None => second,
     }
 }
 

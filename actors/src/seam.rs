@@ -98,7 +98,7 @@ pub enum Incoming {
         /// Its number.
         id: u64,
     },
-    /// The session is over, whatever was asked.
+    /// The session is over, whatever was asked. A request that it never sent has come to `Failed` before.
     Lost(Failure),
     /// The session was ended tidily, as was asked.
     Closed,

@@ -15,7 +15,7 @@ use crate::model::exit::{CallError, ExitCause, WorkerExit};
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::TeamBudgetPolicy;
 use crate::model::snapshot::{Custody, InstanceView};
-use crate::model::spec::{InstanceSpec, Target};
+use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::remote_worker::RemoteWorker;
 use crate::rules::jitter::Dice;
@@ -59,7 +59,7 @@ pub enum ControlError {
 /// What an uninstall found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Uninstalled {
-    /// It had a process.
+    /// It had a process or a connection, or one was under way.
     pub active: bool,
     /// It was asleep.
     pub dormant: bool,
@@ -82,7 +82,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
 /// What a team's supervisor is told.
 pub(crate) enum Msg {
     /// A new instance, or one whose supervisor died or whose tools are known, with what it had come to.
-    Install(Arc<InstanceSpec>, Option<Memo>),
+    Install(Arc<InstanceSpec>, Option<Box<Memo>>),
     /// Its configuration changed.
     Update(Arc<InstanceSpec>),
     /// It goes.
@@ -254,18 +254,17 @@ impl State {
     async fn install(
         &mut self,
         spec: Arc<InstanceSpec>,
-        memo: Option<Memo>,
+        memo: Option<Box<Memo>>,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
         let id = spec.id.clone();
         let subject = Arc::new(Subject::from(&*spec));
         let dice = Dice::new(self.args.seed, &spec.name);
-        let (mut slot, effects) = match memo {
-            Some(memo) => Slot::revive(spec, &memo),
-            None => Slot::new(spec),
+        let (slot, effects) = match memo {
+            Some(memo) => Slot::revive(spec, dice, &memo),
+            None => Slot::new(spec, dice),
         };
-        slot.dice = dice;
         let instance = Instance {
             slot,
             subject,
@@ -651,7 +650,7 @@ impl State {
         let id = spec.id.clone();
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let subject = Arc::new(Subject::from(&*spec));
-        let remote = matches!(spec.target, Target::Remote { .. });
+        let remote = spec.is_remote();
         let dice = Dice::new(self.args.seed ^ run.0, &spec.name);
         let args = worker::Args {
             run,
@@ -773,7 +772,6 @@ impl Instance {
     fn view(&self) -> InstanceView {
         let slot = &self.slot;
         let current = slot.run().and_then(|run| self.worker(run));
-        let next_retry = slot.next_retry();
         InstanceView {
             spec: slot.spec.clone(),
             subject: self.subject.clone(),
@@ -788,10 +786,11 @@ impl Instance {
             custody: current.and_then(|worker| worker.custody.clone()),
             restarts: slot.restarts,
             history: slot.history.clone(),
-            next_retry_at: next_retry.map(|(at, _)| at),
-            attempt: next_retry.map(|(_, attempt)| attempt),
+            next_retry_at: slot.next_retry_at(),
+            attempt: slot.attempt(),
             initialized_at: slot.initialized_at,
             catalogue: slot.catalogue.clone(),
+            revisions: slot.revisions,
             port: self.port().cloned(),
             draining: slot.leaving().and_then(|run| self.worker(run)?.port.clone()),
             counters: self.counters.clone(),
@@ -921,11 +920,11 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
         Told::Reconnecting { attempt, after } => {
             Event::Reconnecting { of, attempt, next_retry_ms: milliseconds(after) }
         }
-        Told::Reconnected { attempts: attempts_taken } => {
+        Told::Reconnected { attempts: attempts_taken, changed } => {
             let capabilities = slot.server.as_ref().map(|server| serde_json::from_str(server.capabilities.get()));
             // It was parsed in the handshake.
             let capabilities = capabilities.and_then(Result::ok).unwrap_or_default();
-            Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken }
+            Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken, changed }
         }
         Told::Health(HealthNews::Degraded { failures: consecutive_failures, last_error }) => {
             Event::HealthDegraded { of, consecutive_failures, last_error }

@@ -140,6 +140,7 @@ fn http_status(kind: &FailureKind) -> Option<u16> {
         | FailureKind::TooLong(_)
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
+        | FailureKind::Flooded
         | FailureKind::Unserved
         | FailureKind::Handshake(_)
         | FailureKind::Unhealthy(_)

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::policy::{HealthCheck, OnDegraded};
 use mcp_satellite_actors::model::remote::Health;
 use mcp_satellite_actors::model::status::Status;
@@ -58,22 +59,24 @@ async fn a_server_that_knows_no_ping_is_asked_for_its_tools_and_pinged_no_more()
 
 #[tokio::test]
 async fn a_server_that_knows_neither_ping_nor_tools_is_well_and_not_asked_without_a_pause() {
-    let (fleet, peer) = (Fleet::start().await, Peer::start().await);
-    for method in ["ping", "tools/list"] {
-        peer.on(When::rpc(method), Deed::RpcError { code: -32601, message: "Method not found" });
+    for check in [HealthCheck::Ping, HealthCheck::ToolsList] {
+        let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+        for method in ["ping", "tools/list"] {
+            peer.on(When::rpc(method), Deed::RpcError { code: -32601, message: "Method not found" });
+        }
+        // A check in a while, and a second one a while later.
+        let remote = watched(Remote::http(peer.url()), check);
+        let instance = fleet.online(remote.policy(|policy| policy.health.interval = Duration::from_millis(500))).await;
+        let before = instance.view().counters.last_check();
+        peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") == 2).await;
+        // So many calls take a good part of the interval, and no check comes between.
+        for _ in 0..20 {
+            instance.assert_callable().await;
+        }
+        assert!(peer.seen(|seen| seen.rpc("tools/list")) <= 3, "asked without a pause");
+        assert!(instance.view().counters.last_check() > before);
+        fleet.finish(&[&peer]).await;
     }
-    // A check in a while, and a second one a while later.
-    let remote = watched(Remote::http(peer.url()), HealthCheck::Ping);
-    let instance = fleet.online(remote.policy(|policy| policy.health.interval = Duration::from_millis(500))).await;
-    let before = instance.view().counters.last_check();
-    peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") == 2).await;
-    // So many calls take a good part of the interval, and no check comes between.
-    for _ in 0..20 {
-        instance.assert_callable().await;
-    }
-    assert!(peer.seen(|seen| seen.rpc("tools/list")) <= 3, "asked without a pause");
-    assert!(instance.view().counters.last_check() > before);
-    fleet.finish(&[&peer]).await;
 }
 
 #[tokio::test]
@@ -83,6 +86,26 @@ async fn the_tools_are_asked_for_where_that_is_configured() {
     peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") == 4).await;
     assert_eq!(peer.seen(|seen| seen.rpc("ping")), 0);
     fleet.finish(&[&peer]).await;
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_list_its_tools_is_not_well_and_an_error_for_a_call_does_not_make_it_so() {
+    for check in [HealthCheck::ToolsList, HealthCheck::Ping] {
+        let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+        let instance = fleet.online(watched(Remote::http(peer.url()), check)).await;
+        for method in ["ping", "tools/list"] {
+            peer.on(When::rpc(method), Deed::RpcError { code: -32603, message: "the database is away" });
+        }
+        health(&instance, Health::Degraded).await;
+        assert_eq!(told(&instance).await, ["degraded (3: server error -32603: the database is away)"]);
+        peer.on_next(1, When::tool("echo"), Deed::RpcError { code: -32603, message: "no" });
+        assert!(matches!(instance.call("echo").await, Err(CallError::Server { .. })));
+        assert_eq!(instance.view().health, Health::Degraded);
+        assert_eq!(told(&instance).await.len(), 1);
+        instance.assert_callable().await;
+        health(&instance, Health::Healthy).await;
+        fleet.finish(&[&peer]).await;
+    }
 }
 
 #[tokio::test]

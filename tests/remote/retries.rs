@@ -169,3 +169,29 @@ async fn a_call_that_its_caller_gives_up_is_cancelled_at_the_server() {
     instance.assert_callable().await;
     fleet.finish(&[&peer]).await;
 }
+
+#[tokio::test]
+async fn each_attempt_of_a_call_has_a_number_of_its_own_and_the_last_one_is_cancelled() {
+    let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+    let instance = fleet.online(Remote::http(peer.url())).await;
+    peer.on_next(2, When::tool("read"), Deed::HangUp);
+    peer.on_next(1, When::tool("read"), Deed::Silence);
+    tokio::select! {
+        answer = instance.call("read") => panic!("{answer:?}"),
+        () = peer.until("it is in flight", |seen| seen.calls("read") == 3) => {}
+    }
+    peer.until("it is cancelled", |seen| seen.rpc("notifications/cancelled") == 1).await;
+    peer.seen(|seen| {
+        let bodies = || seen.requests.iter().map(|record| &record.body);
+        let calls: Vec<_> = bodies().filter(|body| body["method"] == "tools/call").collect();
+        let mut numbers: Vec<_> = calls.iter().map(|body| body["id"].as_u64().unwrap()).collect();
+        let tokens = calls.iter().map(|body| body["params"]["_meta"]["progressToken"].as_u64().unwrap());
+        assert!(tokens.eq(numbers.iter().copied()), "{calls:?}");
+        let cancelled = bodies().find(|body| body["method"] == "notifications/cancelled").unwrap();
+        assert_eq!(cancelled["params"]["requestId"], numbers[2]);
+        numbers.dedup();
+        assert_eq!(numbers.len(), 3, "{calls:?}");
+    });
+    instance.assert_callable().await;
+    fleet.finish(&[&peer]).await;
+}

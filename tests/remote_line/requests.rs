@@ -415,3 +415,77 @@ async fn a_notification_that_cannot_be_delivered_is_the_loss_and_one_that_is_not
     line.notify("notifications/cancelled");
     assert_eq!(line.lost().await, FailureKind::Refused);
 }
+
+#[tokio::test]
+async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_when_that_is_refused() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    line.request(0, "initialize");
+    line.asks(&mut peer).await.result().await;
+    line.message().await;
+    line.initialized();
+    line.request(1, "tools/list");
+    line.notify("notifications/cancelled");
+    line.request(2, "tools/call");
+    line.asks(&mut peer).await.answer(401, &[], "").await;
+    let refused = FailureKind::Unauthorized { challenge: None };
+    for id in [1, 2] {
+        assert_eq!(line.failed(id).await, Failure::unsent(refused.clone()));
+    }
+    assert_eq!(line.lost().await, refused);
+}
+
+#[tokio::test]
+async fn a_server_that_asks_and_asks_gets_its_answers_a_few_at_a_time() {
+    const MANY: usize = 100;
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::connected(&mut peer).await;
+    for _ in 0..MANY {
+        line.notify("notifications/cancelled");
+    }
+    let mut asked = Vec::new();
+    for _ in 0..4 {
+        asked.push(line.asks(&mut peer).await);
+    }
+    line.is_silent().await;
+    assert!(!peer.was_asked(), "more than a few at once");
+    for _ in 4..MANY {
+        asked.remove(0).accepted().await;
+        asked.push(line.asks(&mut peer).await);
+    }
+    // Whatever waits, a request does not wait for it.
+    for _ in 0..MANY {
+        line.notify("notifications/cancelled");
+    }
+    line.request(1, "tools/list");
+    let request = line.asks(&mut peer).await;
+    assert_eq!(request.says("method"), "tools/list");
+    request.result().await;
+    assert_eq!(line.message().await["id"], 1);
+}
+
+#[tokio::test]
+async fn a_server_that_asks_without_end_and_takes_no_answer_is_lost() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::connected(&mut peer).await;
+    for _ in 0..4096 {
+        line.notify("notifications/cancelled");
+    }
+    line.is_silent().await;
+    for _ in 0..5 {
+        line.notify("notifications/cancelled");
+    }
+    assert_eq!(line.lost().await, FailureKind::Flooded);
+
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    line.request(0, "initialize");
+    line.asks(&mut peer).await.result().await;
+    line.message().await;
+    line.initialized();
+    let _untaken = line.asks(&mut peer).await;
+    for _ in 0..=4096 {
+        line.notify("notifications/cancelled");
+    }
+    assert_eq!(line.lost().await, FailureKind::Flooded, "also before the session has begun");
+}

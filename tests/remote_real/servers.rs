@@ -224,7 +224,7 @@ impl Server {
         }
     }
 
-    /// Whether a connection to it is open on this side: ESTABLISHED, or CLOSE_WAIT where only the other side is closed.
+    /// Whether a connection to it is open on this side: `ESTABLISHED`, or `CLOSE_WAIT` where only the other side is closed.
     fn is_connected(&self) -> bool {
         let to = format!(":{:04X}", self.port);
         let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();

@@ -308,7 +308,7 @@ async fn a_deadline_covers_the_waiting() {
     let id = fleet.add(Server::new("a").script(script)).await;
     let began = Instant::now();
     let error = fleet.call_within(&id, "echo", json!({}), Some(seconds(10.0))).await.unwrap_err();
-    assert_eq!(error, CallError::TimedOut { after: seconds(10.0) });
+    assert_eq!(error, CallError::TimedOut { after: seconds(10.0), fate: Fate::NotSent });
     assert_eq!(tenths(began.elapsed()), 10.0);
     let error = fleet.call_within(&id, "echo", json!({}), Some(seconds(15.0))).await.unwrap_err();
     assert_eq!(error.fate(), Some(Fate::TimedOut));

@@ -69,7 +69,7 @@ async fn calls_are_refused_with_what_to_do_until_there_are_other_credentials_and
             "syncing_tools",
             "discovered 3 tools",
             "online",
-            "reconnected at attempt 0",
+            "reconnected at attempt 1",
         ];
         assert_eq!(story_after_start(&fleet, &id).await, expected);
         fleet.finish().await;
@@ -107,16 +107,13 @@ async fn what_a_server_echoes_of_old_and_new_credentials_is_hidden_on_a_connecti
     };
     let id = fleet.online(slow(OLD)).await;
     let echo = json!({"message": format!("{OLD} and {NEW}")});
-    let (failed, error, ()) = futures::join!(
-        fleet.call(&id, "fail", echo.clone()),
-        fleet.call(&id, "tool_error", echo.clone()),
-        async {
+    let (failed, error, ()) =
+        futures::join!(fleet.call(&id, "fail", echo.clone()), fleet.call(&id, "tool_error", echo.clone()), async {
             sleep(seconds(1.0)).await;
             assert_eq!(fleet.runtime.install(slow(NEW).spec).await, Ok(Installed::Updated));
-        }
-    );
+        });
     let Err(CallError::Server { message, .. }) = failed else { panic!("{failed:?}") };
-    assert_eq!(message, "[secret] and [secret]");
+    assert_eq!(message, "failed as asked: [secret] and [secret]");
     assert!(error.is_ok());
     let told = fleet.told(&id, "mcp.tool.executed").await;
     let hidden = told.iter().filter(|event| event["error_message"].to_string().contains("[secret] and [secret]"));
@@ -195,7 +192,7 @@ async fn a_change_of_more_than_credentials_makes_another_connection() {
         "syncing_tools",
         "discovered 3 tools",
         "online",
-        "reconnected at attempt 0",
+        "started with 3 tools",
     ];
     assert_eq!(story_after_start(&fleet, &id).await, expected);
     fleet.finish().await;
@@ -223,4 +220,31 @@ async fn a_check_that_is_refused_and_a_reconnect_that_is_refused_require_other_c
     sleep(seconds(3600.0)).await;
     assert_eq!(remote.attempts().len(), attempts, "the schedule has ended");
     fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_refused_for_the_credentials_of_before_is_sent_again_with_the_new_ones_once() {
+    for (given, refused) in [(NEW, false), ("Bearer wrong", true)] {
+        let fleet = Fleet::start().await;
+        let id = fleet.online(server(OLD)).await;
+        let remote = fleet.remote(&id);
+        remote.change(|manner| manner.delay = seconds(2.0));
+        wants(&fleet, &id, NEW);
+        // The refusal is for the credentials that the line had when the call was sent.
+        remote.fail_next([UNAUTHORIZED]);
+        let (answer, ()) = futures::join!(fleet.call(&id, "echo", json!({})), async {
+            sleep(seconds(1.0)).await;
+            gives(&fleet, given).await;
+        });
+        assert_eq!(remote.tried("tools/call").len(), 2);
+        if refused {
+            assert!(matches!(answer, Err(CallError::Refused { status: Status::RequiresReauth, .. })), "{answer:?}");
+            fleet.until(&id, Status::RequiresReauth).await;
+        } else {
+            assert!(answer.is_ok(), "{answer:?}");
+            assert_eq!(remote.attempts().len(), 1, "in the same session");
+            assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
+        }
+        fleet.finish().await;
+    }
 }

@@ -268,3 +268,18 @@ async fn a_server_that_confirms_no_end_delays_a_shutdown_by_no_more_than_its_tim
     fleet.finish().await;
     assert!(began.elapsed() <= seconds(2.1), "all at once: {:?}", began.elapsed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_leaves_each_session_the_time_that_its_end_may_take() {
+    let fleet = Fleet::start().await;
+    let patient = Server::remote("a").policy(|policy| {
+        (policy.remote.close_timeout, policy.session.terminate_grace) = (seconds(60.0), seconds(1.0));
+    });
+    let id = fleet.online(patient).await;
+    let remote = fleet.remote(&id);
+    remote.change(|manner| manner.delay = seconds(30.0));
+    let began = Instant::now();
+    // Which sees that nobody was killed.
+    fleet.finish().await;
+    assert_eq!((began.elapsed().as_secs(), remote.sessions().closed), (30, 1));
+}

@@ -1,11 +1,14 @@
 //! What became of a call is told as it was, however its session came to its end.
 
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::Request;
 use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use serde_json::json;
+use tokio::time::sleep;
 
-use crate::remote_support::REFUSED;
-use crate::support::{Fleet, Server};
+use crate::remote_support::{REFUSED, lose, until_back, until_seen};
+use crate::support::{Fleet, Server, seconds};
 
 #[tokio::test(start_paused = true)]
 async fn what_was_answered_before_a_loss_is_answered_and_what_was_never_sent_is_repeated() {
@@ -23,5 +26,86 @@ async fn what_was_answered_before_a_loss_is_answered_and_what_was_never_sent_is_
     assert_eq!(remote.served("tools/call echo").len(), 1, "its answer was there already");
     assert!(unsent.is_ok(), "it harms nobody to send it on the next connection: {unsent:?}");
     assert_eq!((remote.tried("tools/call sleep").len(), remote.attempts().len()), (2, 2));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_may_have_been_carried_out_once_is_never_said_not_to_have_been_sent() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    // Its first attempt breaks off, and from the second on nobody is there.
+    remote.fail_next([FailureKind::Cut]);
+    let add = || Request::Tool { name: "add".to_owned(), arguments: None, repeatable: true };
+    let port = fleet.view(&id).port.clone().unwrap();
+    let (answer, ()) = futures::join!(port.request(add(), seconds(30.0)), async {
+        until_seen(&remote, |remote| remote.tried("tools/call").len() == 1).await;
+        remote.down(REFUSED);
+    });
+    assert!(matches!(answer, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{answer:?}");
+    assert_eq!(remote.tried("tools/call add").len(), 3);
+    remote.up();
+    until_back(&fleet, &id).await;
+
+    // The same where the deadline leaves no time for a third attempt, and where it is stopped before that.
+    let port = fleet.view(&id).port.clone().unwrap();
+    remote.fail_next([FailureKind::Cut, REFUSED]);
+    let answer = port.request(add(), seconds(0.9)).await;
+    assert_eq!(answer.unwrap_err().fate(), Some(Fate::MaybeExecuted));
+    until_back(&fleet, &id).await;
+    let port = fleet.view(&id).port.clone().unwrap();
+    remote.fail_next([FailureKind::Cut, REFUSED]);
+    let (answer, ()) = futures::join!(port.request(add(), seconds(30.0)), async {
+        sleep(seconds(1.0)).await;
+        fleet.runtime.stop(&id).await.unwrap();
+    });
+    let stopped = CallError::Terminated { fate: Fate::MaybeExecuted, reason: "stopped".to_owned() };
+    assert_eq!(answer.unwrap_err(), stopped);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_cannot_be_repeated_after_it_may_have_been_carried_out_says_so() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    let slow = Script { call_delay: seconds(5.0), ..Script::default() };
+    remote.change(|manner| manner.script = Some(slow.into()));
+    fleet.runtime.reconnect(&id).await.unwrap();
+    let (read_only, ()) = futures::join!(fleet.call(&id, "add", json!({"a": 1, "b": 2})), async {
+        until_seen(&remote, |remote| remote.served("tools/call").len() == 1).await;
+        remote.expire(404);
+        remote.lose(FailureKind::SessionExpired { status: 404 });
+        remote.down(REFUSED);
+    });
+    let Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason }) = read_only else { panic!("{read_only:?}") };
+    assert_eq!(reason, "Server disconnected: the session has expired (HTTP 404)", "not that of the second attempt");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_that_passes_before_a_call_could_be_sent_says_that_it_was_not() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    lose(&fleet, &id).await;
+    remote.change(|manner| (manner.down, manner.silent_on) = (None, ["initialize"].into()));
+    let late = fleet.call_within(&id, "echo", json!({}), Some(seconds(5.0))).await.unwrap_err();
+    assert_eq!((late.fate(), late.kind()), (Some(Fate::NotSent), "timed_out"));
+    assert_eq!(late.to_string(), "not sent, because its server was not ready for it within 5 s");
+    assert!(remote.tried("tools/call").is_empty());
+    remote.change(|manner| manner.silent_on.clear());
+    until_back(&fleet, &id).await;
+
+    // Between two attempts of which none has reached anybody.
+    remote.fail_next([REFUSED, REFUSED, REFUSED]);
+    let port = fleet.view(&id).port.clone().unwrap();
+    let ping = Request::Method { method: "ping".to_owned(), params: None };
+    let (late, ()) = futures::join!(port.request(ping, seconds(0.7)), async {
+        sleep(seconds(0.6)).await;
+        // The next attempt is not made: it would come after the deadline.
+        assert_eq!(remote.tried("ping").len(), 2);
+    });
+    assert_eq!(late.unwrap_err().fate(), Some(Fate::NotSent));
     fleet.finish().await;
 }

@@ -156,3 +156,31 @@ async fn calls_in_flight_while_the_tools_are_read_again_learn_their_fate_like_an
     fleet.until(&id, Status::Offline).await;
     fleet.finish().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_cannot_be_read_while_it_is_online_is_read_again_until_it_can_and_the_tools_are_kept() {
+    for failure in [BROKEN_INSIDE, FailureKind::Throttled { retry_after: None }] {
+        let fleet = Fleet::start().await;
+        let id = fleet.online(Server::remote("a")).await;
+        let remote = fleet.remote(&id);
+        let before = remote.tried("tools/list").len();
+        remote.fail_next(vec![failure; 4]);
+        remote.say(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string());
+        until_seen(&remote, |remote| remote.tried("tools/list").len() == before + 5).await;
+        let lists = remote.tried("tools/list");
+        let gaps: Vec<f64> = lists[before..].windows(2).map(|pair| tenths(pair[1] - pair[0])).collect();
+        assert_eq!(gaps, [1.0, 2.0, 4.0, 8.0]);
+        let view = fleet.view(&id);
+        assert_eq!((view.status, view.offered().unwrap().tools.len()), (Status::Online, 3), "kept, and offered");
+        sleep(seconds(1000.0)).await;
+        assert_eq!(remote.tried("tools/list").len(), before + 5, "it has succeeded");
+        // The next change is read at once, whatever was before.
+        remote.fail_next([BROKEN_INSIDE]);
+        for _ in 0..2 {
+            remote.say(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string());
+            sleep(seconds(0.5)).await;
+        }
+        assert_eq!(remote.tried("tools/list").len(), before + 7);
+        fleet.finish().await;
+    }
+}

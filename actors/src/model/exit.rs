@@ -185,10 +185,12 @@ pub enum CallError {
         reason: String,
     },
     /// The call's deadline passed.
-    #[error("no answer within {} s", seconds(*after))]
+    #[error("{} within {} s", if *fate == Fate::NotSent { "not sent, because its server was not ready for it" } else { "no answer" }, seconds(*after))]
     TimedOut {
         /// The deadline that passed.
         after: Duration,
+        /// Whether it was sent before that.
+        fate: Fate,
     },
     /// It is not connected, an attempt that was made for this call failed, and it is tried again.
     #[error("the server is not connected: {last_error}")]
@@ -240,8 +242,7 @@ impl CallError {
     /// What became of the call, where it is not known to have been answered.
     pub fn fate(&self) -> Option<Fate> {
         match self {
-            Self::Terminated { fate, .. } | Self::Remote { fate, .. } => Some(*fate),
-            Self::TimedOut { .. } => Some(Fate::TimedOut),
+            Self::Terminated { fate, .. } | Self::Remote { fate, .. } | Self::TimedOut { fate, .. } => Some(*fate),
             Self::NotFound { .. }
             | Self::Refused { .. }
             | Self::Reconnecting { .. }
@@ -310,7 +311,10 @@ mod tests {
 
     #[test]
     fn a_deadline_is_told_as_it_was_given() {
-        let told = |micros| CallError::TimedOut { after: Duration::from_micros(micros) }.to_string();
+        let told = |micros| {
+            let (after, fate) = (Duration::from_micros(micros), Fate::TimedOut);
+            CallError::TimedOut { after, fate }.to_string()
+        };
         assert_eq!(told(29_999_997), "no answer within 30 s");
         assert_eq!(told(300_000), "no answer within 0.3 s");
     }
@@ -322,7 +326,6 @@ mod tests {
         let answered = CallError::Server { code: -32000, message: String::new(), data: None };
         assert_eq!(refused.fate(), Some(Fate::NotSent));
         assert_eq!(terminated.fate(), Some(Fate::MaybeExecuted));
-        assert_eq!(CallError::TimedOut { after: Duration::from_secs(30) }.fate(), Some(Fate::TimedOut));
         assert_eq!(answered.fate(), None);
     }
 }

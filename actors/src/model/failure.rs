@@ -80,6 +80,8 @@ pub enum FailureKind {
     },
     /// The address cannot be used, and why.
     BadAddress(String),
+    /// It does not take what it is told, and there is too much of that.
+    Flooded,
     /// No connector of this host serves the transport.
     Unserved,
     /// The server refused the handshake or does not speak a version that is known.
@@ -143,6 +145,7 @@ impl fmt::Display for FailureKind {
                 write!(f, "the server names an endpoint on another origin, {origin}: its credentials do not go there")
             }
             Self::BadAddress(why) => write!(f, "its address cannot be used: {why}"),
+            Self::Flooded => f.write_str("the server does not take what it is told: too much waits for it"),
             Self::Unserved => f.write_str("no connector of this host serves its transport"),
             Self::Handshake(why) => write!(f, "handshake failed: {why}"),
             Self::Unhealthy(checks) => write!(f, "{checks} health checks in a row have failed"),

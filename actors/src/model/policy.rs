@@ -160,7 +160,8 @@ impl Default for RetryPolicy {
 pub struct RemotePolicy {
     /// From the first packet to a connection, TLS included.
     pub connect_timeout: Duration,
-    /// From a request to the first bytes of its answer. Not for calls: those have deadlines of their own.
+    /// From a handshake, a notification or a stream's opening to the first bytes of its answer. Calls, lists and checks have
+    /// deadlines of their own.
     pub header_timeout: Duration,
     /// How long the server may take to confirm the end of a session.
     pub close_timeout: Duration,

@@ -95,7 +95,8 @@ impl Mask {
     #[must_use]
     pub fn replacing(&self, before: &Self) -> Self {
         let old = before.replaced.iter().chain(before.configured());
-        let mut replaced: Vec<Box<str>> = old.filter(|old| !self.configured().any(|new| new == *old)).cloned().collect();
+        let mut replaced: Vec<Box<str>> =
+            old.filter(|old| !self.configured().any(|new| new == *old)).cloned().collect();
         replaced.drain(..replaced.len().saturating_sub(REPLACED_MAX));
         Self::longest_first(self.configured().chain(&replaced).cloned().collect(), replaced)
     }

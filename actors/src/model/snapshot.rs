@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::catalogue::Catalogue;
+use super::catalogue::{Catalogue, Revisions};
 use super::event::Subject;
 use super::ids::{InstallationId, InstanceId, TeamId, UserId};
 use super::remote::{Connection, Health, ServerInfo};
@@ -64,12 +64,14 @@ pub struct InstanceView {
     pub(crate) history: History,
     /// When it is tried again, while a delay runs.
     pub next_retry_at: Option<Instant>,
-    /// Which attempt that is.
+    /// Which attempt that is, or is under way; none for one that no failure has brought about.
     pub attempt: Option<usize>,
     /// When the current run was initialized.
     pub initialized_at: Option<Instant>,
     /// Its tools as last read, whatever the status.
     pub catalogue: Option<Arc<Catalogue>>,
+    /// How often what it offers has changed: whoever tells clients that there is something new remembers what it told.
+    pub revisions: Revisions,
     /// Where calls go, while a run takes them.
     pub port: Option<CallPort>,
     /// The door of a run that takes no calls any more, while those inside finish.
@@ -178,6 +180,7 @@ mod tests {
             attempt: None,
             initialized_at: None,
             catalogue: Some(Arc::default()),
+            revisions: Revisions::default(),
             port: None,
             draining: None,
             counters: Arc::default(),

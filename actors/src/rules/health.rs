@@ -15,7 +15,9 @@ pub struct Checks {
     failures: u32,
     degraded: bool,
     last_error: Option<String>,
-    /// The server does not know `ping`.
+    /// What was asked last.
+    asked: HealthCheck,
+    /// The server does not answer `ping` as it should.
     no_ping: bool,
     next_at: Option<Instant>,
 }
@@ -34,7 +36,15 @@ pub enum Verdict {
 impl Checks {
     /// Of a session that was connected now: the first check comes one interval later.
     pub fn new(policy: &HealthPolicy, dice: Dice, now: Instant) -> Self {
-        let mut checks = Self { dice, failures: 0, degraded: false, last_error: None, no_ping: false, next_at: None };
+        let mut checks = Self {
+            dice,
+            failures: 0,
+            degraded: false,
+            last_error: None,
+            asked: policy.check,
+            no_ping: false,
+            next_at: None,
+        };
         checks.schedule(policy, now);
         checks
     }
@@ -58,21 +68,22 @@ impl Checks {
     /// Begins a check: what is asked.
     pub fn begin(&mut self, policy: &HealthPolicy) -> HealthCheck {
         self.next_at = None;
-        match policy.check {
+        self.asked = match policy.check {
             HealthCheck::Ping if self.no_ping => HealthCheck::ToolsList,
             check => check,
-        }
+        };
+        self.asked
     }
 
-    /// The server does not know what it was asked. If that was `ping`, it is asked for its tools instead, at once; one
-    /// that does not know those either has answered, and that is all that is to be found out.
+    /// The check was answered with an error. If it was `ping`, which not all servers know, it is asked for its tools from now
+    /// on, and at once: whether it is.
     #[must_use]
     pub fn no_ping(&mut self, now: Instant) -> bool {
-        let asks_again = !std::mem::replace(&mut self.no_ping, true);
-        if asks_again {
-            self.next_at = Some(now);
+        let was_ping = self.asked == HealthCheck::Ping;
+        if was_ping {
+            (self.no_ping, self.next_at) = (true, Some(now));
         }
-        asks_again
+        was_ping
     }
 
     /// The check was not answered, or not well.
@@ -101,11 +112,6 @@ impl Checks {
         let failures = std::mem::take(&mut self.failures);
         let last_error = self.last_error.take();
         std::mem::take(&mut self.degraded).then_some((failures, last_error))
-    }
-
-    /// The last error, while there is one.
-    pub fn last_error(&self) -> Option<&str> {
-        self.last_error.as_deref()
     }
 }
 

@@ -41,6 +41,7 @@ pub fn class(kind: &FailureKind) -> Class {
         | FailureKind::TooLong(_)
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
+        | FailureKind::Flooded
         | FailureKind::Unserved
         | FailureKind::Handshake(_)
         | FailureKind::Panicked(_) => Class::Other,
@@ -69,6 +70,7 @@ fn may_heal(kind: &FailureKind) -> bool {
         | FailureKind::TooLong(_)
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
+        | FailureKind::Flooded
         | FailureKind::Unserved
         | FailureKind::Handshake(_)
         | FailureKind::Unhealthy(_)

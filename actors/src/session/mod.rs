@@ -30,6 +30,7 @@ use crate::model::exit::{CallError, Fate};
 use crate::model::remote::ServerInfo;
 use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
+use crate::rules::restart;
 use crate::wire::Frame;
 
 /// The client offers the newest version that has `initialize`, and accepts what the server answers if it is one of these.
@@ -129,12 +130,14 @@ enum Use {
 enum Heard {
     /// Nothing that the session must know.
     Nothing,
-    /// An answer to a caller, or a list.
+    /// A result for a caller, or a list.
     Answer,
+    /// An error in the place of one. Somebody is there, and that is all that it says.
+    Refusal,
     /// An answer to a check.
     Checked,
-    /// The server does not know the method that it was checked with.
-    CheckUnknown,
+    /// An error in answer to a check: whether the server does not know the method, and what it said.
+    CheckRefused { unknown: bool, why: String },
     /// The handshake is done.
     Initialized,
     /// The handshake has failed, and why.
@@ -183,7 +186,7 @@ impl<O: Outlet> Conversation<O> {
             unsent: VecDeque::new(),
             calls: Calls::default(),
             initialized: None,
-            lists: Lists::default(),
+            lists: Lists::new(!discover),
             draining: false,
         };
         this.greet(since);
@@ -288,6 +291,16 @@ impl<O: Outlet> Conversation<O> {
         self.list_page(Kind::Tools, None);
     }
 
+    /// What cannot be read while the instance is online is read again by and by, and what was known is kept. Before that it
+    /// is for the slot to say when: it waits for the lists.
+    fn list_later(&mut self) {
+        if self.lists.known {
+            self.lists.failures += 1;
+            let delay = restart::reconnect_delay(&self.spec.policy.reconnect, self.lists.failures);
+            self.lists.again_by(Instant::now() + delay);
+        }
+    }
+
     fn list_page(&mut self, kind: Kind, cursor: Option<&str>) {
         let params = cursor.map(|cursor| format!(r#"{{"cursor":{cursor}}}"#));
         let deadline = Instant::now() + self.spec.policy.session.request_timeout;
@@ -305,7 +318,9 @@ impl<O: Outlet> Conversation<O> {
         let page = match answer {
             Ok(result) => reading.page(result, spec.policy.session.list_pages_max, skipped),
             // A server without tools is a server, in whatever words it says so.
-            Err(CallError::Server { code, .. }) if code == METHOD_NOT_FOUND || !self.lists.offers.tools => {
+            Err(CallError::Server { code, .. })
+                if code == METHOD_NOT_FOUND || (kind == Kind::Tools && !self.lists.offers.tools) =>
+            {
                 Ok(Next::End)
             }
             Err(error) => Err(error.to_string()),
@@ -321,6 +336,7 @@ impl<O: Outlet> Conversation<O> {
             Ok(Next::End) => {}
             Err(why) if kind == Kind::Tools => {
                 self.lists.failed = true;
+                self.list_later();
                 return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why)));
             }
             // What it has beside its tools is no reason to be without them.
@@ -336,8 +352,15 @@ impl<O: Outlet> Conversation<O> {
                 self.list_page(kind, None);
             }
             Err(catalogue) => {
-                self.lists.failed = false;
-                (self.news)(News::Discovered(Arc::new(catalogue)));
+                (self.lists.failed, self.lists.known) = (false, true);
+                if catalogue.unread.is_empty() {
+                    self.lists.failures = 0;
+                } else {
+                    self.list_later();
+                }
+                if let Some(news) = self.lists.news(catalogue) {
+                    (self.news)(News::Discovered(news));
+                }
             }
         }
     }
@@ -352,7 +375,6 @@ impl<O: Outlet> Conversation<O> {
         match Frame::parse(message) {
             Ok(frame) => {
                 self.counters.message((self.wall)());
-                self.port.gate.active(now);
                 self.on_frame(&frame, now)
             }
             Err(why) => {
@@ -365,15 +387,21 @@ impl<O: Outlet> Conversation<O> {
     /// A message that has come before the end: only answers are of interest to anybody.
     fn on_last_word(&mut self, message: &[u8]) {
         if let Ok(frame @ Frame { method: None, id: Some(id), .. }) = Frame::parse(message) {
-            self.on_response(id, &frame);
+            self.on_response(id, &frame, Instant::now());
         }
     }
 
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) -> Heard {
         match (&frame.method, frame.id) {
-            (Some(method), Some(id)) => return self.on_server_request(method, id),
-            (Some(method), None) => self.on_notification(method, frame.params, now),
-            (None, Some(id)) => return self.on_response(id, frame),
+            (Some(method), Some(id)) => {
+                self.port.gate.active(now);
+                return self.on_server_request(method, id);
+            }
+            (Some(method), None) => {
+                self.port.gate.active(now);
+                self.on_notification(method, frame.params, now);
+            }
+            (None, Some(id)) => return self.on_response(id, frame, now),
             (None, None) => {
                 self.on_malformed(frame.error.map_or("", RawValue::get).as_bytes(), "an error for no request");
             }
@@ -381,9 +409,13 @@ impl<O: Outlet> Conversation<O> {
         Heard::Nothing
     }
 
-    fn on_response(&mut self, id: &RawValue, frame: &Frame<'_>) -> Heard {
+    fn on_response(&mut self, id: &RawValue, frame: &Frame<'_>, now: Instant) -> Heard {
         // An id that is not ours is dropped, and so is a late answer to one that timed out.
         let Some(pending) = id.get().parse().ok().and_then(|id| self.calls.remove(id)) else { return Heard::Nothing };
+        // What is asked by ourselves, again and again perhaps, keeps no server awake that nobody else needs.
+        if matches!(pending.purpose, Purpose::Caller { .. } | Purpose::Handshake) {
+            self.port.gate.active(now);
+        }
         let answer = match (frame.result, frame.error) {
             (Some(result), None) => Ok(result),
             (_, error) => Err(server_error(error, &self.spec.mask)),
@@ -397,18 +429,22 @@ impl<O: Outlet> Conversation<O> {
                         (self.news)(News::Recovered);
                     }
                 }
+                let heard = if answer.is_ok() { Heard::Answer } else { Heard::Refusal };
                 ticket.answer(answer.map(ToOwned::to_owned));
-                Heard::Answer
+                heard
             }
             Purpose::Handshake => self.on_initialize(answer),
             Purpose::List => {
+                let heard = if answer.is_ok() { Heard::Answer } else { Heard::Refusal };
                 self.on_list(answer);
-                Heard::Answer
+                heard
             }
             Purpose::Check => match answer {
-                Err(CallError::Server { code: METHOD_NOT_FOUND, .. }) => Heard::CheckUnknown,
-                // An error is an answer, too: somebody is there.
-                Ok(_) | Err(_) => Heard::Checked,
+                Ok(_) => Heard::Checked,
+                Err(error) => Heard::CheckRefused {
+                    unknown: matches!(error, CallError::Server { code: METHOD_NOT_FOUND, .. }),
+                    why: quoted(&self.spec.mask, &error.to_string()),
+                },
             },
         }
     }
@@ -448,7 +484,7 @@ impl<O: Outlet> Conversation<O> {
             | "notifications/prompts/list_changed"
                 if self.initialized.is_some() =>
             {
-                self.lists.again_at.get_or_insert(now + self.spec.policy.session.list_changed_debounce);
+                self.lists.again_by(now + self.spec.policy.session.list_changed_debounce);
             }
             other => {
                 let method = quoted(&self.spec.mask, other);
@@ -473,13 +509,13 @@ impl<O: Outlet> Conversation<O> {
             Command::Request(asked) => {
                 let Asked { id, request, started, timeout, repeatable, ticket } = *asked;
                 self.port.gate.active(started);
-                let purpose = Purpose::Caller { ticket, started, timeout, repeatable };
+                let purpose = Purpose::Caller { ticket, door: id, started, timeout, repeatable };
                 self.calls.insert(id, Pending::new(purpose, started + timeout));
                 self.unsent.push_back((id, request));
                 self.send();
             }
             Command::Cancel { id } => {
-                if let Some(pending) = self.calls.remove(id) {
+                if let Some((id, pending)) = self.calls.remove_caller(id) {
                     self.port.gate.active(Instant::now());
                     self.cancel(id, &pending, "the caller went away");
                 }
@@ -523,10 +559,14 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// Queues a request once more.
+    /// Queues a request once more, under a number of its own: an answer or a progress that is still on its way to the last
+    /// attempt is not for this one.
     fn ask_again(&mut self, id: u64) {
         // It may have been given up meanwhile.
         let Some(request) = self.calls.pending.get_mut(&id).and_then(|pending| pending.request.take()) else { return };
+        let Some(pending) = self.calls.remove(id) else { return };
+        let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
+        self.calls.insert(id, pending);
         self.unsent.push_back((id, request));
         self.send();
     }
@@ -568,14 +608,15 @@ impl<O: Outlet> Conversation<O> {
         if let Purpose::Caller { .. } | Purpose::List = pending.purpose {
             self.cancel(id, &pending, "timed out");
         }
+        let fate = if self.calls.may_have_got(&pending) { Fate::TimedOut } else { Fate::NotSent };
         match pending.purpose {
             Purpose::Caller { ticket, started, .. } => {
                 self.port.gate.active(now);
-                ticket.answer(Err(CallError::TimedOut { after: at - started }));
+                ticket.answer(Err(CallError::TimedOut { after: at - started, fate }));
                 Some(Late::Call)
             }
             Purpose::List => {
-                self.on_list(Err(CallError::TimedOut { after: self.spec.policy.session.request_timeout }));
+                self.on_list(Err(CallError::TimedOut { after: self.spec.policy.session.request_timeout, fate }));
                 Some(Late::List)
             }
             Purpose::Check => {

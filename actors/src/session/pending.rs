@@ -15,6 +15,8 @@ const IDLE_CAPACITY_MAX: usize = 64;
 pub(super) enum Purpose {
     Caller {
         ticket: Ticket,
+        /// The number that it got at the door.
+        door: u64,
         started: Instant,
         timeout: Duration,
         repeatable: bool,
@@ -57,14 +59,6 @@ impl Pending {
     pub(super) fn was_asked(&self) -> bool {
         self.reached || self.starts_at.is_some()
     }
-
-    /// What is known of it once so much of all that was queued has been written.
-    fn fate(&self, written: u64) -> Fate {
-        match self.reached || self.starts_at.is_some_and(|at| at < written) {
-            true => Fate::MaybeExecuted,
-            false => Fate::NotSent,
-        }
-    }
 }
 
 /// The requests that are not answered. Dropped with the session, whoever ends it: each caller then learns its fate.
@@ -90,6 +84,22 @@ impl Calls {
         Some(pending)
     }
 
+    /// A caller's, by the number that it got at the door, and the number under which it was sent last.
+    pub(super) fn remove_caller(&mut self, door: u64) -> Option<(u64, Pending)> {
+        let is_it = |pending: &Pending| matches!(pending.purpose, Purpose::Caller { door: its, .. } if its == door);
+        let id = if self.pending.contains_key(&door) {
+            door
+        } else {
+            *self.pending.iter().find(|(_, pending)| is_it(pending))?.0
+        };
+        Some((id, self.remove(id)?))
+    }
+
+    /// Whether the server may have got it, as far as is known now.
+    pub(super) fn may_have_got(&self, pending: &Pending) -> bool {
+        may_have_got(pending, self.written)
+    }
+
     /// Progress: later, but never beyond the hard cap.
     pub(super) fn extend(&mut self, id: u64, now: Instant, cap: Duration) {
         let Some(pending) = self.pending.get_mut(&id) else { return };
@@ -112,13 +122,18 @@ impl Calls {
     pub(super) fn settle(&mut self, reason: &str) {
         self.deadlines.clear();
         for (_, pending) in self.pending.drain() {
-            let fate = pending.fate(self.written);
+            let fate = if may_have_got(&pending, self.written) { Fate::MaybeExecuted } else { Fate::NotSent };
             if let Purpose::Caller { mut ticket, .. } = pending.purpose {
                 ticket.fate = fate;
                 ticket.answer(Err(CallError::Terminated { fate, reason: reason.to_owned() }));
             }
         }
     }
+}
+
+/// Whether the server may have got a request, once so much of all that was queued has been written.
+fn may_have_got(pending: &Pending, written: u64) -> bool {
+    pending.reached || pending.starts_at.is_some_and(|at| at < written)
 }
 
 impl Drop for Calls {

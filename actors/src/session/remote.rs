@@ -101,6 +101,8 @@ struct Session {
     /// Calls answered with 5xx, without another answer between.
     server_errors: u32,
     heard: bool,
+    /// What has a lower number was sent with older credentials, or may have been.
+    credentials_from: u64,
 }
 
 /// Runs a session to its end: when this returns nothing of it is left.
@@ -109,8 +111,16 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let header_timeout = basis.spec.policy.remote.header_timeout;
     let (mut talk, control) = Conversation::new(basis, Way { line, header_timeout });
     talk.calls.written = 1;
-    let mut this =
-        Box::new(Session { talk, control, dice, checks: None, again: BTreeSet::new(), server_errors: 0, heard: false });
+    let mut this = Box::new(Session {
+        talk,
+        control,
+        dice,
+        checks: None,
+        again: BTreeSet::new(),
+        server_errors: 0,
+        heard: false,
+        credentials_from: 0,
+    });
     async move {
         let over = this.serve().await;
         this.finish(over).await
@@ -131,6 +141,7 @@ impl Session {
                     Some(Control::Drain) => self.talk.draining = true,
                     Some(Control::Credentials(spec)) => {
                         self.talk.spec = spec.clone();
+                        self.credentials_from = self.talk.port.gate.next_id.load(Ordering::Relaxed);
                         self.talk.outlet.line.send(Outgoing::Credentials(spec));
                     }
                     Some(Control::Check) => {
@@ -199,17 +210,18 @@ impl Session {
                 let restored = self.checks.as_mut().and_then(Checks::is_well);
                 self.restored(restored);
             }
+            Heard::Refusal => self.server_errors = 0,
             Heard::Checked => {
                 self.talk.counters.checked((self.talk.wall)());
                 let restored = self.checks.as_mut().and_then(|checks| checks.succeeded(policy, now));
                 self.restored(restored);
             }
-            Heard::CheckUnknown => {
-                if let Some(checks) = &mut self.checks
-                    && !checks.no_ping(now)
-                {
-                    return self.on_heard(Heard::Checked);
+            Heard::CheckRefused { unknown, why } => {
+                if self.checks.as_mut().is_some_and(|checks| checks.no_ping(now)) {
+                    return None;
                 }
+                // One that has no tools has answered, and that is all that is to be found out.
+                return if unknown { self.on_heard(Heard::Checked) } else { self.check_failed(&why) };
             }
         }
         None
@@ -232,6 +244,11 @@ impl Session {
             Purpose::Caller { repeatable, .. } => {
                 let repeatable = *repeatable;
                 pending.failed(&failure);
+                // It was refused for the credentials of before.
+                if class == Class::Unauthorized && id < self.credentials_from {
+                    self.talk.ask_again(id);
+                    return None;
+                }
                 let left = pending.deadline.saturating_duration_since(now);
                 let policy = &self.talk.spec.policy.retry;
                 if let Some(delay) = retry::again_after(policy, &failure, pending.attempts, repeatable, left) {
@@ -241,7 +258,8 @@ impl Session {
                 self.call_failed(id, failure, class)
             }
             Purpose::Handshake => Some(Over::Lost(failure)),
-            Purpose::List if class == Class::Busy => {
+            // It could not answer this once; and what it has beside its tools is no reason to be without them.
+            Purpose::List if class == Class::Busy || (class == Class::Other && self.talk.lists.is_beside()) => {
                 self.talk.calls.remove(id);
                 self.talk.on_list(Err(CallError::Remote { fate: Fate::NotSent, failure }));
                 None

@@ -193,7 +193,12 @@ impl Session {
                     Some(Over::Failed(ExitCause::Wire(why)))
                 }
                 // Any byte has cleared a watchdog's doubt already.
-                Heard::Nothing | Heard::Answer | Heard::Checked | Heard::CheckUnknown | Heard::Initialized => None,
+                Heard::Nothing
+                | Heard::Answer
+                | Heard::Refusal
+                | Heard::Checked
+                | Heard::CheckRefused { .. }
+                | Heard::Initialized => None,
             },
             Received::End => {
                 self.stdout_over = true;

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mcp_satellite_actors::model::catalogue::Aspect;
 use mcp_satellite_actors::model::event::StopKind;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::Run;
@@ -11,6 +12,7 @@ use mcp_satellite_actors::model::remote::{Connection, Health};
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
+use mcp_satellite_actors::rules::jitter::Dice;
 use mcp_satellite_actors::rules::slot::{Beside, Effect, HealthNews, Input, Memo, Phase, Slot, Then, Told, Want, Why};
 
 use crate::away::{Away, Expected, Loss};
@@ -132,13 +134,13 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
     }
 }
 
-fn is_remote(spec: &InstanceSpec) -> bool {
-    matches!(spec.target, Target::Remote { .. })
+fn dice() -> Dice {
+    Dice::new(0, "")
 }
 
 /// Whether a healthy connection may go on under this configuration.
 fn are_credentials(before: &InstanceSpec, after: &InstanceSpec) -> bool {
-    is_remote(before)
+    before.is_remote()
         && before.target == after.target
         && before.policy == after.policy
         && before.keep == after.keep
@@ -152,8 +154,6 @@ struct Worker {
     run: Run,
     /// It is a connection, not a process.
     dialled: bool,
-    /// Which attempt it is since its connection was lost; 0 if that was asked for.
-    attempt: u32,
     discovers: bool,
     /// The last attempt to read its lists has failed.
     cannot_list: bool,
@@ -208,6 +208,12 @@ pub(crate) struct World {
     away: Away,
     /// It was told that it is degraded, and not that it is well again.
     degraded: bool,
+    /// A connection was told to be there, and not to be gone.
+    connected: bool,
+    /// And was once, under this configuration.
+    was_connected: bool,
+    /// Since it was last there.
+    attempts: u32,
     exits: Vec<Instant>,
     quick: usize,
     not_before: Option<Instant>,
@@ -217,9 +223,9 @@ impl World {
     /// `known` says that its tools are known from another day.
     pub(crate) fn new(first: Shape, known: bool) -> Self {
         let (slot, effects) = if known {
-            Slot::revive(shape(first), &Memo::recalled(catalogue("read"), Instant::now()))
+            Slot::revive(shape(first), dice(), &Memo::recalled(catalogue("read"), Instant::now()))
         } else {
-            Slot::new(shape(first))
+            Slot::new(shape(first), dice())
         };
         let mut world = Self {
             now: Instant::now(),
@@ -243,6 +249,9 @@ impl World {
             removed: false,
             away: Away::default(),
             degraded: false,
+            connected: false,
+            was_connected: false,
+            attempts: 0,
             exits: Vec::new(),
             quick: 0,
             not_before: None,
@@ -295,7 +304,7 @@ impl World {
     }
 
     fn root_reads(&mut self) {
-        let pool = if is_remote(&self.desired) { Pool::Connections } else { Pool::Processes };
+        let pool = if self.desired.is_remote() { Pool::Connections } else { Pool::Processes };
         match self.to_root.pop_front() {
             Some(Effect::RequestPermit { .. }) => drop(self.waits.insert(pool)),
             Some(Effect::WithdrawPermit) => self.waits.clear(),
@@ -306,6 +315,7 @@ impl World {
 
     fn root_grants(&mut self) {
         // It may have become remote, or the reverse, since it asked.
+        assert!(self.waits.len() <= 1, "one start is waited for in two places");
         for _ in std::mem::take(&mut self.waits) {
             self.runs += 1;
             self.held.insert(Run(self.runs));
@@ -361,7 +371,7 @@ impl World {
 
     fn restart(&mut self, reconnect: bool) {
         let before = (self.slot.phase.clone(), self.slot.status);
-        let (remote, stopped) = (is_remote(&self.slot.spec), self.want == Want::Stopped);
+        let (remote, stopped) = (self.slot.spec.is_remote(), self.want == Want::Stopped);
         // What is not connected is connected, also where it was to stay down.
         if reconnect && remote && stopped && !self.ending {
             self.want = Want::Running;
@@ -373,7 +383,6 @@ impl World {
             self.away = away;
         } else {
             self.forget_exits();
-            self.workers.iter_mut().for_each(|worker| worker.attempt = 0);
             assert!(self.want == Want::Running, "a stopped instance is not restarted");
             let waits = matches!(self.slot.phase, Phase::Reconnecting { .. } | Phase::Exhausted { .. } | Phase::Reauth);
             assert!(!waits, "a person does not wait for the schedule");
@@ -392,7 +401,7 @@ impl World {
             self.credentials(to);
             return;
         }
-        let (ready, process) = (matches!(self.slot.phase, Phase::Ready { .. }), !is_remote(&before));
+        let (ready, process) = (matches!(self.slot.phase, Phase::Ready { .. }), !before.is_remote());
         let rolls = to.on_update == OnUpdate::Rolling && ready && process;
         let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
         let back = self.not_taken && *to == before && sleeps;
@@ -505,7 +514,7 @@ impl World {
         let reconnects =
             matches!(self.slot.phase, Phase::Starting { run: its, why: Why::Reconnect { .. }, .. } if its == run);
         self.handle(input);
-        let current = self.slot.run() == Some(run) && is_remote(&self.slot.spec);
+        let current = self.slot.run() == Some(run) && self.slot.spec.is_remote();
         match server {
             Server::Initializes if reconnects => {
                 assert_eq!(self.slot.open_run(), Some(run));
@@ -573,6 +582,7 @@ impl World {
         let uninstalled = matches!(self.slot.phase, Phase::Stopping { kind: StopKind::Uninstall, .. });
         let Slot { phase, status, message, .. } = &self.slot;
         let (before, said) = (phase.clone(), (*status, message.clone()));
+        let was_told = self.connected;
         let effects = self.tell_end(run, exit);
         let told = effects.iter().filter_map(|effect| match effect {
             Effect::Tell(Told::Disconnected { intentional }) => Some(*intentional),
@@ -581,7 +591,7 @@ impl World {
             }
             _ => None,
         });
-        let disconnected = connected || (worker.told_to_stop && uninstalled);
+        let disconnected = was_told || (worker.told_to_stop && uninstalled);
         let expected: Vec<bool> = disconnected.then_some(worker.told_to_stop).into_iter().collect();
         assert_eq!(told.collect::<Vec<_>>(), expected, "what is told of the end of a connection that was there");
         let reconnecting = effects.iter().any(|effect| matches!(effect, Effect::Tell(Told::Reconnecting { .. })));
@@ -702,7 +712,7 @@ impl World {
                 Input::Health(run, HealthNews::Degraded { failures: 3, last_error: "no answer".to_owned() })
             }
             Server::Restores => Input::Health(run, HealthNews::Restored { failures: 3, last_error: None }),
-            Server::Ends(_, loss) if is_remote(&self.slot.spec) => Input::Ended(run, lost(loss.kind(), None)),
+            Server::Ends(_, loss) if self.slot.spec.is_remote() => Input::Ended(run, lost(loss.kind(), None)),
             Server::Ends(..) => Input::Ended(run, exited(1, None)),
         };
         let before = format!("{:?}", self.slot);
@@ -774,8 +784,9 @@ impl World {
             self.away.begins_anew();
         }
         self.away.wanted = false;
-        let (slot, effects) = Slot::revive(self.slot.spec.clone(), &self.memo);
+        let (slot, effects) = Slot::revive(self.slot.spec.clone(), dice(), &self.memo);
         self.slot = slot;
+        self.memo = self.slot.memo();
         self.perform(effects);
         self.check();
         match (&before, &self.slot.phase) {
@@ -816,6 +827,9 @@ impl World {
             // A new configuration is a clean slate, from when it is taken on.
             self.forget_exits();
             (self.not_taken, self.recalled) = (false, false);
+            if !are_credentials(&before, &self.slot.spec) {
+                self.was_connected = false;
+            }
         }
         self.recalled &= !effects.iter().any(|effect| matches!(effect, Effect::Tell(Told::Discovered { .. })));
         if self.recalled && !was_ready && matches!(self.slot.phase, Phase::Ready { .. }) {
@@ -876,7 +890,7 @@ impl World {
                     self.removed = true;
                 }
                 Effect::Unreachable { retry_at, .. } => {
-                    assert_eq!(retry_at, self.slot.next_retry().map(|(at, _)| at));
+                    assert_eq!(retry_at, self.slot.next_retry_at());
                     self.caller_waits = false;
                 }
                 Effect::Check(run) => {
@@ -889,15 +903,26 @@ impl World {
                     assert!(worker.dialled && !worker.told_to_stop);
                     worker.newer_credentials = true;
                 }
-                Effect::Tell(Told::Reconnected { attempts }) => {
-                    let run = self.slot.open_run().unwrap();
-                    assert_eq!(attempts, self.worker(run).unwrap().attempt);
+                Effect::Tell(Told::Started { .. }) if self.slot.spec.is_remote() => {
+                    assert!(!self.connected && !self.was_connected, "it is started a second time");
+                    (self.connected, self.was_connected, self.attempts) = (true, true, 0);
+                }
+                Effect::Tell(Told::Reconnected { attempts, changed }) => {
+                    assert!(self.was_connected, "it is there again and never was before");
+                    assert!(!self.connected, "it is there again and was never gone");
+                    assert_eq!(attempts, std::mem::take(&mut self.attempts));
+                    assert!(!changed.contains(&Aspect::Capabilities), "it can do what it always could");
+                    self.connected = true;
+                }
+                Effect::Tell(Told::Disconnected { .. }) => {
+                    let there = std::mem::take(&mut self.connected);
+                    assert!(there || self.ending, "it is gone and never was there");
                 }
                 Effect::Tell(Told::Health(news)) => {
                     self.degraded = matches!(news, HealthNews::Degraded { .. });
                 }
                 Effect::Tell(Told::PermanentlyFailed { .. }) => {
-                    assert!(!is_remote(&self.slot.spec), "a remote one never fails for good");
+                    assert!(!self.slot.spec.is_remote(), "a remote one never fails for good");
                 }
                 Effect::Status { .. } | Effect::ChargeTeam | Effect::Tell(_) | Effect::Denied(_) => {}
             }
@@ -907,7 +932,7 @@ impl World {
     fn try_sleep(&mut self, run: Run, idle: Duration) {
         let policy = self.slot.spec.policy.idle.clone();
         assert_ne!(self.slot.spec.keep, Keep::AlwaysOn, "it must never sleep");
-        assert!(!is_remote(&self.slot.spec), "nothing is saved by a connection that sleeps");
+        assert!(!self.slot.spec.is_remote(), "nothing is saved by a connection that sleeps");
         // A call may have been tried on it before its tools could be read: then its door stays open.
         let used = self.worker(run).unwrap().inside > 0;
         assert!(!used || idle.is_zero(), "it has a call in flight");
@@ -950,7 +975,7 @@ impl World {
         assert_eq!(self.want, Want::Running, "it was stopped and nobody has started it");
         assert!(!self.ending, "it starts on its way out");
         assert!(spec.missing.is_empty(), "it starts without what its user must give");
-        if is_remote(spec) {
+        if spec.is_remote() {
             assert!(!self.away.needs_credentials, "it is tried with what was not accepted");
             let due = self.away.next.is_none_or(|(_, due)| due <= self.now);
             assert!(due || self.away.wanted, "an attempt before its time, and nobody wants it");
@@ -960,10 +985,10 @@ impl World {
         assert!(self.exits_that_count() < self.slot.spec.policy.restart.max_crashes, "a restart beyond the budget");
         let succeeds = *spec != *self.slot.spec;
         assert!(succeeds || self.not_before.is_none_or(|at| self.now >= at), "a restart's delay is cut short");
+        self.attempts += u32::from(spec.is_remote());
         self.workers.push(Worker {
             run,
-            dialled: is_remote(spec),
-            attempt: self.away.next.map_or(0, |(number, _)| number),
+            dialled: spec.is_remote(),
             cannot_list: false,
             newer_credentials: false,
             discovers: discover,
@@ -1047,7 +1072,7 @@ impl World {
             _ => None,
         };
         if let Phase::Ready { look_at, .. } = phase {
-            let sleeps = self.slot.spec.keep != Keep::AlwaysOn && !is_remote(&self.slot.spec);
+            let sleeps = self.slot.spec.keep != Keep::AlwaysOn && !self.slot.spec.is_remote();
             assert_eq!(look_at.is_some(), sleeps, "who looks whether it is needed?");
         }
         self.check_connection();
@@ -1066,7 +1091,7 @@ impl World {
             _ => {}
         }
         let connection = self.slot.connection();
-        if !is_remote(spec) {
+        if !spec.is_remote() {
             let remote = matches!(phase, Phase::Reconnecting { .. } | Phase::Reauth | Phase::Exhausted { .. });
             assert!(!remote && connection.is_none(), "a process in {phase:?}");
             return;

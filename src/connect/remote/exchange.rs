@@ -35,6 +35,8 @@ pub(super) enum News {
     Endpoint,
     /// The stream of an HTTP+SSE server has come to nothing.
     Unopened(Failure),
+    /// A notification or an answer of ours was taken, or will not be.
+    Told,
     /// The exchange is over, and all of it was told.
     Done,
 }

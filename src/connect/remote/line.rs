@@ -14,12 +14,20 @@ use super::clients::Clients;
 use super::exchange::{Exchanges, News, Out, Session};
 use super::{legacy, streamable};
 
+/// So many notifications and answers of ours are on their way at once, each on a connection of its own.
+const TELLING_MAX: usize = 4;
+/// So many wait for their turn at most, those included that wait for the end of the handshake.
+const UNTOLD_MAX: usize = 4096;
+
 /// A line to one server.
 pub(super) struct RemoteLine {
     transport: RemoteTransport,
     session: Arc<Session>,
     exchanges: Exchanges,
     gate: Gate,
+    /// Notifications and answers that wait for their turn.
+    untold: VecDeque<Bytes>,
+    telling: usize,
     /// What is told before anything else.
     ready: VecDeque<Incoming>,
 }
@@ -44,7 +52,15 @@ impl RemoteLine {
             Target::Remote { .. } | Target::Stdio { .. } => (RemoteTransport::Http, Gate::Open),
         };
         let session = Session::new(spec, clients);
-        Self { transport, session, exchanges: Exchanges::new(), gate, ready: VecDeque::new() }
+        Self {
+            transport,
+            session,
+            exchanges: Exchanges::new(),
+            gate,
+            untold: VecDeque::new(),
+            telling: 0,
+            ready: VecDeque::new(),
+        }
     }
 
     fn start(&mut self, message: Outgoing) {
@@ -63,7 +79,10 @@ impl RemoteLine {
                     }
                 }),
             },
-            Outgoing::Notification { body } => self.exchanges.start(None, |_| notify(session, body)),
+            Outgoing::Notification { body } => {
+                self.untold.push_back(body);
+                self.tell();
+            }
             Outgoing::Initialized { version, body } => {
                 session.agreed(&version);
                 self.gate = Gate::Shut(VecDeque::new());
@@ -72,6 +91,30 @@ impl RemoteLine {
             Outgoing::Probe { id } => self.exchanges.start(Some(id), |_| probe(session, id)),
             Outgoing::Abandon { .. } | Outgoing::Credentials(_) | Outgoing::Close => {}
         }
+    }
+
+    /// A few at a time: a server that asks and asks must not have a connection for each of our answers.
+    fn tell(&mut self) {
+        while self.telling < TELLING_MAX
+            && let Some(body) = self.untold.pop_front()
+        {
+            self.telling += 1;
+            let session = Arc::clone(&self.session);
+            self.exchanges.start(None, |_| notify(session, body));
+        }
+    }
+
+    /// The session is over, and what still waited for it to begin was never sent.
+    fn lost(&mut self, failure: Failure) {
+        if let Gate::Shut(waiting) = &mut self.gate {
+            for message in waiting.drain(..) {
+                if let Outgoing::Request { id, .. } = message {
+                    let failure = Failure::unsent(failure.kind.clone());
+                    self.ready.push_back(Incoming::Failed { id, failure });
+                }
+            }
+        }
+        self.ready.push_back(Incoming::Lost(failure));
     }
 
     /// Messages can be posted: those that waited first, in their order.
@@ -104,6 +147,7 @@ impl RemoteLine {
     fn close(&mut self) {
         self.gate = Gate::Closed;
         self.ready.clear();
+        self.untold.clear();
         self.exchanges.abandon_all();
         let session = Arc::clone(&self.session);
         match self.transport {
@@ -134,6 +178,10 @@ impl Line for RemoteLine {
                 self.exchanges.start(None, |out: Out| legacy::listen(session, out));
             }
         }
+        let waiting = if let Gate::Shut(waiting) = &self.gate { waiting.len() } else { 0 };
+        if waiting + self.untold.len() > UNTOLD_MAX {
+            self.lost(Failure::sent(FailureKind::Flooded));
+        }
         self.exchanges.wake();
     }
 
@@ -143,6 +191,7 @@ impl Line for RemoteLine {
                 return Poll::Ready(incoming);
             }
             match ready!(self.exchanges.poll_next(cx)) {
+                News::Of(Incoming::Lost(failure)) => self.lost(failure),
                 News::Of(incoming) => return Poll::Ready(incoming),
                 News::Initialized => {
                     if self.transport == RemoteTransport::Http {
@@ -153,6 +202,10 @@ impl Line for RemoteLine {
                 }
                 News::Endpoint => self.open(),
                 News::Unopened(failure) => self.unopened(&failure),
+                News::Told => {
+                    self.telling -= 1;
+                    self.tell();
+                }
                 News::Done => {}
             }
         }
@@ -176,12 +229,12 @@ async fn deliver(
 }
 
 async fn notify(session: Arc<Session>, body: Bytes) -> News {
-    let Err(failure) = tell(&session, body).await else { return News::Done };
+    let Err(failure) = tell(&session, body).await else { return News::Told };
     if ends_session(&failure) {
         return News::Of(Incoming::Lost(failure));
     }
     tracing::debug!(%failure, "a notification was not taken");
-    News::Done
+    News::Told
 }
 
 /// The server must have taken it before it is asked anything: some refuse what comes too early.

@@ -84,6 +84,7 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
         | FailureKind::Status(_)
         | FailureKind::NotMcp { .. }
         | FailureKind::TooLong(_)
+        | FailureKind::Flooded
         | FailureKind::Handshake(_)
         | FailureKind::Unhealthy(_)
         | FailureKind::Panicked(_) => Failure::sent(kind),

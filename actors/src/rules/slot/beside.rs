@@ -137,7 +137,8 @@ impl Slot {
 
     /// The run beside has become the current one, and has shaken hands.
     fn greeted_beside(&mut self) {
-        self.server = self.server_beside.take();
+        let server = self.server_beside.take();
+        self.introduced(server);
         self.health = Health::Healthy;
     }
 
@@ -278,7 +279,10 @@ impl Slot {
     }
 
     pub(super) fn takes_on(&mut self, spec: Arc<InstanceSpec>) {
+        // Somewhere else, or something else, is not the same again.
+        self.was_ready &= !spec.is_remote() && !self.is_remote();
         self.spec = spec;
+        self.server = None;
         self.refused = None;
         self.catalogue = None;
         self.recalled = false;

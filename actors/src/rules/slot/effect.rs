@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::HealthNews;
-use crate::model::catalogue::Catalogue;
+use crate::model::catalogue::{Aspect, Catalogue};
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::WorkerExit;
 use crate::model::ids::Run;
@@ -227,8 +227,10 @@ pub enum Told {
     },
     /// It is there again.
     Reconnected {
-        /// Attempts since it was lost; 0 where the first one on request succeeded.
+        /// Attempts since it was lost or closed, the one that succeeded among them.
         attempts: u32,
+        /// What is not as it was.
+        changed: Vec<Aspect>,
     },
     /// What health checks found.
     Health(HealthNews),

@@ -33,14 +33,14 @@ use std::time::{Duration, Instant};
 pub use beside::Beside;
 pub use effect::{Effect, Input, Told};
 pub use phase::{Phase, Then, Want, Why};
+use remote::Away;
 pub use remote::HealthNews;
-use remote::{Away, is_remote};
 
 use super::idle;
 use super::jitter::Dice;
 use super::restart::History;
 use super::retry;
-use crate::model::catalogue::Catalogue;
+use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::ids::Run;
 use crate::model::remote::{Health, ServerInfo};
@@ -65,6 +65,10 @@ pub struct Memo {
     away: Option<(Away, Status, Option<String>)>,
     server: Option<Arc<ServerInfo>>,
     degraded: Option<(u32, String)>,
+    told_connected: bool,
+    revisions: Revisions,
+    revisions_told: Revisions,
+    attempts: u32,
     /// Its tools are those of another satellite, and were not read since.
     recalled: bool,
     /// No supervisor has had it yet.
@@ -132,6 +136,8 @@ pub struct Slot {
     pub health: Health,
     /// What its server said of itself when it was last there.
     pub server: Option<Arc<ServerInfo>>,
+    /// How often what it offers has changed.
+    pub revisions: Revisions,
     /// Its unwanted exits.
     pub history: History,
     /// The second incarnation, during a rolling update.
@@ -139,11 +145,11 @@ pub struct Slot {
     /// What that one's server said of itself.
     server_beside: Option<Arc<ServerInfo>>,
     /// For delays that are not to be the same for all.
-    pub(crate) dice: Dice,
+    dice: Dice,
     refused: Option<Refusal>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
-    /// A caller waits, or has waited, for the start that is under way.
+    /// Somebody waits, or has waited, for the start that is under way.
     called: bool,
     /// Its tools are as they were before the satellite was started: they are read again when it is awake.
     recalled: bool,
@@ -151,14 +157,20 @@ pub struct Slot {
     newer_credentials: bool,
     /// It was told to be degraded, after so many failures and for this reason, and was not told to be well since.
     degraded: Option<(u32, String)>,
+    /// Its connection was told to be there, and was not told to be gone since.
+    told_connected: bool,
+    /// What was known of what it offers when that was told.
+    revisions_told: Revisions,
+    /// Attempts to connect since it was last there, the one under way among them.
+    attempts: u32,
     /// The run that is a connection, not a process: an update may have made one of what was the other.
     dialled: Option<Run>,
 }
 
 impl Slot {
-    /// A new instance, and what to do first.
-    pub fn new(spec: Arc<InstanceSpec>) -> (Self, Vec<Effect>) {
-        let mut slot = Self::blank(spec);
+    /// A new instance, and what to do first. The dice are for delays that are not to be the same for all.
+    pub fn new(spec: Arc<InstanceSpec>, dice: Dice) -> (Self, Vec<Effect>) {
+        let mut slot = Self::blank(spec, dice);
         let mut out = Vec::new();
         if slot.spec.missing.is_empty() {
             out.push(Effect::Status { status: Status::Provisioning, message: None });
@@ -170,11 +182,11 @@ impl Slot {
     }
 
     /// An instance whose supervisor died: what it had come to stays, what ran is started again.
-    pub fn revive(spec: Arc<InstanceSpec>, memo: &Memo) -> (Self, Vec<Effect>) {
-        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || is_remote(&spec)) {
-            return Self::new(spec);
+    pub fn revive(spec: Arc<InstanceSpec>, dice: Dice, memo: &Memo) -> (Self, Vec<Effect>) {
+        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || spec.is_remote()) {
+            return Self::new(spec, dice);
         }
-        let mut slot = Self::blank(spec);
+        let mut slot = Self::blank(spec, dice);
         slot.history = memo.history.clone();
         slot.catalogue.clone_from(&memo.catalogue);
         slot.restarts = memo.restarts;
@@ -185,7 +197,12 @@ impl Slot {
         slot.recalled = memo.recalled;
         slot.server.clone_from(&memo.server);
         slot.degraded.clone_from(&memo.degraded);
+        slot.told_connected = memo.told_connected;
+        slot.attempts = memo.attempts;
+        slot.revisions = memo.revisions;
+        slot.revisions_told = memo.revisions_told;
         let mut out = Vec::new();
+        slot.tell_disconnected(memo.stopped, &mut out);
         if memo.stopped {
             slot.want = Want::Stopped;
             slot.stopped(&mut out);
@@ -247,6 +264,10 @@ impl Slot {
             away: self.away().map(|away| (away, self.status, self.message.clone())),
             server: self.server.clone(),
             degraded: self.degraded.clone(),
+            told_connected: self.told_connected,
+            attempts: self.attempts,
+            revisions: self.revisions,
+            revisions_told: self.revisions_told,
             recalled: self.recalled,
             new: false,
         }
@@ -293,14 +314,28 @@ impl Slot {
         }
     }
 
-    /// When it is tried again and which attempt that is, while a delay runs.
-    pub fn next_retry(&self) -> Option<(Instant, usize)> {
-        match &self.phase {
-            Phase::Backoff { until, why: Why::Again { attempt, .. } } => Some((*until, *attempt)),
-            Phase::Undiscovered { retry_at: Some(at), attempt, .. } => Some((*at, *attempt as usize)),
-            Phase::Reconnecting { until, attempt } => Some((*until, *attempt as usize)),
+    /// When it is tried again, while a delay runs.
+    pub fn next_retry_at(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Backoff { until, why: Why::Again { .. } } | Phase::Reconnecting { until, .. } => Some(until),
+            Phase::Undiscovered { retry_at, .. } => retry_at,
             _ => None,
         }
+    }
+
+    /// Which attempt that is, or is under way; none for one that no failure has brought about.
+    pub fn attempt(&self) -> Option<usize> {
+        let attempt = match &self.phase {
+            Phase::Backoff { why: Why::Again { attempt, .. }, .. }
+            | Phase::Queued { why: Why::Again { attempt, .. }, .. }
+            | Phase::Starting { why: Why::Again { attempt, .. }, .. } => *attempt,
+            Phase::Reconnecting { attempt, .. }
+            | Phase::Queued { why: Why::Reconnect { attempt, .. }, .. }
+            | Phase::Starting { why: Why::Reconnect { attempt, .. }, .. }
+            | Phase::Undiscovered { attempt, .. } => *attempt as usize,
+            _ => 0,
+        };
+        (attempt > 0).then_some(attempt)
     }
 
     /// When this slot wants a [`Input::Tick`].
@@ -384,7 +419,7 @@ impl Slot {
         }
     }
 
-    fn blank(spec: Arc<InstanceSpec>) -> Self {
+    fn blank(spec: Arc<InstanceSpec>, dice: Dice) -> Self {
         Self {
             spec,
             want: Want::Running,
@@ -402,13 +437,17 @@ impl Slot {
             history: History::default(),
             beside: None,
             server_beside: None,
-            dice: Dice::new(0, ""),
+            dice,
             refused: None,
             permit: None,
             called: false,
             recalled: false,
             newer_credentials: false,
             degraded: None,
+            told_connected: false,
+            revisions: Revisions::default(),
+            revisions_told: Revisions::default(),
+            attempts: 0,
             dialled: None,
             was_ready: false,
         }
@@ -427,10 +466,10 @@ impl Slot {
 
     /// What a start is that has no failure behind it.
     fn anew(&self, reason: RestartReason, old_pid: Option<u32>) -> Why {
-        if self.is_remote() {
-            Why::Reconnect { attempt: 0, resume: None }
-        } else {
-            Why::Again { reason, old_pid, attempt: 0 }
+        match self.is_remote() {
+            true if self.was_ready => Why::Reconnect { attempt: 0, resume: None },
+            true => Why::First,
+            false => Why::Again { reason, old_pid, attempt: 0 },
         }
     }
 
@@ -450,6 +489,8 @@ impl Slot {
     fn ready(&mut self, now: Instant, run: Run, why: &Why, since: Instant, out: &mut Vec<Effect>) {
         self.opens(now, run);
         let first = !std::mem::replace(&mut self.was_ready, true);
+        self.told_connected = self.is_remote();
+        let attempts = std::mem::take(&mut self.attempts);
         let told = match why {
             Why::Wake { since, asked } => Told::Respawned {
                 dormant: asked.saturating_duration_since(*since),
@@ -458,7 +499,9 @@ impl Slot {
             Why::Again { reason, old_pid, attempt } if !first => {
                 Told::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
             }
-            Why::Reconnect { attempt, .. } if !first => Told::Reconnected { attempts: *attempt },
+            Why::Reconnect { .. } if !first => {
+                Told::Reconnected { attempts, changed: self.revisions.since(&self.revisions_told) }
+            }
             // A restart of what never got to `online` is its first time there.
             Why::First | Why::Again { .. } | Why::Reconnect { .. } => Told::Started {
                 after: now.saturating_duration_since(since),
@@ -478,6 +521,13 @@ impl Slot {
         if self.spec.keep == Keep::Lazy && !called && !self.is_remote() {
             out.push(Effect::TrySleep { run, idle: Duration::ZERO });
         }
+    }
+
+    /// Its server has said what it is.
+    fn introduced(&mut self, server: Option<Arc<ServerInfo>>) {
+        let known = self.server.as_ref().zip(server.as_ref());
+        self.revisions.capabilities += u64::from(!known.is_some_and(|(old, new)| old.is_as_capable(new)));
+        self.server = server;
     }
 
     fn opens(&mut self, now: Instant, run: Run) {

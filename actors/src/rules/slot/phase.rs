@@ -31,7 +31,7 @@ pub enum Why {
     },
     /// The connection to a remote server is made anew.
     Reconnect {
-        /// The attempt's number since it was lost; 0 after a person's request.
+        /// Its number in the schedule; 0 for one that no failure has brought about.
         attempt: u32,
         /// A caller wanted it before its time, which was this: the schedule goes on if it fails.
         resume: Option<Instant>,

@@ -20,7 +20,7 @@ use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::ids::Run;
 use crate::model::remote::{Connection, Health};
-use crate::model::spec::{InstanceSpec, Target};
+use crate::model::spec::InstanceSpec;
 use crate::model::status::{self, Cause, Status};
 use crate::rules::restart;
 use crate::rules::retry::{self, Class};
@@ -67,7 +67,7 @@ pub(super) enum Away {
 impl Slot {
     /// Whether its server is somewhere else.
     pub fn is_remote(&self) -> bool {
-        is_remote(&self.spec)
+        self.spec.is_remote()
     }
 
     /// The connection of a remote instance.
@@ -134,6 +134,8 @@ impl Slot {
         if !self.is_remote() {
             return self.on_restart(out);
         }
+        // A person waits for it: in front of those that nobody waits for.
+        let waited_for = std::mem::replace(&mut self.called, true);
         match &mut self.phase {
             Phase::Ready { .. } | Phase::Undiscovered { .. } => {
                 let again = Why::Reconnect { attempt: 0, resume: None };
@@ -163,13 +165,15 @@ impl Slot {
             Phase::Stopping { then: Then::Again(_), .. } => {}
             Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => self.on_start(out),
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
+                self.called = waited_for;
                 out.push(self.denied("values of its user are missing"));
             }
-            Phase::Stopping { then: Then::Over, .. } | Phase::Over => out.push(self.denied("it is being removed")),
-            // A process's: it has become remote, and what is left of the process is on its way out.
-            Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {
-                self.on_restart(out);
+            Phase::Stopping { then: Then::Over, .. } | Phase::Over => {
+                self.called = waited_for;
+                out.push(self.denied("it is being removed"));
             }
+            // A process's.
+            Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {}
         }
     }
 
@@ -194,9 +198,7 @@ impl Slot {
         };
         let reason = failure.to_string();
         self.last_error = Some(reason.clone());
-        if connected {
-            out.push(Effect::Tell(Told::Disconnected { intentional: false }));
-        }
+        self.tell_disconnected(false, out);
         let class = retry::class(&failure.kind);
         if class == Class::Unauthorized {
             // They have changed while it was found out that the old ones are not accepted.
@@ -293,6 +295,14 @@ impl Slot {
         }
     }
 
+    /// Once for each time that it was told to be there.
+    pub(super) fn tell_disconnected(&mut self, intentional: bool, out: &mut Vec<Effect>) {
+        if std::mem::take(&mut self.told_connected) {
+            self.revisions_told = self.revisions;
+            out.push(Effect::Tell(Told::Disconnected { intentional }));
+        }
+    }
+
     /// What checks have found, also of one whose lists are still being read.
     pub(super) fn on_health(&mut self, run: Run, news: HealthNews, out: &mut Vec<Effect>) {
         if self.run() != Some(run) || matches!(self.phase, Phase::Stopping { .. }) {
@@ -328,7 +338,7 @@ impl Slot {
             }
             Phase::Undiscovered { retry_at: Some(at), .. } => *at = earlier(*at),
             // Its connections may be dead, and nobody has told.
-            Phase::Ready { run, .. } if is_remote(&self.spec) => out.push(Effect::Check(*run)),
+            Phase::Ready { run, .. } if self.spec.is_remote() => out.push(Effect::Check(*run)),
             // Nothing of theirs is overdue.
             Phase::Unconfigured
             | Phase::Queued { .. }
@@ -368,13 +378,9 @@ impl Slot {
     }
 }
 
-pub(super) fn is_remote(spec: &InstanceSpec) -> bool {
-    matches!(spec.target, Target::Remote { .. })
-}
-
 /// Whether two configurations of a remote instance differ in what it says of itself to its server, and in nothing else.
 pub(super) fn differ_in_credentials_only(old: &InstanceSpec, new: &InstanceSpec) -> bool {
     let like_new =
         InstanceSpec { headers: new.headers.clone(), query: new.query.clone(), mask: new.mask.clone(), ..old.clone() };
-    is_remote(old) && old.missing.is_empty() && like_new == *new
+    old.is_remote() && old.missing.is_empty() && like_new == *new
 }

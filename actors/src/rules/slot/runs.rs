@@ -30,6 +30,7 @@ impl Slot {
         self.initialized_at = None;
         self.newer_credentials = false;
         self.dialled = self.is_remote().then_some(run);
+        self.attempts += u32::from(self.is_remote());
         match why {
             // The status stays what it is until it is there: `online` where it sleeps, `offline` where it was lost.
             Why::Wake { .. } => {}
@@ -51,7 +52,7 @@ impl Slot {
         }
         let (why, since) = (why.clone(), *since);
         self.initialized_at = Some(now);
-        self.server = Some(server);
+        self.introduced(Some(server));
         self.is_well(out);
         match why {
             // Its tools are known: it answers after the handshake.
@@ -129,6 +130,7 @@ impl Slot {
             Some(_) | None => catalogue,
         };
         let before = self.catalogue.replace(catalogue.clone());
+        self.revisions.read(before.as_deref(), &catalogue);
         out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }
 
@@ -183,10 +185,12 @@ impl Slot {
         self.health = Health::Unknown;
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Stopping { kind, then, .. } => {
-                if self.dialled != Some(run) {
+                if self.dialled == Some(run) {
+                    // That it is removed is told of a connection in every state.
+                    self.told_connected |= kind == StopKind::Uninstall;
+                    self.tell_disconnected(true, out);
+                } else {
                     out.push(Effect::Tell(Told::Stopped { kind, exit }));
-                } else if connected || kind == StopKind::Uninstall {
-                    out.push(Effect::Tell(Told::Disconnected { intentional: true }));
                 }
                 if self.lingers(kind, &then, out) {
                     return;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::remote::{differ_in_credentials_only, is_remote};
-use super::{Effect, Phase, Slot, Then, Told, Want, Why, ending, refuse_ending};
+use super::remote::differ_in_credentials_only;
+use super::{Effect, Phase, Slot, Then, Want, Why, ending, refuse_ending};
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::spec::{InstanceSpec, OnUpdate};
 use crate::model::status::{Cause, Status};
@@ -112,9 +112,6 @@ impl Slot {
             }
             // A wake's permit is asked for already, and is as good for this.
             Phase::Queued { why: Why::Wake { .. }, .. }
-            | Phase::Reconnecting { .. }
-            | Phase::Reauth
-            | Phase::Exhausted { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
             | Phase::Failed => {
@@ -123,6 +120,8 @@ impl Slot {
                 self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
                 self.begin_again(RestartReason::Manual, None, out);
             }
+            // A connection's, which is made anew instead.
+            Phase::Reconnecting { .. } | Phase::Reauth | Phase::Exhausted { .. } => {}
             // A start is on its way already; the clean slate is what is new.
             Phase::Queued { .. } | Phase::Stopping { then: Then::Again(_), .. } => self.history.clear(),
             Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => {
@@ -156,14 +155,18 @@ impl Slot {
             return;
         }
         let complete = spec.missing.is_empty();
-        let other_kind = is_remote(&spec) != self.is_remote();
-        let rolls = spec.on_update == OnUpdate::Rolling && complete && !is_remote(&spec) && !self.is_remote();
+        let other_kind = spec.is_remote() != self.is_remote();
+        let rolls = spec.on_update == OnUpdate::Rolling && complete && !spec.is_remote() && !self.is_remote();
         if rolls && takes_calls {
             self.roll(spec, out);
             return;
         }
         self.takes_on(spec);
         self.dismiss(StopKind::Config, out);
+        // Connections have permits of their own: what it asked for was of the other kind.
+        if other_kind && complete && matches!(self.phase, Phase::Queued { .. }) {
+            out.push(Effect::WithdrawPermit);
+        }
         let again = self.anew(RestartReason::Config, self.pid);
         let then = if complete { Then::Again(again) } else { Then::AwaitConfig };
         match &self.phase {
@@ -185,6 +188,7 @@ impl Slot {
                 self.await_config(out);
             }
             // It has not started yet, and will with the new configuration.
+            Phase::Queued { why: Why::First, .. } if other_kind => self.queue(Why::First, out),
             Phase::Queued { why: Why::First, .. } => {}
             Phase::Queued { why: Why::Again { .. }, .. } if !other_kind => {}
             Phase::Queued { why: Why::Again { .. } | Why::Wake { .. } | Why::Reconnect { .. }, .. }
@@ -265,7 +269,8 @@ impl Slot {
 
     fn over_when_alone(&mut self, kind: StopKind, out: &mut Vec<Effect>) {
         if self.is_remote() && kind == StopKind::Uninstall {
-            out.push(Effect::Tell(Told::Disconnected { intentional: true }));
+            self.told_connected = true;
+            self.tell_disconnected(true, out);
         }
         if self.lingers(kind, &Then::Over, out) {
             self.moves(Cause::Stopped, Some(ending(kind).to_owned()), out);
