@@ -274,7 +274,7 @@ impl Actor for Root {
                 }
             }
             Msg::RequestPermit(id, urgency) => {
-                let remote = state.instances.get(&id).is_some_and(|desired| is_remote(&desired.spec));
+                let remote = state.instances.get(&id).is_some_and(|desired| desired.spec.is_remote());
                 let permits = if remote { &mut state.remote_permits } else { &mut state.permits };
                 permits.request(id, urgency);
                 state.grant();
@@ -711,10 +711,6 @@ fn grace(spec: &InstanceSpec) -> Duration {
         Target::Stdio { .. } => spec.policy.session.terminate_grace,
         Target::Remote { .. } => spec.policy.remote.close_timeout,
     }
-}
-
-fn is_remote(spec: &InstanceSpec) -> bool {
-    matches!(spec.target, Target::Remote { .. })
 }
 
 async fn spawn_registry(

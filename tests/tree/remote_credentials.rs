@@ -69,7 +69,7 @@ async fn calls_are_refused_with_what_to_do_until_there_are_other_credentials_and
             "syncing_tools",
             "discovered 3 tools",
             "online",
-            "reconnected at attempt 0",
+            "reconnected at attempt 1",
         ];
         assert_eq!(story_after_start(&fleet, &id).await, expected);
         fleet.finish().await;
@@ -113,7 +113,7 @@ async fn what_a_server_echoes_of_old_and_new_credentials_is_hidden_on_a_connecti
             assert_eq!(fleet.runtime.install(slow(NEW).spec).await, Ok(Installed::Updated));
         });
     let Err(CallError::Server { message, .. }) = failed else { panic!("{failed:?}") };
-    assert_eq!(message, "[secret] and [secret]");
+    assert_eq!(message, "failed as asked: [secret] and [secret]");
     assert!(error.is_ok());
     let told = fleet.told(&id, "mcp.tool.executed").await;
     let hidden = told.iter().filter(|event| event["error_message"].to_string().contains("[secret] and [secret]"));
@@ -192,7 +192,7 @@ async fn a_change_of_more_than_credentials_makes_another_connection() {
         "syncing_tools",
         "discovered 3 tools",
         "online",
-        "reconnected at attempt 0",
+        "started with 3 tools",
     ];
     assert_eq!(story_after_start(&fleet, &id).await, expected);
     fleet.finish().await;

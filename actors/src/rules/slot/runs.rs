@@ -52,7 +52,7 @@ impl Slot {
         }
         let (why, since) = (why.clone(), *since);
         self.initialized_at = Some(now);
-        self.server = Some(server);
+        self.introduced(Some(server));
         self.is_well(out);
         match why {
             // Its tools are known: it answers after the handshake.
@@ -130,6 +130,7 @@ impl Slot {
             Some(_) | None => catalogue,
         };
         let before = self.catalogue.replace(catalogue.clone());
+        self.revisions.read(before.as_deref(), &catalogue);
         out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }
 
