@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -36,24 +37,51 @@ pub(super) struct Lists {
     pub(super) again_at: Option<Instant>,
     /// The last reading failed.
     pub(super) failed: bool,
-    /// A list beside the tools could not be read, although the server has not said that it cannot be.
-    pub(super) unread: bool,
     /// So have so many in a row, since they were known.
     pub(super) failures: u32,
     /// They were read in this session, or need not be: the instance is online.
     pub(super) known: bool,
+    /// What was told of them last, where some could not be read.
+    told: Option<Arc<Catalogue>>,
 }
 
 impl Lists {
+    pub(super) fn new(known: bool) -> Self {
+        Self { known, ..Self::default() }
+    }
+
     /// What is being read now is something beside the tools.
     pub(super) fn is_beside(&self) -> bool {
         self.reading.as_ref().is_some_and(|reading| reading.kind != Kind::Tools)
+    }
+
+    /// What is to be told of a reading: nothing if it could not read any more than the last one, and has read the same.
+    pub(super) fn news(&mut self, catalogue: Catalogue) -> Option<Arc<Catalogue>> {
+        if self.told.as_deref().is_some_and(|told| is_same(told, &catalogue)) {
+            return None;
+        }
+        let catalogue = Arc::new(catalogue);
+        self.told = (!catalogue.unread.is_empty()).then(|| catalogue.clone());
+        Some(catalogue)
     }
 
     /// They are to be read again then, or before.
     pub(super) fn again_by(&mut self, at: Instant) {
         self.again_at = Some(self.again_at.map_or(at, |sooner| sooner.min(at)));
     }
+}
+
+fn is_same(one: &Catalogue, other: &Catalogue) -> bool {
+    let tools =
+        |of: &Catalogue| of.tools.iter().map(|tool| tool.raw.get()).eq(one.tools.iter().map(|tool| tool.raw.get()));
+    let entries = |of: fn(&Catalogue) -> &[Entry]| {
+        of(one).iter().map(|entry| entry.raw.get()).eq(of(other).iter().map(|entry| entry.raw.get()))
+    };
+    one.unread == other.unread
+        && tools(other)
+        && entries(|of| &of.resources)
+        && entries(|of| &of.resource_templates)
+        && entries(|of| &of.prompts)
 }
 
 /// One reading of all lists.
@@ -136,7 +164,7 @@ impl Reading {
     }
 
     /// The list that is being read cannot be, or not all of it.
-    pub(super) fn gives_up(&mut self) {
+    pub(super) fn unread(&mut self) {
         self.catalogue.unread.push(self.kind);
     }
 

@@ -186,7 +186,7 @@ impl<O: Outlet> Conversation<O> {
             unsent: VecDeque::new(),
             calls: Calls::default(),
             initialized: None,
-            lists: Lists { known: !discover, ..Lists::default() },
+            lists: Lists::new(!discover),
             draining: false,
         };
         this.greet(since);
@@ -309,7 +309,6 @@ impl<O: Outlet> Conversation<O> {
 
     fn on_list(&mut self, answer: Result<&RawValue, CallError>) {
         let Some(mut reading) = self.lists.reading.take() else { return };
-        let refused = matches!(answer, Err(CallError::Server { .. }));
         let (spec, kind) = (self.spec.clone(), reading.kind);
         let left_out = |why: &str, what: &str| {
             let (why, list) = (quoted(&spec.mask, why), kind.method());
@@ -336,16 +335,14 @@ impl<O: Outlet> Conversation<O> {
             }
             Ok(Next::End) => {}
             Err(why) if kind == Kind::Tools => {
-                (self.lists.failed, self.lists.unread) = (true, false);
+                self.lists.failed = true;
                 self.list_later();
                 return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why)));
             }
             // What it has beside its tools is no reason to be without them.
             Err(why) => {
                 left_out(&why, "a list that cannot be read is left as it was known before");
-                reading.gives_up();
-                // A process would never sleep for it.
-                self.lists.unread |= !refused && spec.is_remote();
+                reading.unread();
             }
         }
         match reading.next(self.lists.offers) {
@@ -356,11 +353,13 @@ impl<O: Outlet> Conversation<O> {
             }
             Err(catalogue) => {
                 (self.lists.failed, self.lists.known) = (false, true);
-                (self.news)(News::Discovered(Arc::new(catalogue)));
-                if std::mem::take(&mut self.lists.unread) {
-                    self.list_later();
-                } else {
+                if catalogue.unread.is_empty() {
                     self.lists.failures = 0;
+                } else {
+                    self.list_later();
+                }
+                if let Some(news) = self.lists.news(catalogue) {
+                    (self.news)(News::Discovered(news));
                 }
             }
         }
@@ -376,7 +375,6 @@ impl<O: Outlet> Conversation<O> {
         match Frame::parse(message) {
             Ok(frame) => {
                 self.counters.message((self.wall)());
-                self.port.gate.active(now);
                 self.on_frame(&frame, now)
             }
             Err(why) => {
@@ -389,15 +387,21 @@ impl<O: Outlet> Conversation<O> {
     /// A message that has come before the end: only answers are of interest to anybody.
     fn on_last_word(&mut self, message: &[u8]) {
         if let Ok(frame @ Frame { method: None, id: Some(id), .. }) = Frame::parse(message) {
-            self.on_response(id, &frame);
+            self.on_response(id, &frame, Instant::now());
         }
     }
 
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) -> Heard {
         match (&frame.method, frame.id) {
-            (Some(method), Some(id)) => return self.on_server_request(method, id),
-            (Some(method), None) => self.on_notification(method, frame.params, now),
-            (None, Some(id)) => return self.on_response(id, frame),
+            (Some(method), Some(id)) => {
+                self.port.gate.active(now);
+                return self.on_server_request(method, id);
+            }
+            (Some(method), None) => {
+                self.port.gate.active(now);
+                self.on_notification(method, frame.params, now);
+            }
+            (None, Some(id)) => return self.on_response(id, frame, now),
             (None, None) => {
                 self.on_malformed(frame.error.map_or("", RawValue::get).as_bytes(), "an error for no request");
             }
@@ -405,9 +409,13 @@ impl<O: Outlet> Conversation<O> {
         Heard::Nothing
     }
 
-    fn on_response(&mut self, id: &RawValue, frame: &Frame<'_>) -> Heard {
+    fn on_response(&mut self, id: &RawValue, frame: &Frame<'_>, now: Instant) -> Heard {
         // An id that is not ours is dropped, and so is a late answer to one that timed out.
         let Some(pending) = id.get().parse().ok().and_then(|id| self.calls.remove(id)) else { return Heard::Nothing };
+        // What is asked by ourselves, again and again perhaps, keeps no server awake that nobody else needs.
+        if matches!(pending.purpose, Purpose::Caller { .. } | Purpose::Handshake) {
+            self.port.gate.active(now);
+        }
         let answer = match (frame.result, frame.error) {
             (Some(result), None) => Ok(result),
             (_, error) => Err(server_error(error, &self.spec.mask)),
