@@ -19,8 +19,8 @@ use super::events::Events;
 use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
 use super::message;
 
-/// After an answer its stream should end; so long the connection is kept for that, to be used again.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// After an answer its exchange should end; so long the connection is kept for that, to be used again.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A stream that ends sooner than this is opened again later and later.
 const QUICK: Duration = Duration::from_secs(10);
@@ -98,11 +98,12 @@ async fn follow(
                 Some(messages) => messages.iter().any(|message| message::answers(message, id)),
                 None => false,
             };
-            out.messages(event.data).await;
             if answered {
+                out.answer(event.data).await;
                 last_words(&mut response, &mut events, out).await;
                 return Ok(());
             }
+            out.aside(event.data).await;
         }
         last_id = resumption(&events).or(last_id);
         let cut = || Failure::sent(FailureKind::Cut);
@@ -136,7 +137,7 @@ async fn last_words(response: &mut Response, events: &mut Events, out: &mut Out)
     let until = Instant::now() + LAST_WORDS;
     while let Ok(Ok(Some(event))) = timeout_at(until, next_event(response, events)).await {
         if event.kind.is_none_or(|kind| kind == "message") {
-            out.messages(event.data).await;
+            out.aside(event.data).await;
         }
     }
 }
@@ -169,7 +170,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 loop {
                     match next_event(&mut response, &mut events).await {
                         Ok(Some(event)) if event.kind.as_ref().is_none_or(|kind| kind == "message") => {
-                            out.messages(event.data).await;
+                            out.aside(event.data).await;
                         }
                         Ok(Some(_)) => {}
                         Ok(None) => break,
