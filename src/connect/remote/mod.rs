@@ -8,6 +8,7 @@ mod failures;
 mod legacy;
 mod line;
 mod message;
+mod names;
 mod streamable;
 
 use std::io;
