@@ -10,13 +10,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::seam::Incoming;
-use reqwest::header::HeaderValue;
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::access::{EVENT_STREAM, JSON, LAST_EVENT_ID};
 use super::events::Events;
 use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
+use super::failures::not_mcp;
 use super::message;
 
 /// After an answer its stream should end; so long the connection is kept for that, to be used again.
@@ -63,15 +64,19 @@ async fn ask(
     match content_type.as_deref() {
         Some(EVENT_STREAM) => follow(session, terms, id, response, out).await,
         Some(JSON) | None if !accepted => {
+            let named = response.headers().get(CONTENT_TYPE).cloned();
             let body = terms.body(response).await?;
             let messages = message::messages(&body).unwrap_or_default();
             let answered = messages.iter().any(|message| message::answers(message, id));
             for message in messages {
                 out.send(News::Of(Incoming::Message(message))).await;
             }
-            if answered { Ok(()) } else { Err(Failure::sent(FailureKind::NotMcp { content_type })) }
+            if answered { Ok(()) } else { Err(Failure::sent(not_mcp(named.as_ref(), &terms.access))) }
         }
-        _ => Err(Failure::sent(FailureKind::NotMcp { content_type: content_type.filter(|_| !accepted) })),
+        _ => {
+            let named = response.headers().get(CONTENT_TYPE).filter(|_| !accepted);
+            Err(Failure::sent(not_mcp(named, &terms.access)))
+        }
     }
 }
 
