@@ -52,7 +52,8 @@ async fn ask(
     let terms = session.terms()?;
     let response = terms.ask(terms.post(body), header_timeout).await?;
     if !response.status().is_success() {
-        let answer = terms.refusal(response, Some(id)).await.map_err(Failure::sent)?;
+        let refused = |kind| Failure::sent(if terms.has_begun() { kind } else { perhaps_older(kind) });
+        let answer = terms.refusal(response, Some(id)).await.map_err(refused)?;
         for message in answer {
             out.send(News::Of(Incoming::Message(message))).await;
         }
@@ -77,6 +78,16 @@ async fn ask(
             let named = response.headers().get(CONTENT_TYPE).filter(|_| !accepted);
             Err(Failure::sent(not_mcp(named, &terms.access)))
         }
+    }
+}
+
+/// Servers of the older transport refuse a POST to the address of their stream, one in this way and one in that.
+fn perhaps_older(kind: FailureKind) -> FailureKind {
+    match kind {
+        FailureKind::Status(400 | 404 | 405) => {
+            FailureKind::Handshake(format!("{kind}; if it speaks the older HTTP+SSE: transport = \"sse\""))
+        }
+        kind => kind,
     }
 }
 
