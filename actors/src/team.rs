@@ -15,7 +15,7 @@ use crate::model::exit::{CallError, ExitCause, WorkerExit};
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::TeamBudgetPolicy;
 use crate::model::snapshot::{Custody, InstanceView};
-use crate::model::spec::{InstanceSpec, Target};
+use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::remote_worker::RemoteWorker;
 use crate::rules::jitter::Dice;
@@ -59,7 +59,7 @@ pub enum ControlError {
 /// What an uninstall found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Uninstalled {
-    /// It had a process.
+    /// It had a process or a connection, or one was under way.
     pub active: bool,
     /// It was asleep.
     pub dormant: bool,
@@ -261,11 +261,10 @@ impl State {
         let id = spec.id.clone();
         let subject = Arc::new(Subject::from(&*spec));
         let dice = Dice::new(self.args.seed, &spec.name);
-        let (mut slot, effects) = match memo {
-            Some(memo) => Slot::revive(spec, &memo),
-            None => Slot::new(spec),
+        let (slot, effects) = match memo {
+            Some(memo) => Slot::revive(spec, dice, &memo),
+            None => Slot::new(spec, dice),
         };
-        slot.dice = dice;
         let instance = Instance {
             slot,
             subject,
@@ -651,7 +650,7 @@ impl State {
         let id = spec.id.clone();
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let subject = Arc::new(Subject::from(&*spec));
-        let remote = matches!(spec.target, Target::Remote { .. });
+        let remote = spec.is_remote();
         let dice = Dice::new(self.args.seed ^ run.0, &spec.name);
         let args = worker::Args {
             run,
@@ -791,6 +790,7 @@ impl Instance {
             attempt: slot.attempt(),
             initialized_at: slot.initialized_at,
             catalogue: slot.catalogue.clone(),
+            revisions: slot.revisions,
             port: self.port().cloned(),
             draining: slot.leaving().and_then(|run| self.worker(run)?.port.clone()),
             counters: self.counters.clone(),
@@ -920,11 +920,11 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
         Told::Reconnecting { attempt, after } => {
             Event::Reconnecting { of, attempt, next_retry_ms: milliseconds(after) }
         }
-        Told::Reconnected { attempts: attempts_taken } => {
+        Told::Reconnected { attempts: attempts_taken, changed } => {
             let capabilities = slot.server.as_ref().map(|server| serde_json::from_str(server.capabilities.get()));
             // It was parsed in the handshake.
             let capabilities = capabilities.and_then(Result::ok).unwrap_or_default();
-            Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken }
+            Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken, changed }
         }
         Told::Health(HealthNews::Degraded { failures: consecutive_failures, last_error }) => {
             Event::HealthDegraded { of, consecutive_failures, last_error }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use mcp_satellite_actors::model::catalogue::Aspect;
 use mcp_satellite_actors::model::event::{
     Envelope, Event, LogLevel, LogLine, RequestLine, RestartReason, StopKind, Subject,
 };
@@ -78,7 +79,9 @@ fn following(event: Option<&Event>) -> Option<Event> {
         Some(Event::Respawned { .. }) => Event::Disconnected { of, was_intentional: true },
         Some(Event::Disconnected { .. }) => Event::Reconnecting { of, attempt: 3, next_retry_ms: 4000 },
         Some(Event::Reconnecting { .. }) => {
-            Event::Reconnected { of, capabilities: json!({"tools": {"listChanged": true}}), attempts_taken: 3 }
+            let changed = vec![Aspect::Capabilities, Aspect::Tools, Aspect::Resources, Aspect::Prompts];
+            let capabilities = json!({"tools": {"listChanged": true}});
+            Event::Reconnected { of, capabilities, attempts_taken: 3, changed }
         }
         Some(Event::Reconnected { .. }) => {
             Event::HealthDegraded { of, consecutive_failures: 3, last_error: text("no answer within 60 s") }

@@ -387,7 +387,12 @@ fn reconnecting_events_of_one_instance_are_thinned_to_five_and_each_doubling() {
     assert_eq!(attempts, [1, 2, 3, 4, 5, 10, 20, 40, 80]);
     assert!(kept(&mut outbox, "another", 6), "each instance has a count of its own");
     assert_eq!(outbox.statistics().emitted, 10, "what is thinned out has no number");
-    let back = Event::Reconnected { of: subject("one"), capabilities: serde_json::Value::Null, attempts_taken: 100 };
+    let back = Event::Reconnected {
+        of: subject("one"),
+        capabilities: serde_json::Value::Null,
+        attempts_taken: 100,
+        changed: Vec::new(),
+    };
     outbox.push(Timestamp::UNIX_EPOCH, back);
     let attempts: Vec<u32> = (1..=10).filter(|attempt| kept(&mut outbox, "one", *attempt)).collect();
     assert_eq!(attempts, [1, 2, 3, 4, 5, 10], "a new loss is counted anew");

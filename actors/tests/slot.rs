@@ -10,15 +10,16 @@ use std::fmt::Write as _;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use mcp_satellite_actors::model::catalogue::{Catalogue, Entry, List};
+use mcp_satellite_actors::model::catalogue::{Aspect, Catalogue, Entry, List};
 use mcp_satellite_actors::model::event::{RestartReason, StopKind};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::Run;
-use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::remote::{Connection, Health, ServerInfo};
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
+use mcp_satellite_actors::rules::jitter::Dice;
 use mcp_satellite_actors::rules::slot::{Beside, Effect, HealthNews, Input, Memo, Phase, Slot, Then, Told, Want, Why};
 use samples::{bounded, catalogue, exited, incomplete, introduced, lost, remote, rolling, stopped, with_token};
 use serde_json::value::RawValue;
@@ -32,6 +33,10 @@ fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec> {
         change(config);
         Arc::make_mut(&mut config.policy).reconnect.jitter_percent = 0;
     })
+}
+
+fn dice() -> Dice {
+    Dice::new(0, "")
 }
 
 /// A slot on its way through a life, and the time it has.
@@ -58,7 +63,7 @@ impl Life {
     fn of(spec: Arc<InstanceSpec>) -> Self {
         // All lives begin at once, so that what one has seen can be told to another.
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        let (start, (slot, _)) = (*START, Slot::new(spec));
+        let (start, (slot, _)) = (*START, Slot::new(spec, dice()));
         Self { slot, start, now: start, runs: 0, dialled: false }
     }
 
@@ -85,7 +90,7 @@ impl Life {
     /// One whose tools are known from before.
     fn of_recalled(spec: Arc<InstanceSpec>) -> Self {
         let life = Self::of(spec.clone());
-        let (slot, _) = Slot::revive(spec, &Memo::recalled(catalogue("read"), life.start));
+        let (slot, _) = Slot::revive(spec, dice(), &Memo::recalled(catalogue("read"), life.start));
         Self { slot, ..life }
     }
 
@@ -308,7 +313,7 @@ fn tell(told: &Told) -> String {
         Told::Started { .. } => "started".to_owned(),
         Told::Disconnected { intentional } => format!("disconnected{}", if *intentional { " on request" } else { "" }),
         Told::Reconnecting { attempt, after } => format!("reconnecting (attempt {attempt} in {after:?})"),
-        Told::Reconnected { attempts } => format!("reconnected ({attempts})"),
+        Told::Reconnected { attempts, changed } => format!("reconnected ({attempts}, changed {changed:?})"),
         Told::Health(news) => format!("{news:?}"),
         Told::Restarted { reason, attempt, .. } => format!("restarted ({reason:?} {attempt})").to_lowercase(),
         Told::Dormant { idle, .. } => format!("dormant (idle for {idle:?})"),
@@ -746,4 +751,44 @@ fn a_list_that_could_not_be_read_again_is_kept_as_it_was() {
     assert_eq!(known(&life), ("b".to_owned(), vec!["x".to_owned(), "y".to_owned()], 1), "its tools were read");
     let life = life.and(|run, _| Input::Discovered(run, listed("b", &[], &[])));
     assert_eq!(known(&life), ("b".to_owned(), Vec::new(), 0), "the server has taken it back");
+}
+
+#[test]
+fn what_a_server_has_new_after_a_reconnect_is_told_and_can_be_seen_by_number() {
+    let prompt = |name: &str| Entry::parse(RawValue::from_string(format!(r#"{{"name":"{name}"}}"#)).unwrap(), "name");
+    let listed = |tool: &str, name: &str| {
+        Arc::new(Catalogue { prompts: vec![prompt(name).unwrap()], ..(*catalogue(tool)).clone() })
+    };
+    let said = |capabilities: &str| {
+        let capabilities = RawValue::from_string(capabilities.to_owned()).unwrap();
+        let ServerInfo { name, version, protocol, .. } = Arc::into_inner(introduced()).unwrap();
+        Arc::new(ServerInfo { name, version, protocol, capabilities, instructions: None })
+    };
+    let mut life = Life::of_remote().granted();
+    let mut seen = life.slot.revisions;
+    let (one, same, more) = (r#"{"tools":{},"x":1}"#, r#"{"x":1, "tools":{}}"#, r#"{"tools":{},"prompts":{}}"#);
+    for (capabilities, tool, name, expected) in [
+        (one, "a", "p", vec![Aspect::Capabilities, Aspect::Tools, Aspect::Resources, Aspect::Prompts]),
+        (same, "a", "p", vec![]),
+        (more, "a", "q", vec![Aspect::Capabilities, Aspect::Prompts]),
+        (more, "b", "q", vec![Aspect::Tools]),
+    ] {
+        let run = life.run();
+        let _ = life.tell(Input::Initialized(run, said(capabilities)));
+        let effects = life.tell(Input::Discovered(run, listed(tool, name)));
+        let told = effects.iter().find_map(|effect| match effect {
+            Effect::Tell(Told::Reconnected { changed, .. }) => Some(changed.clone()),
+            _ => None,
+        });
+        let numbers = life.slot.revisions;
+        assert_eq!(numbers.since(&seen), expected);
+        assert_eq!(told, (run != Run(1)).then_some(expected));
+        seen = numbers;
+        // What changes while it is there is not the reconnect's.
+        let _ = life.tell(Input::Discovered(run, listed("new", name)));
+        assert_eq!(life.slot.revisions.since(&seen), [Aspect::Tools]);
+        let _ = life.tell(Input::Discovered(run, listed(tool, name)));
+        seen = life.slot.revisions;
+        life = life.lost(FailureKind::Refused).due().granted();
+    }
 }

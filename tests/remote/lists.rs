@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mcp_satellite_actors::model::catalogue::{Catalogue, Entry};
+use mcp_satellite_actors::model::catalogue::{Catalogue, Entry, List};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
@@ -126,4 +126,20 @@ async fn what_a_server_has_beside_its_tools_cannot_cost_it_its_connection() {
         assert_eq!(peer.seen(|seen| seen.rpc("initialize")), 1);
         fleet.finish(&[&peer]).await;
     }
+}
+
+#[tokio::test]
+async fn a_list_beside_the_tools_that_cannot_be_read_is_read_again_until_it_can_and_told_when_it_is() {
+    let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+    peer.on_next(3, When::rpc("resources/list"), Deed::RpcError { code: -32603, message: "the database is away" });
+    let instance = fleet.online(Remote::http(peer.url()).persistent()).await;
+    assert_eq!(catalogue(&instance.view()).unread, [List::Resources]);
+    let is_whole = |view: &InstanceView| view.catalogue.as_ref().is_some_and(|known| known.resources.len() == 1);
+    let view = instance.until("offering its resources", is_whole).await;
+    assert_eq!((view.status, catalogue(&view).unread.len()), (Status::Online, 0));
+    assert_eq!(peer.seen(|seen| seen.rpc("resources/list")), 4);
+    let story = instance.story().await;
+    let told = story.iter().filter(|line| line.starts_with("discovered")).count();
+    assert_eq!(told, 2, "that it still cannot be read is no news: {story:?}");
+    fleet.finish(&[&peer]).await;
 }

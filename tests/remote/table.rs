@@ -242,6 +242,8 @@ fn cases() -> Vec<Case> {
             .in_reads(Online),
         Case::new("404 with a session", How::Forgotten(Expiry::NotFound), Offline).in_calls_only().in_reads(Online),
         Case::new("400 about a session", How::Forgotten(Expiry::BadRequest), Offline).in_calls_only().in_reads(Online),
+        deed("413", || Deed::status(413), Error).in_calls(Online),
+        deed("413, over HTTP+SSE", || Deed::status(413), Error).legacy().in_calls(Online),
         deed("429", || Deed::status(429), Error).in_calls(Online),
         deed("429 with Retry-After", || Deed::status_with(429, "retry-after", "3600"), Error).in_calls(Online),
         deed("500", || Deed::status(500), Error).in_calls(Online),

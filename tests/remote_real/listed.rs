@@ -42,7 +42,7 @@ fn is_listed_called_and_reconnected(kind: Option<Kind>) {
             "syncing_tools",
             "tools discovered",
             "online",
-            "reconnected at attempt 0",
+            "reconnected at attempt 1",
         ];
         assert_eq!(instance.all_told(mark).await, wanted);
         server.logs(server.kind.farewell);

@@ -109,7 +109,7 @@ fn called_while_away(kind: Option<Kind>) {
         instance.assert_callable(&server).await;
         instance.online().await;
         let told = told(&instance, mark).await;
-        assert_eq!(told, lost_and_back(&[], "reconnected at attempt 1")[1..]);
+        assert_eq!(told, lost_and_back(&[], "reconnected at attempt 3")[1..]);
     });
 }
 

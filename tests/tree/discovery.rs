@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::model::catalogue::{Catalogue, Entry};
+use mcp_satellite_actors::model::catalogue::{Catalogue, Entry, List};
 use mcp_satellite_actors::model::status::Status;
 use tokio::time::Instant;
 
@@ -48,6 +48,15 @@ async fn resources_that_cannot_be_listed_take_no_tools_away() {
     let fleet = Fleet::start().await;
     let read = catalogue(&fleet, Script { resources_error: true, prompts: 1, ..Script::default() }).await;
     assert_eq!((read.tools.len(), read.resources.len(), read.prompts.len()), (3, 0, 1));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_tools_whose_resources_cannot_be_listed_is_not_said_to_have_none() {
+    let fleet = Fleet::start().await;
+    let script = Script { no_tools_capability: true, resources: 1, resources_error: true, ..Script::default() };
+    let read = catalogue(&fleet, script).await;
+    assert_eq!(read.unread, [List::Resources]);
     fleet.finish().await;
 }
 

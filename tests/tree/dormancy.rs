@@ -117,6 +117,16 @@ async fn a_call_that_times_out_has_ended_when_it_does() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_that_is_asked_for_again_and_again_keeps_no_server_awake() {
+    let fleet = Fleet::start().await;
+    let unread = Script { resources_error: true, ..Script::default() };
+    let server = Server::new("a").script(unread).policy(|policy| policy.reconnect.backoff_max = seconds(60.0));
+    let id = fleet.online(server).await;
+    assert_eq!(falls_asleep(&fleet, &id).await, 180.0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_numbers_of_the_policy_decide() {
     let fleet = Fleet::start().await;
     for (name, [idle, grace, sweep], after) in [

@@ -69,7 +69,7 @@ async fn calls_are_refused_with_what_to_do_until_there_are_other_credentials_and
             "syncing_tools",
             "discovered 3 tools",
             "online",
-            "reconnected at attempt 0",
+            "reconnected at attempt 1",
         ];
         assert_eq!(story_after_start(&fleet, &id).await, expected);
         fleet.finish().await;
@@ -113,7 +113,7 @@ async fn what_a_server_echoes_of_old_and_new_credentials_is_hidden_on_a_connecti
             assert_eq!(fleet.runtime.install(slow(NEW).spec).await, Ok(Installed::Updated));
         });
     let Err(CallError::Server { message, .. }) = failed else { panic!("{failed:?}") };
-    assert_eq!(message, "[secret] and [secret]");
+    assert_eq!(message, "failed as asked: [secret] and [secret]");
     assert!(error.is_ok());
     let told = fleet.told(&id, "mcp.tool.executed").await;
     let hidden = told.iter().filter(|event| event["error_message"].to_string().contains("[secret] and [secret]"));
@@ -192,7 +192,7 @@ async fn a_change_of_more_than_credentials_makes_another_connection() {
         "syncing_tools",
         "discovered 3 tools",
         "online",
-        "reconnected at attempt 0",
+        "started with 3 tools",
     ];
     assert_eq!(story_after_start(&fleet, &id).await, expected);
     fleet.finish().await;
@@ -247,4 +247,19 @@ async fn a_call_that_is_refused_for_the_credentials_of_before_is_sent_again_with
         }
         fleet.finish().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_that_were_changed_long_ago_and_are_refused_now_are_not_tried_once_more() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(server(OLD)).await;
+    gives(&fleet, NEW).await;
+    sleep(DAY).await;
+    wants(&fleet, &id, "Bearer the next");
+    let refused = fleet.call(&id, "echo", json!({})).await;
+    assert!(matches!(refused, Err(CallError::Refused { status: Status::RequiresReauth, .. })), "{refused:?}");
+    fleet.until(&id, Status::RequiresReauth).await;
+    let remote = fleet.remote(&id);
+    assert_eq!((remote.attempts().len(), remote.tried("tools/call").len()), (1, 1));
+    fleet.finish().await;
 }

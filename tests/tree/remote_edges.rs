@@ -278,7 +278,7 @@ async fn a_healthy_connection_that_is_made_anew_on_request_is_closed_first() {
         "syncing_tools",
         "discovered 3 tools",
         "online",
-        "reconnected at attempt 0",
+        "reconnected at attempt 1",
     ];
     assert_eq!(story_after_start(&fleet, &id).await, expected);
     let back = Instant::now();

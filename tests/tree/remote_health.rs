@@ -168,9 +168,10 @@ async fn where_degraded_means_reconnect_the_connection_is_made_anew() {
         "disconnected",
         &format!("offline: {message}"),
         "attempt 1 in 1000 ms",
+        "restored after 3: no answer within 5 s",
         "connecting: Server recovered, re-discovering tools",
     ];
-    assert_eq!(story_after_start(&fleet, &id).await[..5], expected);
+    assert_eq!(story_after_start(&fleet, &id).await[..6], expected);
     fleet.finish().await;
 }
 

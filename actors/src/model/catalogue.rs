@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// What a server offers, in the order in which it lists it.
@@ -54,6 +54,60 @@ impl List {
             Self::Prompts => ("prompts", "name"),
         }
     }
+}
+
+/// How often each thing that a client can be told to read again has changed. Whoever has seen one number knows by another
+/// that there is something new, whatever was missed between.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Revisions {
+    /// Of what the server says that it can do.
+    pub capabilities: u64,
+    /// Of its tools.
+    pub tools: u64,
+    /// Of its resources and resource templates.
+    pub resources: u64,
+    /// Of its prompts.
+    pub prompts: u64,
+}
+
+/// One of the things that change by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aspect {
+    /// What the server says that it can do.
+    Capabilities,
+    /// Its tools.
+    Tools,
+    /// Its resources and resource templates.
+    Resources,
+    /// Its prompts.
+    Prompts,
+}
+
+impl Revisions {
+    /// The lists have been read, and were so `before`; none is the same as nothing that is known.
+    pub fn read(&mut self, before: Option<&Catalogue>, now: &Catalogue) {
+        let same = |of: fn(&Catalogue) -> &[Entry]| before.is_some_and(|before| same_entries(of(before), of(now)));
+        let tools = |before: &Catalogue| before.tools.iter().map(Tool::text).eq(now.tools.iter().map(Tool::text));
+        self.tools += u64::from(!before.is_some_and(tools));
+        self.resources += u64::from(!same(|of| &of.resources) || !same(|of| &of.resource_templates));
+        self.prompts += u64::from(!same(|of| &of.prompts));
+    }
+
+    /// What has changed since then.
+    pub fn since(&self, before: &Self) -> Vec<Aspect> {
+        let all = [
+            (Aspect::Capabilities, self.capabilities != before.capabilities),
+            (Aspect::Tools, self.tools != before.tools),
+            (Aspect::Resources, self.resources != before.resources),
+            (Aspect::Prompts, self.prompts != before.prompts),
+        ];
+        all.into_iter().filter(|(_, changed)| *changed).map(|(aspect, _)| aspect).collect()
+    }
+}
+
+fn same_entries(one: &[Entry], other: &[Entry]) -> bool {
+    one.iter().map(|entry| entry.raw.get()).eq(other.iter().map(|entry| entry.raw.get()))
 }
 
 /// One resource, resource template or prompt.
@@ -110,6 +164,10 @@ impl Tool {
             tokens: characters / 4,
             repeatable: annotations.read_only_hint == Some(true) || annotations.idempotent_hint == Some(true),
         })
+    }
+
+    fn text(&self) -> &str {
+        self.raw.get()
     }
 }
 

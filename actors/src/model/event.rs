@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::catalogue::Aspect;
 use super::ids::{InstallationId, Slug, TeamId, UserId};
 use super::spec::InstanceSpec;
 use super::status::Status;
@@ -161,8 +162,7 @@ pub struct RequestLine {
     pub timestamp: Timestamp,
 }
 
-/// Everything that is told. Those of remote instances, clients and configuration reloads have their wire form here
-/// already; durations are in the unit that the field's name ends with.
+/// Everything that is told. Those of clients and configuration reloads are for the host to emit; durations are in the unit that the field's name ends with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data")]
 #[expect(missing_docs, reason = "fields and types are those of the specification's table of events, by name")]
@@ -268,6 +268,9 @@ pub enum Event {
         of: Arc<Subject>,
         capabilities: Value,
         attempts_taken: u32,
+        /// What is not as it was.
+        #[serde(default)]
+        changed: Vec<Aspect>,
     },
     #[serde(rename = "mcp.server.health_degraded")]
     HealthDegraded {

@@ -47,9 +47,9 @@ pub enum Health {
     /// It has not been asked yet.
     #[default]
     Unknown,
-    /// It answered when it was last asked.
+    /// It has answered, and what it left unanswered since may be chance.
     Healthy,
-    /// It did not, too often in a row.
+    /// It did not answer, too often in a row.
     Degraded,
 }
 
@@ -83,4 +83,12 @@ pub struct ServerInfo {
     pub capabilities: Box<RawValue>,
     /// How it wants to be used, if it says so.
     pub instructions: Option<String>,
+}
+
+impl ServerInfo {
+    /// Whether both can do the same, in whatever order they say so.
+    pub fn is_as_capable(&self, other: &Self) -> bool {
+        let read = |info: &Self| serde_json::from_str::<serde_json::Value>(info.capabilities.get()).ok();
+        self.capabilities.get() == other.capabilities.get() || read(self) == read(other)
+    }
 }

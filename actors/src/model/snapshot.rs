@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::catalogue::Catalogue;
+use super::catalogue::{Catalogue, Revisions};
 use super::event::Subject;
 use super::ids::{InstallationId, InstanceId, TeamId, UserId};
 use super::remote::{Connection, Health, ServerInfo};
@@ -70,6 +70,8 @@ pub struct InstanceView {
     pub initialized_at: Option<Instant>,
     /// Its tools as last read, whatever the status.
     pub catalogue: Option<Arc<Catalogue>>,
+    /// How often what it offers has changed: whoever tells clients that there is something new remembers what it told.
+    pub revisions: Revisions,
     /// Where calls go, while a run takes them.
     pub port: Option<CallPort>,
     /// The door of a run that takes no calls any more, while those inside finish.
@@ -178,6 +180,7 @@ mod tests {
             attempt: None,
             initialized_at: None,
             catalogue: Some(Arc::default()),
+            revisions: Revisions::default(),
             port: None,
             draining: None,
             counters: Arc::default(),

@@ -220,6 +220,11 @@ impl InstanceSpec {
             Target::Remote { transport: RemoteTransport::Sse, .. } => "sse",
         }
     }
+
+    /// Whether its server is somewhere else.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.target, Target::Remote { .. })
+    }
 }
 
 #[cfg(test)]

@@ -26,7 +26,8 @@ pub enum Status {
     Restarting,
     /// Unreachable and recovering by itself, or stopped on request.
     Offline,
-    /// A live link that cannot be used, or a cause that only a change mends.
+    /// A link that lives and cannot be read, or a server that is there and does not answer as one should. It is tried again
+    /// where the policy says so.
     Error,
     /// New credentials are needed.
     RequiresReauth,
@@ -116,7 +117,7 @@ pub enum Cause {
     BudgetSpent,
     /// The link was lost, or the server cannot be reached.
     Lost,
-    /// The lists could not be read on a live link, or a bounded policy ran out, or this version cannot serve it.
+    /// The lists could not be read on a live link, the server does not answer as one should, or a bounded policy ran out.
     Failed,
     /// The server refused the credentials.
     AuthRefused,

@@ -35,6 +35,9 @@ pub fn class(kind: &FailureKind) -> Class {
         FailureKind::SessionExpired { .. } => Class::Expired,
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } => Class::Unauthorized,
         FailureKind::Throttled { .. } | FailureKind::ServerError { .. } => Class::Busy,
+        // It came too slowly, is too large, has too long an address, the wrong type or content, too large a head: that is
+        // this request, and says nothing about the next one.
+        FailureKind::Status(408 | 413 | 414 | 415 | 422 | 431) => Class::Busy,
         FailureKind::Redirected { .. }
         | FailureKind::Status(_)
         | FailureKind::NotMcp { .. }
@@ -152,6 +155,16 @@ mod tests {
             let failure = Failure::unsent(kind);
             assert_eq!(again_after(&RetryPolicy::default(), &failure, 1, true, PLENTY), None, "{failure}");
         }
+    }
+
+    #[test]
+    fn a_request_that_is_refused_for_what_it_is_says_nothing_about_its_server() {
+        for status in [408, 413, 414, 415, 422, 431] {
+            let refused = Failure::sent(FailureKind::Status(status));
+            assert_eq!(class(&refused.kind), Class::Busy, "{status}");
+            assert_eq!(again_after(&RetryPolicy::default(), &refused, 1, true, PLENTY), None, "{status}");
+        }
+        assert_eq!(class(&FailureKind::Status(418)), Class::Other);
     }
 
     #[test]

@@ -3,13 +3,14 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 pub(super) use crate::model::catalogue::List as Kind;
-use crate::model::catalogue::{Catalogue, Entry, Tool};
+use crate::model::catalogue::{Catalogue, Entry, Revisions, Tool};
 
 /// What a server said that it has.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -40,18 +41,40 @@ pub(super) struct Lists {
     pub(super) failures: u32,
     /// They were read in this session, or need not be: the instance is online.
     pub(super) known: bool,
+    /// What was told of them last, where some could not be read.
+    told: Option<Arc<Catalogue>>,
 }
 
 impl Lists {
+    pub(super) fn new(known: bool) -> Self {
+        Self { known, ..Self::default() }
+    }
+
     /// What is being read now is something beside the tools.
     pub(super) fn is_beside(&self) -> bool {
         self.reading.as_ref().is_some_and(|reading| reading.kind != Kind::Tools)
+    }
+
+    /// What is to be told of a reading: nothing if it could not read any more than the last one, and has read the same.
+    pub(super) fn news(&mut self, catalogue: Catalogue) -> Option<Arc<Catalogue>> {
+        if self.told.as_deref().is_some_and(|told| is_same(told, &catalogue)) {
+            return None;
+        }
+        let catalogue = Arc::new(catalogue);
+        self.told = (!catalogue.unread.is_empty()).then(|| catalogue.clone());
+        Some(catalogue)
     }
 
     /// They are to be read again then, or before.
     pub(super) fn again_by(&mut self, at: Instant) {
         self.again_at = Some(self.again_at.map_or(at, |sooner| sooner.min(at)));
     }
+}
+
+fn is_same(one: &Catalogue, other: &Catalogue) -> bool {
+    let mut changes = Revisions::default();
+    changes.read(Some(one), other);
+    changes == Revisions::default() && one.unread == other.unread
 }
 
 /// One reading of all lists.

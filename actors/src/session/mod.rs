@@ -186,7 +186,7 @@ impl<O: Outlet> Conversation<O> {
             unsent: VecDeque::new(),
             calls: Calls::default(),
             initialized: None,
-            lists: Lists { known: !discover, ..Lists::default() },
+            lists: Lists::new(!discover),
             draining: false,
         };
         this.greet(since);
@@ -352,8 +352,15 @@ impl<O: Outlet> Conversation<O> {
                 self.list_page(kind, None);
             }
             Err(catalogue) => {
-                (self.lists.failed, self.lists.failures, self.lists.known) = (false, 0, true);
-                (self.news)(News::Discovered(Arc::new(catalogue)));
+                (self.lists.failed, self.lists.known) = (false, true);
+                if catalogue.unread.is_empty() {
+                    self.lists.failures = 0;
+                } else {
+                    self.list_later();
+                }
+                if let Some(news) = self.lists.news(catalogue) {
+                    (self.news)(News::Discovered(news));
+                }
             }
         }
     }
@@ -368,7 +375,6 @@ impl<O: Outlet> Conversation<O> {
         match Frame::parse(message) {
             Ok(frame) => {
                 self.counters.message((self.wall)());
-                self.port.gate.active(now);
                 self.on_frame(&frame, now)
             }
             Err(why) => {
@@ -381,15 +387,21 @@ impl<O: Outlet> Conversation<O> {
     /// A message that has come before the end: only answers are of interest to anybody.
     fn on_last_word(&mut self, message: &[u8]) {
         if let Ok(frame @ Frame { method: None, id: Some(id), .. }) = Frame::parse(message) {
-            self.on_response(id, &frame);
+            self.on_response(id, &frame, Instant::now());
         }
     }
 
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) -> Heard {
         match (&frame.method, frame.id) {
-            (Some(method), Some(id)) => return self.on_server_request(method, id),
-            (Some(method), None) => self.on_notification(method, frame.params, now),
-            (None, Some(id)) => return self.on_response(id, frame),
+            (Some(method), Some(id)) => {
+                self.port.gate.active(now);
+                return self.on_server_request(method, id);
+            }
+            (Some(method), None) => {
+                self.port.gate.active(now);
+                self.on_notification(method, frame.params, now);
+            }
+            (None, Some(id)) => return self.on_response(id, frame, now),
             (None, None) => {
                 self.on_malformed(frame.error.map_or("", RawValue::get).as_bytes(), "an error for no request");
             }
@@ -397,9 +409,13 @@ impl<O: Outlet> Conversation<O> {
         Heard::Nothing
     }
 
-    fn on_response(&mut self, id: &RawValue, frame: &Frame<'_>) -> Heard {
+    fn on_response(&mut self, id: &RawValue, frame: &Frame<'_>, now: Instant) -> Heard {
         // An id that is not ours is dropped, and so is a late answer to one that timed out.
         let Some(pending) = id.get().parse().ok().and_then(|id| self.calls.remove(id)) else { return Heard::Nothing };
+        // What is asked by ourselves, again and again perhaps, keeps no server awake that nobody else needs.
+        if matches!(pending.purpose, Purpose::Caller { .. } | Purpose::Handshake) {
+            self.port.gate.active(now);
+        }
         let answer = match (frame.result, frame.error) {
             (Some(result), None) => Ok(result),
             (_, error) => Err(server_error(error, &self.spec.mask)),

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mcp_satellite_actors::model::catalogue::Aspect;
 use mcp_satellite_actors::model::event::StopKind;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::Run;
@@ -11,6 +12,7 @@ use mcp_satellite_actors::model::remote::{Connection, Health};
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::Activity;
+use mcp_satellite_actors::rules::jitter::Dice;
 use mcp_satellite_actors::rules::slot::{Beside, Effect, HealthNews, Input, Memo, Phase, Slot, Then, Told, Want, Why};
 
 use crate::away::{Away, Expected, Loss};
@@ -132,13 +134,13 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
     }
 }
 
-fn is_remote(spec: &InstanceSpec) -> bool {
-    matches!(spec.target, Target::Remote { .. })
+fn dice() -> Dice {
+    Dice::new(0, "")
 }
 
 /// Whether a healthy connection may go on under this configuration.
 fn are_credentials(before: &InstanceSpec, after: &InstanceSpec) -> bool {
-    is_remote(before)
+    before.is_remote()
         && before.target == after.target
         && before.policy == after.policy
         && before.keep == after.keep
@@ -156,7 +158,7 @@ struct Worker {
     /// The last attempt to read its lists has failed.
     cannot_list: bool,
     /// Its credentials have changed since it was started.
-    newer_credentials: bool,
+    newer_credentials: Option<Instant>,
     appeared: bool,
     initialized: Option<Instant>,
     listed: bool,
@@ -221,9 +223,9 @@ impl World {
     /// `known` says that its tools are known from another day.
     pub(crate) fn new(first: Shape, known: bool) -> Self {
         let (slot, effects) = if known {
-            Slot::revive(shape(first), &Memo::recalled(catalogue("read"), Instant::now()))
+            Slot::revive(shape(first), dice(), &Memo::recalled(catalogue("read"), Instant::now()))
         } else {
-            Slot::new(shape(first))
+            Slot::new(shape(first), dice())
         };
         let mut world = Self {
             now: Instant::now(),
@@ -302,7 +304,7 @@ impl World {
     }
 
     fn root_reads(&mut self) {
-        let pool = if is_remote(&self.desired) { Pool::Connections } else { Pool::Processes };
+        let pool = if self.desired.is_remote() { Pool::Connections } else { Pool::Processes };
         match self.to_root.pop_front() {
             Some(Effect::RequestPermit { .. }) => drop(self.waits.insert(pool)),
             Some(Effect::WithdrawPermit) => self.waits.clear(),
@@ -369,7 +371,7 @@ impl World {
 
     fn restart(&mut self, reconnect: bool) {
         let before = (self.slot.phase.clone(), self.slot.status);
-        let (remote, stopped) = (is_remote(&self.slot.spec), self.want == Want::Stopped);
+        let (remote, stopped) = (self.slot.spec.is_remote(), self.want == Want::Stopped);
         // What is not connected is connected, also where it was to stay down.
         if reconnect && remote && stopped && !self.ending {
             self.want = Want::Running;
@@ -399,7 +401,7 @@ impl World {
             self.credentials(to);
             return;
         }
-        let (ready, process) = (matches!(self.slot.phase, Phase::Ready { .. }), !is_remote(&before));
+        let (ready, process) = (matches!(self.slot.phase, Phase::Ready { .. }), !before.is_remote());
         let rolls = to.on_update == OnUpdate::Rolling && ready && process;
         let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
         let back = self.not_taken && *to == before && sleeps;
@@ -512,7 +514,7 @@ impl World {
         let reconnects =
             matches!(self.slot.phase, Phase::Starting { run: its, why: Why::Reconnect { .. }, .. } if its == run);
         self.handle(input);
-        let current = self.slot.run() == Some(run) && is_remote(&self.slot.spec);
+        let current = self.slot.run() == Some(run) && self.slot.spec.is_remote();
         match server {
             Server::Initializes if reconnects => {
                 assert_eq!(self.slot.open_run(), Some(run));
@@ -597,7 +599,8 @@ impl World {
             assert!(!reconnecting);
         } else if loss.is_about_credentials() {
             self.away.begins_anew();
-            if worker.newer_credentials {
+            let patience = self.slot.spec.policy.session.request_timeout_max;
+            if worker.newer_credentials.is_some_and(|since| self.now.duration_since(since) < patience) {
                 assert!(matches!(self.slot.phase, Phase::Queued { .. }), "the new ones were never tried");
             } else {
                 assert_eq!(self.slot.phase, Phase::Reauth);
@@ -710,7 +713,7 @@ impl World {
                 Input::Health(run, HealthNews::Degraded { failures: 3, last_error: "no answer".to_owned() })
             }
             Server::Restores => Input::Health(run, HealthNews::Restored { failures: 3, last_error: None }),
-            Server::Ends(_, loss) if is_remote(&self.slot.spec) => Input::Ended(run, lost(loss.kind(), None)),
+            Server::Ends(_, loss) if self.slot.spec.is_remote() => Input::Ended(run, lost(loss.kind(), None)),
             Server::Ends(..) => Input::Ended(run, exited(1, None)),
         };
         let before = format!("{:?}", self.slot);
@@ -782,7 +785,7 @@ impl World {
             self.away.begins_anew();
         }
         self.away.wanted = false;
-        let (slot, effects) = Slot::revive(self.slot.spec.clone(), &self.memo);
+        let (slot, effects) = Slot::revive(self.slot.spec.clone(), dice(), &self.memo);
         self.slot = slot;
         self.memo = self.slot.memo();
         self.perform(effects);
@@ -897,18 +900,20 @@ impl World {
                 }
                 Effect::Credentials { run, spec } => {
                     assert_eq!(spec, self.desired);
+                    let now = self.now;
                     let worker = self.worker(run).unwrap();
                     assert!(worker.dialled && !worker.told_to_stop);
-                    worker.newer_credentials = true;
+                    worker.newer_credentials = Some(now);
                 }
-                Effect::Tell(Told::Started { .. }) if is_remote(&self.slot.spec) => {
+                Effect::Tell(Told::Started { .. }) if self.slot.spec.is_remote() => {
                     assert!(!self.connected && !self.was_connected, "it is started a second time");
                     (self.connected, self.was_connected, self.attempts) = (true, true, 0);
                 }
-                Effect::Tell(Told::Reconnected { attempts }) => {
+                Effect::Tell(Told::Reconnected { attempts, changed }) => {
                     assert!(self.was_connected, "it is there again and never was before");
                     assert!(!self.connected, "it is there again and was never gone");
                     assert_eq!(attempts, std::mem::take(&mut self.attempts));
+                    assert!(!changed.contains(&Aspect::Capabilities), "it can do what it always could");
                     self.connected = true;
                 }
                 Effect::Tell(Told::Disconnected { .. }) => {
@@ -919,7 +924,7 @@ impl World {
                     self.degraded = matches!(news, HealthNews::Degraded { .. });
                 }
                 Effect::Tell(Told::PermanentlyFailed { .. }) => {
-                    assert!(!is_remote(&self.slot.spec), "a remote one never fails for good");
+                    assert!(!self.slot.spec.is_remote(), "a remote one never fails for good");
                 }
                 Effect::Status { .. } | Effect::ChargeTeam | Effect::Tell(_) | Effect::Denied(_) => {}
             }
@@ -929,7 +934,7 @@ impl World {
     fn try_sleep(&mut self, run: Run, idle: Duration) {
         let policy = self.slot.spec.policy.idle.clone();
         assert_ne!(self.slot.spec.keep, Keep::AlwaysOn, "it must never sleep");
-        assert!(!is_remote(&self.slot.spec), "nothing is saved by a connection that sleeps");
+        assert!(!self.slot.spec.is_remote(), "nothing is saved by a connection that sleeps");
         // A call may have been tried on it before its tools could be read: then its door stays open.
         let used = self.worker(run).unwrap().inside > 0;
         assert!(!used || idle.is_zero(), "it has a call in flight");
@@ -972,7 +977,7 @@ impl World {
         assert_eq!(self.want, Want::Running, "it was stopped and nobody has started it");
         assert!(!self.ending, "it starts on its way out");
         assert!(spec.missing.is_empty(), "it starts without what its user must give");
-        if is_remote(spec) {
+        if spec.is_remote() {
             assert!(!self.away.needs_credentials, "it is tried with what was not accepted");
             let due = self.away.next.is_none_or(|(_, due)| due <= self.now);
             assert!(due || self.away.wanted, "an attempt before its time, and nobody wants it");
@@ -982,12 +987,12 @@ impl World {
         assert!(self.exits_that_count() < self.slot.spec.policy.restart.max_crashes, "a restart beyond the budget");
         let succeeds = *spec != *self.slot.spec;
         assert!(succeeds || self.not_before.is_none_or(|at| self.now >= at), "a restart's delay is cut short");
-        self.attempts += u32::from(is_remote(spec));
+        self.attempts += u32::from(spec.is_remote());
         self.workers.push(Worker {
             run,
-            dialled: is_remote(spec),
+            dialled: spec.is_remote(),
             cannot_list: false,
-            newer_credentials: false,
+            newer_credentials: None,
             discovers: discover,
             appeared: false,
             initialized: None,
@@ -1069,7 +1074,7 @@ impl World {
             _ => None,
         };
         if let Phase::Ready { look_at, .. } = phase {
-            let sleeps = self.slot.spec.keep != Keep::AlwaysOn && !is_remote(&self.slot.spec);
+            let sleeps = self.slot.spec.keep != Keep::AlwaysOn && !self.slot.spec.is_remote();
             assert_eq!(look_at.is_some(), sleeps, "who looks whether it is needed?");
         }
         self.check_connection();
@@ -1088,7 +1093,7 @@ impl World {
             _ => {}
         }
         let connection = self.slot.connection();
-        if !is_remote(spec) {
+        if !spec.is_remote() {
             let remote = matches!(phase, Phase::Reconnecting { .. } | Phase::Reauth | Phase::Exhausted { .. });
             assert!(!remote && connection.is_none(), "a process in {phase:?}");
             return;

@@ -29,6 +29,10 @@ use super::message;
 pub(super) enum News {
     /// This is for the session.
     Of(Incoming),
+    /// A message for the session that nobody waited for on its stream: it may be the answer to another exchange.
+    Aside(Bytes),
+    /// The request with this number was answered a while ago, not by the exchange that sent it.
+    Answered(u64),
     /// The server has taken `notifications/initialized`.
     Initialized,
     /// The stream of an HTTP+SSE server has named where messages go.
@@ -50,14 +54,24 @@ impl Out {
         let _ = self.0.send(news).await;
     }
 
-    /// A text of the server: one message, or a batch of them. What is no JSON is passed on for the session to count.
-    pub(super) async fn messages(&mut self, text: Bytes) {
+    /// A text of the server with the answer in it that was waited for.
+    pub(super) async fn answer(&mut self, text: Bytes) {
+        self.messages(text, |message| News::Of(Incoming::Message(message))).await;
+    }
+
+    /// Any other text of the server.
+    pub(super) async fn aside(&mut self, text: Bytes) {
+        self.messages(text, News::Aside).await;
+    }
+
+    /// One message, or a batch of them. What is no JSON is passed on for the session to count.
+    async fn messages(&mut self, text: Bytes, news: fn(Bytes) -> News) {
         let is_batch = text.trim_ascii_start().first() == Some(&b'[');
         match is_batch.then(|| message::messages(&text)).flatten() {
-            None => self.send(News::Of(Incoming::Message(text))).await,
+            None => self.send(news(text)).await,
             Some(batch) => {
                 for message in batch {
-                    self.send(News::Of(Incoming::Message(message))).await;
+                    self.send(news(message)).await;
                 }
             }
         }
@@ -102,6 +116,12 @@ impl Exchanges {
             self.abandonable.push((id, handle));
         }
         self.wake();
+    }
+
+    /// Whether there is an exchange that `message` answers in its place.
+    pub(super) fn answered_by(&self, message: &[u8]) -> Option<u64> {
+        let id = (!self.abandonable.is_empty()).then(|| message::answered(message)).flatten()?;
+        self.abandonable.iter().any(|(its, _)| *its == id).then_some(id)
     }
 
     /// Drops an exchange, and with it its connection.

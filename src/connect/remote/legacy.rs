@@ -36,7 +36,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
     loop {
         match next_event(&mut response, &mut events).await {
             Ok(Some(Event { kind, data })) if kind.as_ref().is_none_or(|kind| kind == "message") => {
-                out.messages(data).await;
+                out.aside(data).await;
             }
             Ok(Some(_)) => {}
             Ok(None) => return News::Of(Incoming::Lost(Failure::sent(ended()))),

@@ -9,9 +9,11 @@ use bytes::Bytes;
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, Target};
 use mcp_satellite_actors::seam::{Incoming, Line, Outgoing};
+use tokio::time::sleep;
 
 use super::clients::Clients;
 use super::exchange::{Exchanges, News, Out, Session};
+use super::streamable::LAST_WORDS;
 use super::{legacy, streamable};
 
 /// So many notifications and answers of ours are on their way at once, each on a connection of its own.
@@ -193,6 +195,17 @@ impl Line for RemoteLine {
             match ready!(self.exchanges.poll_next(cx)) {
                 News::Of(Incoming::Lost(failure)) => self.lost(failure),
                 News::Of(incoming) => return Poll::Ready(incoming),
+                News::Aside(message) => {
+                    // A server may answer here and never end the exchange that it was asked in.
+                    if let Some(id) = self.exchanges.answered_by(&message) {
+                        self.exchanges.start(None, |_| async move {
+                            sleep(LAST_WORDS).await;
+                            News::Answered(id)
+                        });
+                    }
+                    return Poll::Ready(Incoming::Message(message));
+                }
+                News::Answered(id) => self.exchanges.abandon(id),
                 News::Initialized => {
                     if self.transport == RemoteTransport::Http {
                         let session = Arc::clone(&self.session);

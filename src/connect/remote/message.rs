@@ -28,10 +28,14 @@ impl<'a> Outside<'a> {
     }
 }
 
+/// The request of ours that this is the answer to.
+pub(super) fn answered(message: &[u8]) -> Option<u64> {
+    Outside::of(message).filter(|outside| outside.method.is_none())?.id?.get().parse().ok()
+}
+
 /// Whether this is the answer to the request with this id.
 pub(super) fn answers(message: &[u8], id: u64) -> bool {
-    Outside::of(message)
-        .is_some_and(|outside| outside.method.is_none() && outside.id.is_some_and(|its| its.get().parse() == Ok(id)))
+    answered(message) == Some(id)
 }
 
 /// Whether this is a JSON-RPC error that is about no request in particular.

@@ -20,8 +20,8 @@ use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next
 use super::failures::not_mcp;
 use super::message;
 
-/// After an answer its stream should end; so long the connection is kept for that, to be used again.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// After an answer its exchange should end; so long the connection is kept for that, to be used again.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A stream that ends sooner than this is opened again later and later.
 const QUICK: Duration = Duration::from_secs(10);
@@ -114,11 +114,12 @@ async fn follow(
                 Some(messages) => messages.iter().any(|message| message::answers(message, id)),
                 None => false,
             };
-            out.messages(event.data).await;
             if answered {
+                out.answer(event.data).await;
                 last_words(&mut response, &mut events, out).await;
                 return Ok(());
             }
+            out.aside(event.data).await;
         }
         last_id = resumption(&events).or(last_id);
         let cut = || Failure::sent(FailureKind::Cut);
@@ -152,7 +153,7 @@ async fn last_words(response: &mut Response, events: &mut Events, out: &mut Out)
     let until = Instant::now() + LAST_WORDS;
     while let Ok(Ok(Some(event))) = timeout_at(until, next_event(response, events)).await {
         if event.kind.is_none_or(|kind| kind == "message") {
-            out.messages(event.data).await;
+            out.aside(event.data).await;
         }
     }
 }
@@ -185,7 +186,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 loop {
                     match next_event(&mut response, &mut events).await {
                         Ok(Some(event)) if event.kind.as_ref().is_none_or(|kind| kind == "message") => {
-                            out.messages(event.data).await;
+                            out.aside(event.data).await;
                         }
                         Ok(Some(_)) => {}
                         Ok(None) => break,

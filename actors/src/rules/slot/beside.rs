@@ -14,7 +14,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::remote::is_remote;
 use super::{Effect, Phase, Refusal, Slot, Then, Told, Why};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
@@ -138,7 +137,8 @@ impl Slot {
 
     /// The run beside has become the current one, and has shaken hands.
     fn greeted_beside(&mut self) {
-        self.server = self.server_beside.take();
+        let server = self.server_beside.take();
+        self.introduced(server);
         self.health = Health::Healthy;
     }
 
@@ -280,7 +280,7 @@ impl Slot {
 
     pub(super) fn takes_on(&mut self, spec: Arc<InstanceSpec>) {
         // Somewhere else, or something else, is not the same again.
-        self.was_ready &= !is_remote(&spec) && !self.is_remote();
+        self.was_ready &= !spec.is_remote() && !self.is_remote();
         self.spec = spec;
         self.server = None;
         self.refused = None;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::HealthNews;
-use crate::model::catalogue::Catalogue;
+use crate::model::catalogue::{Aspect, Catalogue};
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::WorkerExit;
 use crate::model::ids::Run;
@@ -229,6 +229,8 @@ pub enum Told {
     Reconnected {
         /// Attempts since it was lost or closed, the one that succeeded among them.
         attempts: u32,
+        /// What is not as it was.
+        changed: Vec<Aspect>,
     },
     /// What health checks found.
     Health(HealthNews),

@@ -33,14 +33,14 @@ use std::time::{Duration, Instant};
 pub use beside::Beside;
 pub use effect::{Effect, Input, Told};
 pub use phase::{Phase, Then, Want, Why};
+use remote::Away;
 pub use remote::HealthNews;
-use remote::{Away, is_remote};
 
 use super::idle;
 use super::jitter::Dice;
 use super::restart::History;
 use super::retry;
-use crate::model::catalogue::Catalogue;
+use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::ids::Run;
 use crate::model::remote::{Health, ServerInfo};
@@ -66,6 +66,8 @@ pub struct Memo {
     server: Option<Arc<ServerInfo>>,
     degraded: Option<(u32, String)>,
     told_connected: bool,
+    revisions: Revisions,
+    revisions_told: Revisions,
     attempts: u32,
     /// Its tools are those of another satellite, and were not read since.
     recalled: bool,
@@ -134,6 +136,8 @@ pub struct Slot {
     pub health: Health,
     /// What its server said of itself when it was last there.
     pub server: Option<Arc<ServerInfo>>,
+    /// How often what it offers has changed.
+    pub revisions: Revisions,
     /// Its unwanted exits.
     pub history: History,
     /// The second incarnation, during a rolling update.
@@ -141,7 +145,7 @@ pub struct Slot {
     /// What that one's server said of itself.
     server_beside: Option<Arc<ServerInfo>>,
     /// For delays that are not to be the same for all.
-    pub(crate) dice: Dice,
+    dice: Dice,
     refused: Option<Refusal>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
@@ -149,12 +153,14 @@ pub struct Slot {
     called: bool,
     /// Its tools are as they were before the satellite was started: they are read again when it is awake.
     recalled: bool,
-    /// Its credentials have changed since its run was started.
-    newer_credentials: bool,
+    /// When its credentials have changed since its run was started.
+    newer_credentials: Option<Instant>,
     /// It was told to be degraded, after so many failures and for this reason, and was not told to be well since.
     degraded: Option<(u32, String)>,
     /// Its connection was told to be there, and was not told to be gone since.
     told_connected: bool,
+    /// What was known of what it offers when that was told.
+    revisions_told: Revisions,
     /// Attempts to connect since it was last there, the one under way among them.
     attempts: u32,
     /// The run that is a connection, not a process: an update may have made one of what was the other.
@@ -162,9 +168,9 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// A new instance, and what to do first.
-    pub fn new(spec: Arc<InstanceSpec>) -> (Self, Vec<Effect>) {
-        let mut slot = Self::blank(spec);
+    /// A new instance, and what to do first. The dice are for delays that are not to be the same for all.
+    pub fn new(spec: Arc<InstanceSpec>, dice: Dice) -> (Self, Vec<Effect>) {
+        let mut slot = Self::blank(spec, dice);
         let mut out = Vec::new();
         if slot.spec.missing.is_empty() {
             out.push(Effect::Status { status: Status::Provisioning, message: None });
@@ -176,11 +182,11 @@ impl Slot {
     }
 
     /// An instance whose supervisor died: what it had come to stays, what ran is started again.
-    pub fn revive(spec: Arc<InstanceSpec>, memo: &Memo) -> (Self, Vec<Effect>) {
-        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || is_remote(&spec)) {
-            return Self::new(spec);
+    pub fn revive(spec: Arc<InstanceSpec>, dice: Dice, memo: &Memo) -> (Self, Vec<Effect>) {
+        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || spec.is_remote()) {
+            return Self::new(spec, dice);
         }
-        let mut slot = Self::blank(spec);
+        let mut slot = Self::blank(spec, dice);
         slot.history = memo.history.clone();
         slot.catalogue.clone_from(&memo.catalogue);
         slot.restarts = memo.restarts;
@@ -193,6 +199,8 @@ impl Slot {
         slot.degraded.clone_from(&memo.degraded);
         slot.told_connected = memo.told_connected;
         slot.attempts = memo.attempts;
+        slot.revisions = memo.revisions;
+        slot.revisions_told = memo.revisions_told;
         let mut out = Vec::new();
         slot.tell_disconnected(memo.stopped, &mut out);
         if memo.stopped {
@@ -258,6 +266,8 @@ impl Slot {
             degraded: self.degraded.clone(),
             told_connected: self.told_connected,
             attempts: self.attempts,
+            revisions: self.revisions,
+            revisions_told: self.revisions_told,
             recalled: self.recalled,
             new: false,
         }
@@ -363,7 +373,7 @@ impl Slot {
             Input::Restart if self.is_remote() && self.want == Want::Running => self.on_reconnect(&mut out),
             Input::Restart => self.on_restart(&mut out),
             Input::Reconnect => self.on_reconnect(&mut out),
-            Input::Update(spec) => self.on_update(spec, &mut out),
+            Input::Update(spec) => self.on_update(now, spec, &mut out),
             Input::Uninstall => self.on_end(StopKind::Uninstall, &mut out),
             Input::Shutdown => self.on_end(StopKind::Shutdown, &mut out),
             Input::Call => self.on_call(now, &mut out),
@@ -409,7 +419,7 @@ impl Slot {
         }
     }
 
-    fn blank(spec: Arc<InstanceSpec>) -> Self {
+    fn blank(spec: Arc<InstanceSpec>, dice: Dice) -> Self {
         Self {
             spec,
             want: Want::Running,
@@ -427,14 +437,16 @@ impl Slot {
             history: History::default(),
             beside: None,
             server_beside: None,
-            dice: Dice::new(0, ""),
+            dice,
             refused: None,
             permit: None,
             called: false,
             recalled: false,
-            newer_credentials: false,
+            newer_credentials: None,
             degraded: None,
             told_connected: false,
+            revisions: Revisions::default(),
+            revisions_told: Revisions::default(),
             attempts: 0,
             dialled: None,
             was_ready: false,
@@ -487,7 +499,9 @@ impl Slot {
             Why::Again { reason, old_pid, attempt } if !first => {
                 Told::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
             }
-            Why::Reconnect { .. } if !first => Told::Reconnected { attempts },
+            Why::Reconnect { .. } if !first => {
+                Told::Reconnected { attempts, changed: self.revisions.since(&self.revisions_told) }
+            }
             // A restart of what never got to `online` is its first time there.
             Why::First | Why::Again { .. } | Why::Reconnect { .. } => Told::Started {
                 after: now.saturating_duration_since(since),
@@ -507,6 +521,13 @@ impl Slot {
         if self.spec.keep == Keep::Lazy && !called && !self.is_remote() {
             out.push(Effect::TrySleep { run, idle: Duration::ZERO });
         }
+    }
+
+    /// Its server has said what it is.
+    fn introduced(&mut self, server: Option<Arc<ServerInfo>>) {
+        let known = self.server.as_ref().zip(server.as_ref());
+        self.revisions.capabilities += u64::from(!known.is_some_and(|(old, new)| old.is_as_capable(new)));
+        self.server = server;
     }
 
     fn opens(&mut self, now: Instant, run: Run) {

@@ -20,7 +20,7 @@ use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::ids::Run;
 use crate::model::remote::{Connection, Health};
-use crate::model::spec::{InstanceSpec, Target};
+use crate::model::spec::InstanceSpec;
 use crate::model::status::{self, Cause, Status};
 use crate::rules::restart;
 use crate::rules::retry::{self, Class};
@@ -67,7 +67,7 @@ pub(super) enum Away {
 impl Slot {
     /// Whether its server is somewhere else.
     pub fn is_remote(&self) -> bool {
-        is_remote(&self.spec)
+        self.spec.is_remote()
     }
 
     /// The connection of a remote instance.
@@ -201,8 +201,10 @@ impl Slot {
         self.tell_disconnected(false, out);
         let class = retry::class(&failure.kind);
         if class == Class::Unauthorized {
-            // They have changed while it was found out that the old ones are not accepted.
-            if std::mem::take(&mut self.newer_credentials) {
+            // They have changed while it was found out that the old ones are not accepted. What was sent with those has been
+            // answered by now if that is long ago.
+            let patience = self.spec.policy.session.request_timeout_max;
+            if self.newer_credentials.take().is_some_and(|since| now.saturating_duration_since(since) < patience) {
                 self.moves(Cause::Lost, Some(format!("{reason}; its credentials have changed meanwhile")), out);
                 self.attempt_now(0, None, out);
                 return;
@@ -263,14 +265,14 @@ impl Slot {
     }
 
     /// Its credentials are others, and nothing else is.
-    pub(super) fn on_credentials(&mut self, spec: &InstanceSpec, out: &mut Vec<Effect>) {
+    pub(super) fn on_credentials(&mut self, now: Instant, spec: &InstanceSpec, out: &mut Vec<Effect>) {
         // What was sent with the old ones may still be answered, and echo them.
         let mask = spec.mask.replacing(&self.spec.mask);
         self.spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
         match self.phase {
             // What is connected stays so, and uses them from now on.
             Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
-                self.newer_credentials = true;
+                self.newer_credentials = Some(now);
                 out.push(Effect::Credentials { run, spec: self.spec.clone() });
             }
             Phase::Reauth => {
@@ -298,6 +300,7 @@ impl Slot {
     /// Once for each time that it was told to be there.
     pub(super) fn tell_disconnected(&mut self, intentional: bool, out: &mut Vec<Effect>) {
         if std::mem::take(&mut self.told_connected) {
+            self.revisions_told = self.revisions;
             out.push(Effect::Tell(Told::Disconnected { intentional }));
         }
     }
@@ -337,7 +340,7 @@ impl Slot {
             }
             Phase::Undiscovered { retry_at: Some(at), .. } => *at = earlier(*at),
             // Its connections may be dead, and nobody has told.
-            Phase::Ready { run, .. } if is_remote(&self.spec) => out.push(Effect::Check(*run)),
+            Phase::Ready { run, .. } if self.spec.is_remote() => out.push(Effect::Check(*run)),
             // Nothing of theirs is overdue.
             Phase::Unconfigured
             | Phase::Queued { .. }
@@ -377,13 +380,9 @@ impl Slot {
     }
 }
 
-pub(super) fn is_remote(spec: &InstanceSpec) -> bool {
-    matches!(spec.target, Target::Remote { .. })
-}
-
 /// Whether two configurations of a remote instance differ in what it says of itself to its server, and in nothing else.
 pub(super) fn differ_in_credentials_only(old: &InstanceSpec, new: &InstanceSpec) -> bool {
     let like_new =
         InstanceSpec { headers: new.headers.clone(), query: new.query.clone(), mask: new.mask.clone(), ..old.clone() };
-    is_remote(old) && old.missing.is_empty() && like_new == *new
+    old.is_remote() && old.missing.is_empty() && like_new == *new
 }

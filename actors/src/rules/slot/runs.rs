@@ -28,7 +28,7 @@ impl Slot {
         self.hold_permit(now, run, self.spec.policy.session.permit_hold_max, out);
         self.pid = None;
         self.initialized_at = None;
-        self.newer_credentials = false;
+        self.newer_credentials = None;
         self.dialled = self.is_remote().then_some(run);
         self.attempts += u32::from(self.is_remote());
         match why {
@@ -52,7 +52,7 @@ impl Slot {
         }
         let (why, since) = (why.clone(), *since);
         self.initialized_at = Some(now);
-        self.server = Some(server);
+        self.introduced(Some(server));
         self.is_well(out);
         match why {
             // Its tools are known: it answers after the handshake.
@@ -130,6 +130,7 @@ impl Slot {
             Some(_) | None => catalogue,
         };
         let before = self.catalogue.replace(catalogue.clone());
+        self.revisions.read(before.as_deref(), &catalogue);
         out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }
 

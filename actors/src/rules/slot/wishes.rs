@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::remote::{differ_in_credentials_only, is_remote};
+use super::remote::differ_in_credentials_only;
 use super::{Effect, Phase, Slot, Then, Want, Why, ending, refuse_ending};
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::spec::{InstanceSpec, OnUpdate};
@@ -134,7 +134,7 @@ impl Slot {
         }
     }
 
-    pub(super) fn on_update(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
+    pub(super) fn on_update(&mut self, now: Instant, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
         if matches!(self.phase, Phase::Over | Phase::Stopping { then: Then::Over, .. }) {
             return;
         }
@@ -145,7 +145,7 @@ impl Slot {
             return;
         }
         if differ_in_credentials_only(&self.spec, &spec) {
-            self.on_credentials(&spec, out);
+            self.on_credentials(now, &spec, out);
             return;
         }
         // Back to what sleeps: there is nothing to start.
@@ -155,8 +155,8 @@ impl Slot {
             return;
         }
         let complete = spec.missing.is_empty();
-        let other_kind = is_remote(&spec) != self.is_remote();
-        let rolls = spec.on_update == OnUpdate::Rolling && complete && !is_remote(&spec) && !self.is_remote();
+        let other_kind = spec.is_remote() != self.is_remote();
+        let rolls = spec.on_update == OnUpdate::Rolling && complete && !spec.is_remote() && !self.is_remote();
         if rolls && takes_calls {
             self.roll(spec, out);
             return;
