@@ -1,6 +1,6 @@
 //! The HTTP clients that all lines share.
 //!
-//! One pool would do, but two things are settled for a whole client in reqwest: how long connecting may take, and
+//! One client would do, but two things are settled for a whole client in reqwest: how long connecting may take, and
 //! whether the proxies of the environment are asked. So there is one client for each combination that is in use, which is
 //! one or two; they share the certificates, the memory of TLS sessions and the lookups of names.
 
