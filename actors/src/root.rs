@@ -707,10 +707,7 @@ impl State {
 
 /// How long its end may take.
 fn grace(spec: &InstanceSpec) -> Duration {
-    match spec.target {
-        Target::Stdio { .. } => spec.policy.session.terminate_grace,
-        Target::Remote { .. } => spec.policy.remote.close_timeout,
-    }
+    if spec.is_remote() { spec.policy.remote.close_timeout } else { spec.policy.session.terminate_grace }
 }
 
 async fn spawn_registry(
