@@ -78,7 +78,7 @@ async fn a_server_that_does_not_take_the_end_of_the_handshake_is_lost() {
     line.message().await;
     line.initialized();
     line.asks(&mut peer).await.answer(400, &[], "").await;
-    assert_eq!(line.lost().await, FailureKind::Status(400));
+    assert_eq!(line.lost().await, FailureKind::status(400));
 }
 
 #[tokio::test]
@@ -194,7 +194,7 @@ async fn a_server_that_does_not_let_a_stream_be_taken_up_says_what_became_of_it(
         (405, &[][..], FailureKind::Cut),
         (500, &[], FailureKind::Cut),
         (200, &[("content-type", "text/html")], FailureKind::Cut),
-        (404, &[], FailureKind::SessionExpired { status: 404 }),
+        (404, &[], FailureKind::expired(404)),
         (401, &[], FailureKind::Unauthorized { challenge: None }),
     ] {
         let mut peer = Peer::new().await;
@@ -412,7 +412,7 @@ async fn dropping_a_line_closes_all_its_connections_at_once() {
 #[tokio::test]
 async fn a_notification_that_cannot_be_delivered_is_the_loss_and_one_that_is_not_liked_is_nothing() {
     for (status, kind) in [
-        (404, FailureKind::SessionExpired { status: 404 }),
+        (404, FailureKind::expired(404)),
         (401, FailureKind::Unauthorized { challenge: None }),
         (403, FailureKind::Forbidden { challenge: None }),
     ] {

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID};
 use super::clients::Clients;
 use super::events::{Event, Events, TooLong};
-use super::failures::{of_error, of_status};
+use super::failures::{of_error, of_status, told};
 use super::message;
 
 /// What an exchange has to tell its line.
@@ -292,7 +292,7 @@ impl Terms {
     pub(super) async fn refusal(&self, response: Response, id: Option<u64>) -> Result<Vec<Bytes>, FailureKind> {
         let status = response.status();
         let kind = of_status(&response, &self.access);
-        if !matches!(kind, FailureKind::Status(_)) {
+        if !matches!(kind, FailureKind::Status { .. }) {
             return Err(kind);
         }
         // What it says is only looked at where it makes a difference, and is not waited for without end.
@@ -308,14 +308,27 @@ impl Terms {
         }
         let expired = match status {
             StatusCode::NOT_FOUND => true,
+            // Who knows the session and takes the request for a bad one says so with its number. Who does not know the
+            // session says it in JSON-RPC about nothing or about a number of its own, or in plain words, or not at all.
+            StatusCode::BAD_REQUEST if id.is_some() && self.version.is_some() => true,
             StatusCode::BAD_REQUEST => messages.iter().any(|message| message::is_error_about_nothing(message)),
             _ => false,
         };
+        let said = messages.iter().find_map(|message| message::complaint(message)).map(|said| self.told(&said));
+        let status = status.as_u16();
         Err(if expired && self.names_session() {
-            FailureKind::SessionExpired { status: status.as_u16() }
+            FailureKind::SessionExpired { status, said }
         } else {
-            kind
+            FailureKind::Status { status, said }
         })
+    }
+
+    /// What the server says of us: it may say the session's name, with which somebody else could speak for us.
+    fn told(&self, said: &str) -> String {
+        match self.id.as_ref().and_then(|id| id.to_str().ok()).filter(|id| !id.is_empty()) {
+            Some(id) => told(&said.replace(id, "[session]"), &self.access),
+            None => told(said, &self.access),
+        }
     }
 
     /// All of an answer that is not a stream.

@@ -73,7 +73,7 @@ pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
             let to = text(&LOCATION).and_then(|location| access.url().join(location).ok());
             FailureKind::Redirected { status: status.as_u16(), to: to.map(|to| told(&shown(&to), access)) }
         }
-        status => FailureKind::Status(status.as_u16()),
+        status => FailureKind::status(status.as_u16()),
     }
 }
 

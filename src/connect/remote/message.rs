@@ -44,6 +44,20 @@ pub(super) fn is_error_about_nothing(message: &[u8]) -> bool {
         .is_some_and(|outside| outside.jsonrpc == "2.0" && outside.id.is_none() && outside.error.is_some())
 }
 
+/// What a JSON-RPC error says, in its own words.
+pub(super) fn complaint(message: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Refusal {
+        error: Complaint,
+    }
+    #[derive(Deserialize)]
+    struct Complaint {
+        message: String,
+    }
+    let refusal: Refusal = serde_json::from_slice(message).ok()?;
+    Some(refusal.error.message).filter(|said| !said.trim().is_empty())
+}
+
 /// The messages of a text: one object, or those of a batch. `None` if it is not JSON.
 pub(super) fn messages(text: &Bytes) -> Option<Vec<Bytes>> {
     let trimmed = text.trim_ascii();

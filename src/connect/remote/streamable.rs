@@ -197,7 +197,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 pace.ended(began.elapsed(), events.retry())
             }
             Ok(response) => match terms.refusal(response, None).await {
-                Err(FailureKind::Status(405)) => return News::Done,
+                Err(FailureKind::Status { status: 405, .. }) => return News::Done,
                 Err(
                     kind @ (FailureKind::Unauthorized { .. }
                     | FailureKind::Forbidden { .. }
@@ -206,7 +206,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 Err(FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. }) => {
                     pace.refused(retry_after)
                 }
-                Err(FailureKind::Status(409)) => pace.refused(None),
+                Err(FailureKind::Status { status: 409, .. }) => pace.refused(None),
                 Ok(_) | Err(_) if !opened => return News::Done,
                 Ok(_) | Err(_) => {
                     // Perhaps it does not know where we were.
