@@ -84,7 +84,7 @@ async fn ask(
 /// Servers of the older transport refuse a POST to the address of their stream, one in this way and one in that.
 fn perhaps_older(kind: FailureKind) -> FailureKind {
     match kind {
-        FailureKind::Status(400 | 404 | 405) => {
+        FailureKind::Status { status: 400 | 404 | 405, .. } => {
             FailureKind::Handshake(format!("{kind}; if it speaks the older HTTP+SSE: transport = \"sse\""))
         }
         kind => kind,
