@@ -98,7 +98,7 @@ async fn a_server_that_may_speak_the_older_transport_is_said_to() {
     }
     line.request(0, "initialize");
     line.asks(&mut peer).await.answer(418, &[], "").await;
-    assert_eq!(line.failed(0).await.kind, FailureKind::Status(418));
+    assert_eq!(line.failed(0).await.kind, FailureKind::Status { status: 418, said: None });
 }
 
 #[tokio::test]
