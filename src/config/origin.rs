@@ -392,12 +392,15 @@ env = { KEY = "file:secrets/c" }
     fn of_many_files_that_change_at_once_only_those_that_cannot_be_used_keep_what_they_held() {
         let folder = Folder::new();
         let names: Vec<String> = (0..20).map(|at| format!("n{at:02}")).collect();
-        let mut text = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\" }]\n".to_owned();
-        for name in &names {
+        let installation = |name: &String| {
             folder.write(name, "first");
-            text += &format!("[[teams.installations]]\nid = \"{name}\"\nserver = \"s\"\ntransport = \"http\"\n");
-            text += &format!("url = \"https://e.com/mcp\"\nheaders = {{ X = \"file:secrets/{name}\" }}\n");
-        }
+            format!(
+                "[[teams.installations]]\nid = \"{name}\"\nserver = \"s\"\ntransport = \"http\"\n\
+                 url = \"https://e.com/mcp\"\nheaders = {{ X = \"file:secrets/{name}\" }}\n"
+            )
+        };
+        let team = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\" }]\n".to_owned();
+        let text = names.iter().map(installation).fold(team, |text, more| text + &more);
         let file = folder.0.path().join("satellite.toml");
         let mut origin = super::super::parse(file.to_str().unwrap(), &text, &|_| None).unwrap().origin;
         let bad = ["n00", "n07", "n08", "n19"];

@@ -63,12 +63,12 @@ impl Names {
         let begun = lookup.get_or_try_init(|| async {
             // The semaphore is never closed.
             let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| Unresolved)?;
-            let (answer, answered) = watch::channel(None);
-            let (look_up, lookup) = (Arc::clone(&self.look_up), Arc::clone(&lookup));
+            let (told, answered) = watch::channel(None);
+            let (resolver, kept) = (Arc::clone(&self.look_up), Arc::clone(&lookup));
             // It ends when it ends, whoever has stopped waiting: until then it keeps its place, and its name.
             spawn_blocking(move || {
-                let _kept = (place, lookup);
-                answer.send_replace(Some(look_up(&host).map_err(|_| Unresolved)));
+                let _until_then = (place, kept);
+                told.send_replace(Some(resolver(&host).map_err(|_| Unresolved)));
             });
             Ok(answered)
         });
