@@ -17,7 +17,7 @@ use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use crate::model::remote::{Connection, Health};
 use crate::model::snapshot::{InstanceView, Snapshot};
-use crate::model::spec::{InstanceSpec, Target};
+use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::registry::{self, StatusRegistry};
 use crate::rules::outbox::Outbox;

@@ -150,9 +150,14 @@ impl Refusal {
     }
 }
 
+/// With a secret in it, as that is spelled.
+const LONG_TYPE: &str = "x/Hush-Hush-Token-yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; charset=x";
+
 const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
 
 fn refusals() -> Vec<Refusal> {
+    let long = format!("x/[secret]-{}", "y".repeat(53));
+    let long = FailureKind::NotMcp { content_type: Some(long) };
     let html = FailureKind::NotMcp { content_type: Some("text/html".to_owned()) };
     let none = FailureKind::NotMcp { content_type: None };
     let json = FailureKind::NotMcp { content_type: Some("application/json".to_owned()) };
@@ -198,8 +203,18 @@ fn refusals() -> Vec<Refusal> {
             "",
             FailureKind::Redirected { status: 302, to: Some("https://elsewhere.example:8443/[secret]/mcp".to_owned()) },
         ),
+        Refusal::new(
+            308,
+            &[("location", "https://elsewhere.example/api/v1/s/NmFkZjU0/0b9c2d6e-streamable-http/authorize/mcp/")],
+            "",
+            FailureKind::Redirected {
+                status: 308,
+                to: Some("https://elsewhere.example/api/v1/s/[secret]/[secret]/authorize/mcp/".to_owned()),
+            },
+        ),
         Refusal::new(307, &[], "", FailureKind::Redirected { status: 307, to: None }),
         Refusal::new(200, &[("content-type", "text/html; charset=utf-8")], "<html>", html),
+        Refusal::new(200, &[("content-type", LONG_TYPE)], "", long),
         Refusal::new(200, &[], "", none.clone()),
         Refusal::new(202, &[], "", none),
         Refusal::new(200, JSON, "<html>", json.clone()),
@@ -213,7 +228,7 @@ async fn what_an_answer_means_is_told_by_its_status_and_body() {
     for session in [None, Some("s-1")] {
         let mut peer = Peer::new().await;
         let mut spec = http(&peer);
-        spec.mask = Mask::new([SECRET]);
+        spec.mask = Mask::new([SECRET, "Hush-Hush-Token"]);
         let mut line = Dialed::new(spec);
         line.greet(&mut peer, session).await.answer(405, &[], "").await;
         for (id, Refusal { status, headers, body, kinds: [without, within] }) in (1..).zip(refusals()) {

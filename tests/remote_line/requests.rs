@@ -82,6 +82,26 @@ async fn a_server_that_does_not_take_the_end_of_the_handshake_is_lost() {
 }
 
 #[tokio::test]
+async fn a_server_that_may_speak_the_older_transport_is_said_to() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    for (status, why) in [
+        (400, "the server refused the request (HTTP 400)"),
+        (404, "there is no MCP server at this address (HTTP 404)"),
+        (405, "the server refused the request (HTTP 405)"),
+    ] {
+        line.request(0, "initialize");
+        line.asks(&mut peer).await.answer(status, &[], "").await;
+        let hint = "if it speaks the older HTTP+SSE: transport = \"sse\"";
+        let told = FailureKind::Handshake(format!("{why}; {hint}"));
+        assert_eq!(line.failed(0).await, Failure::sent(told));
+    }
+    line.request(0, "initialize");
+    line.asks(&mut peer).await.answer(418, &[], "").await;
+    assert_eq!(line.failed(0).await.kind, FailureKind::Status(418));
+}
+
+#[tokio::test]
 async fn an_answer_may_come_in_a_batch() {
     let mut peer = Peer::new().await;
     let mut line = Dialed::connected(&mut peer).await;

@@ -247,6 +247,11 @@ impl Terms {
         self.id.is_some() || self.endpoint.is_some()
     }
 
+    /// Whether a version was agreed on.
+    pub(super) fn has_begun(&self) -> bool {
+        self.version.is_some()
+    }
+
     /// A message on its way to the server.
     pub(super) fn post(&self, body: Bytes) -> RequestBuilder {
         let url = match &self.endpoint {

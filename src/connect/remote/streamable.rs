@@ -10,13 +10,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::seam::Incoming;
-use reqwest::header::HeaderValue;
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::access::{EVENT_STREAM, JSON, LAST_EVENT_ID};
 use super::events::Events;
 use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
+use super::failures::not_mcp;
 use super::message;
 
 /// After an answer its exchange should end; so long the connection is kept for that, to be used again.
@@ -51,7 +52,8 @@ async fn ask(
     let terms = session.terms()?;
     let response = terms.ask(terms.post(body), header_timeout).await?;
     if !response.status().is_success() {
-        let answer = terms.refusal(response, Some(id)).await.map_err(Failure::sent)?;
+        let refused = |kind| Failure::sent(if terms.has_begun() { kind } else { perhaps_older(kind) });
+        let answer = terms.refusal(response, Some(id)).await.map_err(refused)?;
         for message in answer {
             out.send(News::Of(Incoming::Message(message))).await;
         }
@@ -63,15 +65,29 @@ async fn ask(
     match content_type.as_deref() {
         Some(EVENT_STREAM) => follow(session, terms, id, response, out).await,
         Some(JSON) | None if !accepted => {
+            let named = response.headers().get(CONTENT_TYPE).cloned();
             let body = terms.body(response).await?;
             let messages = message::messages(&body).unwrap_or_default();
             let answered = messages.iter().any(|message| message::answers(message, id));
             for message in messages {
                 out.send(News::Of(Incoming::Message(message))).await;
             }
-            if answered { Ok(()) } else { Err(Failure::sent(FailureKind::NotMcp { content_type })) }
+            if answered { Ok(()) } else { Err(Failure::sent(not_mcp(named.as_ref(), &terms.access))) }
         }
-        _ => Err(Failure::sent(FailureKind::NotMcp { content_type: content_type.filter(|_| !accepted) })),
+        _ => {
+            let named = response.headers().get(CONTENT_TYPE).filter(|_| !accepted);
+            Err(Failure::sent(not_mcp(named, &terms.access)))
+        }
+    }
+}
+
+/// Servers of the older transport refuse a POST to the address of their stream, one in this way and one in that.
+fn perhaps_older(kind: FailureKind) -> FailureKind {
+    match kind {
+        FailureKind::Status(400 | 404 | 405) => {
+            FailureKind::Handshake(format!("{kind}; if it speaks the older HTTP+SSE: transport = \"sse\""))
+        }
+        kind => kind,
     }
 }
 
