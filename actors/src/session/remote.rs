@@ -58,6 +58,10 @@ impl Outlet for Way {
         self.line.send(Outgoing::Notification { body: whole(parts) });
     }
 
+    fn respond(&mut self, parts: &[&str]) {
+        self.line.send(Outgoing::Response { body: whole(parts) });
+    }
+
     fn initialized(&mut self, version: &str, parts: &[&str]) {
         self.line.send(Outgoing::Initialized { version: version.to_owned(), body: whole(parts) });
     }

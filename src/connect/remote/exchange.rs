@@ -22,6 +22,7 @@ use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID};
 use super::clients::Clients;
 use super::events::{Event, Events, TooLong};
 use super::failures::{of_error, of_status, told};
+use super::line::Telling;
 use super::message;
 
 /// What an exchange has to tell its line.
@@ -40,7 +41,7 @@ pub(super) enum News {
     /// The stream of an HTTP+SSE server has come to nothing.
     Unopened(Failure),
     /// A notification or an answer of ours was taken, or will not be.
-    Told,
+    Told(Telling),
     /// The exchange is over, and all of it was told.
     Done,
 }

@@ -417,7 +417,7 @@ impl Line for RemoteLine {
                 self.ask(now, id, None, None);
                 self.post(now, What::Probe(id), Bytes::new());
             }
-            Outgoing::Notification { body } => self.post(now, What::Notification, body),
+            Outgoing::Notification { body } | Outgoing::Response { body } => self.post(now, What::Notification, body),
             Outgoing::Initialized { body, .. } => self.post(now, What::Initialized, body),
             Outgoing::Abandon { id } => {
                 self.settle(now, id, false);
