@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use mcp_satellite::connect::process::raise_descriptor_limit;
 use mcp_satellite::connect::remote::RemoteConnector;
 use mcp_satellite_actors::RuntimeHandle;
@@ -342,17 +343,19 @@ async fn fleet(cpu: bool) -> Found {
 }
 
 async fn minutes(runtime: &RuntimeHandle, online: Instant) -> [Duration; 2] {
-    let checked = || runtime.snapshot().iter().filter(|view| view.counters.last_check().is_some()).count();
-    let clock = CpuClock::start();
-    tokio::time::sleep(MINUTE).await;
-    let quiet = clock.elapsed();
-    assert_eq!(checked(), 0);
+    let quiet = minute(runtime, 0).await;
     tokio::time::sleep(BEFORE_CHECKS.saturating_sub(online.elapsed())).await;
-    let clock = CpuClock::start();
+    [quiet, minute(runtime, INSTANCES).await]
+}
+
+/// The CPU time of a minute in which so many are checked.
+async fn minute(runtime: &RuntimeHandle, checked: usize) -> Duration {
+    let (clock, began) = (CpuClock::start(), Timestamp::now());
     tokio::time::sleep(MINUTE).await;
-    let busy = clock.elapsed();
-    assert_eq!(checked(), INSTANCES);
-    [quiet, busy]
+    let taken = clock.elapsed();
+    let is_checked = |view: &&Arc<InstanceView>| view.counters.last_check().is_some_and(|at| at > began);
+    assert_eq!(runtime.snapshot().iter().filter(is_checked).count(), checked);
+    taken
 }
 
 // ---- a server ----

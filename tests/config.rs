@@ -205,7 +205,13 @@ fn a_mode_is_chosen_for_all_for_a_team_or_for_an_installation() {
     let of = |own: &str| policy(all, &format!("{HTTP}\n{own}"));
     assert_eq!(of("").reconnect, bounded(Some(7)));
     assert_eq!(of("policy.reconnect.attempts_max = 2").reconnect, bounded(Some(2)));
-    // A mode begins anew, and leaves what is asked as it is.
+    // The same mode once more takes nothing back.
+    assert_eq!(of("policy.reconnect.mode = \"bounded\"").reconnect, bounded(Some(7)));
+    let again = of("policy.reconnect = { mode = \"bounded\", backoff_min = \"2s\" }").reconnect;
+    assert_eq!(again, ReconnectPolicy { backoff_min: Duration::from_secs(2), ..bounded(Some(7)) });
+    let by_default = policy("policy.health.threshold = 9", &format!("{HTTP}\npolicy.reconnect.mode = \"persistent\""));
+    assert_eq!(by_default.health.threshold, 9);
+    // Another mode begins anew, and leaves what is asked as it is.
     let persistent = of("policy.reconnect.mode = \"persistent\"");
     assert_eq!(persistent.reconnect, ReconnectPolicy::persistent());
     assert_eq!(persistent.health, HealthPolicy { check: HealthCheck::ToolsList, ..HealthPolicy::persistent() });
@@ -442,6 +448,11 @@ fn what_makes_no_sense_is_an_error() {
         ("[policy.retry]\nattempts_max = 0", "command = \"x\"", "`attempts_max` is 0, which makes no sense here"),
         ("[policy.retry]\ndelays = []", "command = \"x\"", "`delays` is empty"),
         (
+            "[policy.remote]\nheader_timeout = \"2s\"",
+            "command = \"x\"",
+            "`connect_timeout` is longer than `header_timeout`, which includes it",
+        ),
+        (
             "[policy.remote]\nconnect_timeout = \"0s\"",
             "command = \"x\"",
             "`connect_timeout` is zero, which makes no sense here",
@@ -475,6 +486,21 @@ fn what_makes_no_sense_is_an_error() {
             "",
             &format!("{http}\nheaders = {{ Mcp-Session-Id = \"b\" }}"),
             "the header `Mcp-Session-Id` is not for the configuration: the satellite sets it",
+        ),
+        (
+            "",
+            &format!("{http}\nheaders = {{ Proxy-Authorization = \"b\" }}"),
+            "the header `Proxy-Authorization` is not for the configuration: the satellite sets it",
+        ),
+        (
+            "",
+            &format!("{http}\nheaders = {{ Keep-Alive = \"b\" }}"),
+            "the header `Keep-Alive` is not for the configuration: the satellite sets it",
+        ),
+        (
+            "",
+            &format!("{http}\nheaders = {{ trailer = \"b\" }}"),
+            "the header `trailer` is not for the configuration: the satellite sets it",
         ),
         ("", &format!("{http}\nhealth_url = \"nonsense\""), "`health_url` is not a URL: relative URL without a base"),
         ("", &format!("{http}\nhealth_url = \"https://a:b@e/\""), "`health_url` holds a user or a password"),
@@ -642,7 +668,7 @@ fn the_transport_of_an_mcp_json_is_known_by_each_of_its_names() {
 #[test]
 fn headers_that_another_program_wants_written_down_are_left_out() {
     let text = r#"{"mcpServers": {"a": {"url": "https://e.com/mcp", "headers": {
-        "Accept": "application/json", "Content-Type": "application/json", "X-Team": "acme"}}}}"#;
+        "Accept": "application/json", "Content-Type": "application/json", "Accept-Encoding": "br", "X-Team": "acme"}}}}"#;
     let plan = parse_json(text).unwrap();
     assert_eq!(summary(&plan), ["a-local-me-a http https://e.com/mcp [] [] [acme] []"]);
     assert_eq!(
@@ -650,6 +676,7 @@ fn headers_that_another_program_wants_written_down_are_left_out() {
         [
             "mcp.json:2:10: the header `Accept` of `a` is not used: the satellite sets it",
             "mcp.json:2:40: the header `Content-Type` of `a` is not used: the satellite sets it",
+            "mcp.json:2:76: the header `Accept-Encoding` of `a` is not used: the satellite sets it",
         ]
     );
 }

@@ -23,7 +23,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
 const UNAUTHORIZED: FailureKind = FailureKind::Unauthorized { challenge: None };
-const EXPIRED: FailureKind = FailureKind::SessionExpired { status: 404 };
+const EXPIRED: FailureKind = FailureKind::expired(404);
 
 fn spec() -> InstanceSpec {
     InstanceSpec {
@@ -224,7 +224,7 @@ async fn a_session_that_is_forgotten_is_refused_until_another_is_made() {
     client.line.send(Outgoing::Notification { body: told("notifications/cancelled") });
     assert!(matches!(client.next().await, Incoming::Lost(Failure { kind: EXPIRED, .. })));
     client.remote.expire(400);
-    let kind = FailureKind::SessionExpired { status: 400 };
+    let kind = FailureKind::expired(400);
     assert_eq!(client.failure(call(3, "echo", &json!({}))).await, Failure::sent(kind));
     assert!(client.remote.served("tools/call").is_empty());
     let mut again = Client::dial(&client.world, spec(), 2);
@@ -304,8 +304,8 @@ async fn a_health_check_is_answered_refused_or_not_answered_as_it_is_told() {
     client.remote.change(|manner| manner.silent_on.clear());
     client.line.send(Outgoing::Probe { id: 6 });
     assert!(matches!(client.next().await, Incoming::Probed { id: 6 }));
-    client.remote.change(|manner| manner.unhealthy = Some(FailureKind::Status(503)));
-    assert_eq!(client.failure(Outgoing::Probe { id: 7 }).await, Failure::sent(FailureKind::Status(503)));
+    client.remote.change(|manner| manner.unhealthy = Some(FailureKind::status(503)));
+    assert_eq!(client.failure(Outgoing::Probe { id: 7 }).await, Failure::sent(FailureKind::status(503)));
     assert_eq!((client.remote.received("ping").len(), client.remote.received("GET").len()), (3, 3));
 }
 

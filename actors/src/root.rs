@@ -17,7 +17,7 @@ use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use crate::model::remote::{Connection, Health};
 use crate::model::snapshot::{InstanceView, Snapshot};
-use crate::model::spec::{InstanceSpec, Target};
+use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::registry::{self, StatusRegistry};
 use crate::rules::outbox::Outbox;
@@ -707,10 +707,7 @@ impl State {
 
 /// How long its end may take.
 fn grace(spec: &InstanceSpec) -> Duration {
-    match spec.target {
-        Target::Stdio { .. } => spec.policy.session.terminate_grace,
-        Target::Remote { .. } => spec.policy.remote.close_timeout,
-    }
+    if spec.is_remote() { spec.policy.remote.close_timeout } else { spec.policy.session.terminate_grace }
 }
 
 async fn spawn_registry(

@@ -51,9 +51,14 @@ pub enum Outgoing {
         /// How long the server may take to begin an answer; `None` where the deadline of its caller is enough.
         header_timeout: Option<Duration>,
     },
-    /// A notification, or a response to the server. One that is not delivered because the server cannot be reached or
-    /// refuses the session or the credentials comes to `Lost`.
+    /// A notification. One that is not delivered because the server cannot be reached or refuses the session or the
+    /// credentials comes to `Lost`. Where too many wait for a server to take them, the oldest are not sent.
     Notification {
+        /// The whole message.
+        body: Bytes,
+    },
+    /// The answer to a request of the server. As for a notification, but where too many wait that is `Lost`, too.
+    Response {
         /// The whole message.
         body: Bytes,
     },
@@ -118,6 +123,7 @@ impl Line for Unserved {
             Outgoing::Request { id, .. } | Outgoing::Probe { id } => self.asked.push_back(id),
             Outgoing::Close => self.closing = true,
             Outgoing::Notification { .. }
+            | Outgoing::Response { .. }
             | Outgoing::Initialized { .. }
             | Outgoing::Abandon { .. }
             | Outgoing::Credentials(_) => {}

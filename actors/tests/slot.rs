@@ -625,10 +625,10 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
             ("spawned", Input::Spawned(run, None)),
             ("ended as asked", Input::Ended(run, WorkerExit { ran, ..because(ExitCause::Asked) })),
             ("lost: refused", Input::Ended(run, lost(FailureKind::Refused, ran))),
-            ("lost: expired", Input::Ended(run, lost(FailureKind::SessionExpired { status: 404 }, ran))),
+            ("lost: expired", Input::Ended(run, lost(FailureKind::expired(404), ran))),
             ("lost: 401", Input::Ended(run, lost(FailureKind::Unauthorized { challenge: None }, ran))),
             ("lost: 429, again in a minute", Input::Ended(run, lost(FailureKind::Throttled { retry_after }, ran))),
-            ("lost: 404", Input::Ended(run, lost(FailureKind::Status(404), ran))),
+            ("lost: 404", Input::Ended(run, lost(FailureKind::status(404), ran))),
             ("panicked", Input::Ended(run, because(ExitCause::Panicked("a fault of ours".to_owned())))),
         ]);
     }

@@ -136,10 +136,9 @@ fn connection(row: &InstanceStatus) -> Option<String> {
 /// Why it is as it is; the delay counts down.
 fn message(row: &InstanceStatus) -> String {
     let message = printable(row.status_message.as_deref().unwrap_or_default());
-    match row.next_retry_ms {
-        // Its connection says it.
-        _ if row.connection.is_some() => message,
-        Some(left) => format!("{message} ({:.1} s left)", left as f64 / 1000.0),
-        None => message,
+    match (row.connection, row.next_retry_ms) {
+        // The connection says it.
+        (Some(Connection::Reconnecting), _) | (_, None) => message,
+        (_, Some(left)) => format!("{message} ({:.1} s left)", left as f64 / 1000.0),
     }
 }

@@ -11,6 +11,9 @@ use mcp_satellite_actors::model::secret::Secret;
 use super::errors::ConfigErrors;
 use super::plan::{Base, Plan};
 
+/// A file that so many looks in a row have each seen changed is written without a pause.
+const UNSETTLED_MAX: u32 = 3;
+
 /// What a plan was made of.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Origin {
@@ -69,23 +72,44 @@ impl Origin {
     /// for the file system.
     pub(crate) fn look(&mut self) -> Look {
         let mut look = Look::default();
-        for (path, text) in self.files.look(&mut look.kept) {
-            // One at a time, so that one that cannot be used keeps no other back.
-            let before = self.files.replace(&path, text);
-            match self.resolve() {
-                Ok(plan) => {
-                    look.plan = Some(plan);
-                    look.changed.push(path);
-                }
-                Err(errors) => {
-                    let why =
-                        errors.items().into_iter().map(|item| format!("{}:{}: {}", item.file, item.line, item.message));
-                    look.kept.push((path.clone(), why.collect::<Vec<_>>().join("; ")));
-                    self.files.replace(&path, before);
-                }
+        let changed = self.files.look(&mut look.kept);
+        self.take_on(changed, &mut look);
+        look
+    }
+
+    /// Takes on what the files hold now: all of it at once, for each time all texts are resolved again. If that fails
+    /// each half by itself, and so on, so that one file that cannot be used keeps no other back.
+    fn take_on(&mut self, mut changed: Vec<(PathBuf, Secret)>, look: &mut Look) {
+        if changed.is_empty() {
+            return;
+        }
+        self.exchange(&mut changed);
+        let errors = match self.resolve() {
+            Ok(plan) => {
+                look.plan = Some(plan);
+                look.changed.extend(changed.into_iter().map(|(path, _)| path));
+                return;
+            }
+            Err(errors) => errors,
+        };
+        self.exchange(&mut changed);
+        let second = changed.split_off(changed.len() / 2);
+        if let ([], [(path, _)]) = (&changed[..], &second[..]) {
+            let why = errors.items().into_iter().map(|item| format!("{}:{}: {}", item.file, item.line, item.message));
+            look.kept.push((path.clone(), why.collect::<Vec<_>>().join("; ")));
+            return;
+        }
+        self.take_on(changed, look);
+        self.take_on(second, look);
+    }
+
+    /// Puts these texts in the place of what the files held, and the other way round.
+    fn exchange(&mut self, texts: &mut [(PathBuf, Secret)]) {
+        for (path, text) in texts {
+            if let Some(known) = self.files.known.get_mut(path) {
+                std::mem::swap(&mut known.text, text);
             }
         }
-        look
     }
 
     fn resolve(&self) -> Result<Plan, ConfigErrors> {
@@ -120,6 +144,8 @@ struct Known {
     read: Option<Stamp>,
     /// Which file was there at the last look.
     seen: Option<Stamp>,
+    /// So many looks in a row have each seen another one.
+    unsettled: u32,
     /// Whether somebody was told that it cannot be read.
     told: bool,
 }
@@ -155,19 +181,33 @@ impl Files {
         }
         let stamp = Stamp::of(&path);
         let text = text_of(&path)?;
-        self.known.insert(path, Known { text: text.clone(), read: stamp, seen: stamp, told: false });
+        self.known.insert(path, Known { text: text.clone(), read: stamp, seen: stamp, unsettled: 0, told: false });
         Ok(text)
     }
 
     /// The files that hold something else than before, with what that is. A change counts when two looks in a row see
-    /// the same file: one that is being written is not read.
+    /// the same file: one that is being written is not read. But some are written without a pause, and count when they
+    /// read the same twice.
     fn look(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<(PathBuf, Secret)> {
         let mut changed = Vec::new();
         for (path, known) in &mut self.known {
             let now = Stamp::of(path);
             let settled = std::mem::replace(&mut known.seen, now) == now;
+            known.unsettled = if settled { 0 } else { known.unsettled + 1 };
             if now.is_some() && now == known.read {
                 known.told = false;
+                continue;
+            }
+            if known.unsettled > UNSETTLED_MAX {
+                if let [Ok(text), Ok(again)] = [text_of(path), text_of(path)]
+                    && text == again
+                    && !text.expose().is_empty()
+                {
+                    (known.read, known.unsettled, known.told) = (now, 0, false);
+                    if text != known.text {
+                        changed.push((path.clone(), text));
+                    }
+                }
                 continue;
             }
             if !settled {
@@ -189,14 +229,6 @@ impl Files {
             }
         }
         changed
-    }
-
-    /// Puts `text` in the place of what the file held, which is the answer.
-    fn replace(&mut self, path: &Path, text: Secret) -> Secret {
-        match self.known.get_mut(path) {
-            Some(known) => std::mem::replace(&mut known.text, text),
-            None => text,
-        }
     }
 }
 
@@ -354,6 +386,64 @@ env = { KEY = "file:secrets/c" }
         let [(file, why)] = &look.kept[..] else { panic!("{:?}", look.kept) };
         assert!(*file == folder.secret("a") && why.contains("cannot be sent") && !why.contains("lines\""), "{why}");
         assert!(look_twice(&mut origin).kept.is_empty());
+    }
+
+    #[test]
+    fn of_many_files_that_change_at_once_only_those_that_cannot_be_used_keep_what_they_held() {
+        let folder = Folder::new();
+        let names: Vec<String> = (0..20).map(|at| format!("n{at:02}")).collect();
+        let installation = |name: &String| {
+            folder.write(name, "first");
+            format!(
+                "[[teams.installations]]\nid = \"{name}\"\nserver = \"s\"\ntransport = \"http\"\n\
+                 url = \"https://e.com/mcp\"\nheaders = {{ X = \"file:secrets/{name}\" }}\n"
+            )
+        };
+        let team = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\" }]\n".to_owned();
+        let text = names.iter().map(installation).fold(team, |text, more| text + &more);
+        let file = folder.0.path().join("satellite.toml");
+        let mut origin = super::super::parse(file.to_str().unwrap(), &text, &|_| None).unwrap().origin;
+        let bad = ["n00", "n07", "n08", "n19"];
+        for name in &names {
+            folder.write(name, if bad.contains(&name.as_str()) { "two\nlines" } else { "second" });
+        }
+        let look = look_twice(&mut origin);
+        let kept: Vec<_> = look.kept.into_iter().map(|(path, _)| path).collect();
+        assert_eq!(kept, bad.map(|name| folder.secret(name)));
+        assert_eq!(look.changed.len(), 16);
+        let wanted: Vec<_> =
+            names.iter().map(|name| if bad.contains(&name.as_str()) { "first" } else { "second" }).collect();
+        assert_eq!(values(look.plan.unwrap()), wanted);
+    }
+
+    #[test]
+    fn tokens_that_two_users_exchange_are_taken_on_together() {
+        let folder = Folder::new();
+        let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [\n\
+                    { id = \"u\", slug = \"u\", token = \"file:secrets/a\" },\n\
+                    { id = \"v\", slug = \"v\", token = \"file:secrets/b\" }]\n";
+        let file = folder.0.path().join("satellite.toml");
+        let mut origin = super::super::parse(file.to_str().unwrap(), text, &|_| None).unwrap().origin;
+        folder.write("a", "b-first\n");
+        folder.write("b", "a-first\n");
+        let look = look_twice(&mut origin);
+        assert_eq!((look.changed.len(), look.kept), (2, vec![]));
+    }
+
+    #[test]
+    fn a_file_that_is_written_without_a_pause_is_taken_on_all_the_same() {
+        let folder = Folder::new();
+        let mut origin = folder.plan().origin;
+        let mut looks = (1..=12).map(|at| {
+            // Each another size: a clock may stand still meanwhile.
+            folder.write("a", &"x".repeat(at));
+            origin.look().plan.map(|plan| values(plan)[0].len())
+        });
+        let bearer = "Bearer ".len();
+        let taken: Vec<_> = looks.by_ref().flatten().collect();
+        assert_eq!(taken, [bearer + 4, bearer + 8, bearer + 12]);
+        folder.write("a", "at-rest");
+        assert_eq!(values(look_twice(&mut origin).plan.unwrap())[0], "Bearer at-rest");
     }
 
     #[test]

@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::policy::{BatchPolicy, Policy, TeamBudgetPolicy};
+use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceConfig;
 
 use super::errors::ConfigErrors;
 use super::origin::Origin;
+use super::policy::Held;
 use crate::connect::isolation::Isolation;
 use crate::connect::process::CgroupMode;
 
@@ -100,7 +101,7 @@ pub struct Base {
     /// The only commands that may be started; `None` is any, as in the development profile.
     pub(super) allowed_commands: Option<Vec<String>>,
     /// The top-level `[policy]`.
-    pub(super) policy: Policy,
+    pub(super) held: Held,
 }
 
 impl Default for Plan {

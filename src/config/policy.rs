@@ -152,8 +152,9 @@ pub(super) struct Reconnect {
 }
 
 /// How hard a remote server is tried.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Mode {
+    #[default]
     Persistent,
     Bounded,
 }
@@ -170,18 +171,17 @@ impl Reconnect {
         }
     }
 
-    fn put(self, policy: &mut Policy) -> Span {
-        match self.mode {
-            None => {}
-            Some(Mode::Persistent) => {
-                policy.reconnect = ReconnectPolicy::persistent();
-                policy.health = HealthPolicy { check: policy.health.check, ..HealthPolicy::persistent() };
-            }
-            Some(Mode::Bounded) => {
-                policy.reconnect = ReconnectPolicy::bounded();
-                // What is asked is about the server, not about how hard it is tried.
-                policy.health = HealthPolicy { check: policy.health.check, ..HealthPolicy::bounded() };
-            }
+    fn put(self, Held { policy, mode }: &mut Held) -> Span {
+        // A mode that holds already says nothing: what else the tiers above have said stays.
+        if let Some(other) = self.mode.filter(|typed| typed != mode) {
+            *mode = other;
+            let (reconnect, health) = match other {
+                Mode::Persistent => (ReconnectPolicy::persistent(), HealthPolicy::persistent()),
+                Mode::Bounded => (ReconnectPolicy::bounded(), HealthPolicy::bounded()),
+            };
+            // What is asked is about the server, not about how hard it is tried.
+            let check = policy.health.check;
+            (policy.reconnect, policy.health) = (reconnect, HealthPolicy { check, ..health });
         }
         let reconnect = &mut policy.reconnect;
         put(self.backoff_min, &mut reconnect.backoff_min);
@@ -248,6 +248,14 @@ impl Isolation {
     }
 }
 
+/// What a tier and all above it come to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Held {
+    pub(super) policy: Policy,
+    /// The one that set the defaults in it.
+    mode: Mode,
+}
+
 /// What a tier says about the policy of its instances.
 #[derive(Debug, Default)]
 pub(super) struct Tier {
@@ -301,18 +309,19 @@ impl Tier {
         sections.into_iter().filter(|(_, at)| is_there(*at))
     }
 
-    /// The policy of the tier above with what this one says in its place.
-    pub(super) fn over(self, above: &Policy, findings: &mut Findings) -> Policy {
-        let mut policy = above.clone();
+    /// What the tiers above have come to, with what this one says in its place.
+    pub(super) fn over(self, above: &Held, findings: &mut Findings) -> Held {
+        let mut held = above.clone();
+        // Before the section whose defaults it sets.
+        let reconnect = self.reconnect.put(&mut held);
+        let (policy, above) = (&mut held.policy, &above.policy);
         self.restart.put(&mut policy.restart);
         let session = self.session.put(&mut policy.session);
         self.idle.put(&mut policy.idle);
         self.watchdog.put(&mut policy.watchdog);
-        // Before the section whose defaults it sets.
-        let reconnect = self.reconnect.put(&mut policy);
         self.health.put(&mut policy.health);
         self.retry.put(&mut policy.retry);
-        self.remote.put(&mut policy.remote);
+        let remote = self.remote.put(&mut policy.remote);
         self.logs.put(&mut policy.logs);
         self.isolation.put(&mut policy.isolation);
 
@@ -328,7 +337,13 @@ impl Tier {
             let (min, max) = (shown(policy.reconnect.backoff_min), shown(policy.reconnect.backoff_max));
             findings.error(reconnect, message, format!("here they are \"{min}\" and \"{max}\"; give both"));
         }
-        policy
+        let was_good = above.remote.connect_timeout <= above.remote.header_timeout;
+        if was_good && policy.remote.connect_timeout > policy.remote.header_timeout {
+            let message = "`connect_timeout` is longer than `header_timeout`, which includes it";
+            let (connect, header) = (shown(policy.remote.connect_timeout), shown(policy.remote.header_timeout));
+            findings.error(remote, message, format!("here they are \"{connect}\" and \"{header}\"; give both"));
+        }
+        held
     }
 }
 

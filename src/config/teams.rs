@@ -12,6 +12,7 @@ use super::check::{Check, Server, Unique};
 use super::errors::{Findings, Source};
 use super::file;
 use super::plan::{self, Base, Plan, Profile};
+use super::policy::Held;
 use super::reader::{Text, Typed, nearest};
 use super::secrets::Surroundings;
 use crate::connect::isolation::Isolation;
@@ -56,8 +57,8 @@ pub(super) fn build(
     plan.start_permits = file.start_permits;
     plan.connect_permits = file.connect_permits;
     plan.team_budget = file.team_budget.meant();
-    let policy = file.policy.over(&base.policy, check.findings);
-    plan.base = Base { allowed_commands: check.allowed.clone(), policy: policy.clone() };
+    let held = file.policy.over(&base.held, check.findings);
+    plan.base = Base { allowed_commands: check.allowed.clone(), held: held.clone() };
     let (sink, batch) = check.sink(file.events);
     plan.sink = sink;
     plan.batch = batch.meant(check.findings);
@@ -80,7 +81,7 @@ pub(super) fn build(
         policies: Vec::new(),
     };
     for team in file.teams {
-        teams.team(team, &policy);
+        teams.team(team, &held);
     }
     teams.plan
 }
@@ -104,7 +105,7 @@ struct Team {
     id: String,
     slug: String,
     users: Vec<User>,
-    policy: Policy,
+    held: Held,
 }
 
 struct User {
@@ -115,10 +116,10 @@ struct User {
 }
 
 impl Teams<'_, '_> {
-    fn team(&mut self, typed: file::Team, above: &Policy) {
+    fn team(&mut self, typed: file::Team, above: &Held) {
         let id = self.check.id(&typed.id, "a team", "id", typed.at, &mut self.ids);
         let slug = self.check.id(&typed.slug, "a team", "slug", typed.at, &mut self.slugs);
-        let policy = typed.policy.over(above, self.check.findings);
+        let held = typed.policy.over(above, self.check.findings);
         let users = self.users(typed.users);
         self.plan.teams += 1;
         self.plan.users += users.len();
@@ -129,7 +130,7 @@ impl Teams<'_, '_> {
 
         let installed = typed.installations.iter().filter_map(|installation| installation.id.given());
         let installed: Vec<String> = installed.map(|id| id.value.clone()).collect();
-        let mut team = Team { id, slug, users, policy };
+        let mut team = Team { id, slug, users, held };
         let mut ids = Unique::default();
         for installation in typed.installations {
             self.installation(&mut team, installation, &mut ids);
@@ -207,7 +208,7 @@ impl Teams<'_, '_> {
             let message = format!("{who} is a {kind} server, so its [policy.{section}] says nothing");
             self.check.findings.warning(at, message);
         }
-        let policy = typed.policy.over(&team.policy, self.check.findings);
+        let Held { policy, .. } = typed.policy.over(&team.held, self.check.findings);
         let policy = self.shared(policy);
         self.check.health_url(&typed.team, &mut server.target);
         self.check.layer(&who, server.target.as_ref(), typed.team, &mut team_layer);

@@ -125,10 +125,10 @@ fn http_status(kind: &FailureKind) -> Option<u16> {
         FailureKind::Unauthorized { .. } => Some(401),
         FailureKind::Forbidden { .. } => Some(403),
         FailureKind::Throttled { .. } => Some(429),
-        FailureKind::SessionExpired { status }
+        FailureKind::SessionExpired { status, .. }
         | FailureKind::ServerError { status, .. }
         | FailureKind::Redirected { status, .. }
-        | FailureKind::Status(status) => Some(*status),
+        | FailureKind::Status { status, .. } => Some(*status),
         FailureKind::Dns
         | FailureKind::Refused
         | FailureKind::ConnectTimeout(_)

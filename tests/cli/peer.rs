@@ -27,6 +27,8 @@ struct Wants {
     /// The status of every answer to a call, and its `Retry-After`.
     failing: Mutex<Option<(u16, &'static str)>>,
     ill: Mutex<bool>,
+    /// Whether it refuses to list its tools.
+    secretive: Mutex<bool>,
     sessions: Mutex<BTreeSet<String>>,
     /// How many sessions were begun.
     begun: Mutex<u32>,
@@ -78,6 +80,11 @@ impl Peer {
         *self.wants.ill.lock().unwrap() = ill;
     }
 
+    /// Has it list no tools.
+    pub(crate) fn be_secretive(&self) {
+        *self.wants.secretive.lock().unwrap() = true;
+    }
+
     pub(crate) fn begun(&self) -> u32 {
         *self.wants.begun.lock().unwrap()
     }
@@ -119,6 +126,10 @@ async fn mcp(State(wants): State<Arc<Wants>>, headers: HeaderMap, body: Option<J
             ([("mcp-session-id", session)], answer(result)).into_response()
         }
         "ping" => answer(json!({})).into_response(),
+        "tools/list" if *wants.secretive.lock().unwrap() => {
+            let error = json!({"code": -32603, "message": "not now"});
+            Json(json!({"jsonrpc": "2.0", "id": id, "error": error})).into_response()
+        }
         "tools/list" => {
             let tool = json!({"name": "echo", "inputSchema": {"type": "object"}});
             answer(json!({"tools": [tool]})).into_response()

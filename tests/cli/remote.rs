@@ -59,6 +59,19 @@ fn a_remote_server_is_served_and_its_connection_is_shown() {
 }
 
 #[test]
+fn a_connected_server_whose_tools_cannot_be_read_is_said_to_be_asked_again() {
+    let (home, peer) = (Home::new(), Peer::start());
+    peer.be_secretive();
+    let satellite = with(&home, &peer, "[policy.reconnect]\nbackoff_min = \"2m\"", "");
+    let row = home.wait_row("search", "waiting to be asked again", |row| row["next_retry_ms"].is_u64());
+    assert_eq!((&row["status"], &row["connection"]), (&"error".into(), &"connected".into()), "{row:#}");
+    let table = home.satellite(&["status"]).exits(0).stdout;
+    assert_eq!(cell(&table, "search", "CONNECTION"), "connected");
+    assert!(table.contains("not now") && table.contains(" s left)"), "{table}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn who_has_no_remote_server_is_not_bothered_with_connections() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);

@@ -39,7 +39,7 @@ async fn a_healthy_connection_is_closed_cleanly_and_made_anew_over_both_transpor
         });
         let told = instance.story().await[before..].join(", ");
         assert!(told.contains("disconnected as asked"), "{told}");
-        assert!(told.ends_with("online, reconnected (0)"), "{told}");
+        assert!(told.ends_with("online, reconnected (1)"), "{told}");
         assert!(!told.contains("reconnecting"), "nothing is waited for: {told}");
         fleet.finish(&[&peer]).await;
     }

@@ -114,7 +114,8 @@ async fn a_server_without_tools_is_a_server() {
 
 #[tokio::test]
 async fn what_a_server_has_beside_its_tools_cannot_cost_it_its_connection() {
-    for deed in [Deed::status(418), Deed::html(), Deed::status(302)] {
+    // Some servers answer the way of a web server where they do not know a method; that is what they say of a session, too.
+    for deed in [Deed::status(418), Deed::html(), Deed::status(302), Deed::status(404), Deed::status(400)] {
         let (fleet, peer) = (Fleet::start().await, Peer::start().await);
         peer.on(When::rpc("resources/list"), deed.clone());
         peer.on(When::rpc("resources/templates/list"), deed);

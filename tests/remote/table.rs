@@ -233,7 +233,12 @@ fn cases() -> Vec<Case> {
             RequiresReauth,
         ),
         deed("401, over HTTP+SSE", || Deed::status(401), RequiresReauth).legacy(),
-        deed("400", || Deed::status(400), Error),
+        deed("400", || Deed::status(400), Error).once().in_calls(Offline).in_reads(Online),
+        deed("400 without a session", || Deed::status(400), Error).sessionless(),
+        deed("400 with an error about something else", error_about_something_else, Error)
+            .once()
+            .in_calls(Offline)
+            .in_reads(Online),
         deed("404 without a session", || Deed::status(404), Error).sessionless(),
         deed("404, over HTTP+SSE", || Deed::status(404), Error).legacy().at_connect_only(),
         Case::new("404 with a session, over HTTP+SSE", How::Forgotten(Expiry::NotFound), Offline)
@@ -242,6 +247,8 @@ fn cases() -> Vec<Case> {
             .in_reads(Online),
         Case::new("404 with a session", How::Forgotten(Expiry::NotFound), Offline).in_calls_only().in_reads(Online),
         Case::new("400 about a session", How::Forgotten(Expiry::BadRequest), Offline).in_calls_only().in_reads(Online),
+        deed("413", || Deed::status(413), Error).in_calls(Online),
+        deed("413, over HTTP+SSE", || Deed::status(413), Error).legacy().in_calls(Online),
         deed("429", || Deed::status(429), Error).in_calls(Online),
         deed("429 with Retry-After", || Deed::status_with(429, "retry-after", "3600"), Error).in_calls(Online),
         deed("500", || Deed::status(500), Error).in_calls(Online),
@@ -256,6 +263,15 @@ fn cases() -> Vec<Case> {
         deed("a handshake that is refused", || Deed::RpcError { code: -32000, message: "not today" }, Error)
             .at_connect_only(),
     ]
+}
+
+/// The Python SDK's way to refuse a request whose session it does not like.
+fn error_about_something_else() -> Deed {
+    let said = "Bad Request: No valid session ID provided";
+    let error = serde_json::json!({"code": -32600, "message": said});
+    let body = serde_json::json!({"jsonrpc": "2.0", "id": "server-error", "error": error});
+    let headers = vec![("content-type", "application/json".to_owned())];
+    Deed::Answer { status: 400, headers, body: body.to_string() }
 }
 
 fn json_body(body: &str) -> Deed {

@@ -150,14 +150,25 @@ impl Refusal {
     }
 }
 
+/// With a secret in it, as that is spelled.
+const LONG_TYPE: &str = "x/Hush-Hush-Token-yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; charset=x";
+
 const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
 
 fn refusals() -> Vec<Refusal> {
+    let long = format!("x/[secret]-{}", "y".repeat(53));
+    let long = FailureKind::NotMcp { content_type: Some(long) };
     let html = FailureKind::NotMcp { content_type: Some("text/html".to_owned()) };
     let none = FailureKind::NotMcp { content_type: None };
     let json = FailureKind::NotMcp { content_type: Some("application/json".to_owned()) };
-    let expired = |status| [FailureKind::Status(status), FailureKind::SessionExpired { status }];
+    let expired = |status| [FailureKind::status(status), FailureKind::expired(status)];
+    let in_words = |status, said: &str| {
+        let said = Some(said.to_owned());
+        [FailureKind::Status { status, said: said.clone() }, FailureKind::SessionExpired { status, said }]
+    };
     let null = r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session"},"id":null}"#;
+    let other =
+        r#"{"jsonrpc":"2.0","error":{"code":-32600,"message":"sk-do-not-show-this is\nno key"},"id":"server-error"}"#;
     let minute = Some(Duration::from_secs(60));
     vec![
         Refusal::new(401, &[], "", FailureKind::Unauthorized { challenge: None }),
@@ -169,11 +180,14 @@ fn refusals() -> Vec<Refusal> {
         ),
         Refusal::new(403, &[], "", FailureKind::Forbidden { challenge: None }),
         Refusal { status: 404, headers: &[], body: "Not Found", kinds: expired(404) },
-        Refusal { status: 404, headers: JSON, body: null, kinds: expired(404) },
-        Refusal { status: 400, headers: JSON, body: null, kinds: expired(400) },
-        Refusal::new(400, &[], null, FailureKind::Status(400)),
-        Refusal::new(400, JSON, r#"{"error":"bad"}"#, FailureKind::Status(400)),
-        Refusal::new(405, &[], "", FailureKind::Status(405)),
+        Refusal { status: 404, headers: JSON, body: null, kinds: in_words(404, "Bad Request: No valid session") },
+        Refusal { status: 400, headers: JSON, body: null, kinds: in_words(400, "Bad Request: No valid session") },
+        Refusal { status: 400, headers: JSON, body: other, kinds: in_words(400, "[secret] is no key") },
+        Refusal { status: 400, headers: &[], body: "No valid session ID provided", kinds: expired(400) },
+        Refusal { status: 400, headers: &[], body: null, kinds: expired(400) },
+        Refusal { status: 400, headers: JSON, body: r#"{"error":"bad"}"#, kinds: expired(400) },
+        Refusal::new(422, JSON, other, in_words(422, "[secret] is no key")[0].clone()),
+        Refusal::new(405, &[], "", FailureKind::status(405)),
         Refusal::new(429, &[("retry-after", "60")], "", FailureKind::Throttled { retry_after: minute }),
         Refusal::new(429, &[], "", FailureKind::Throttled { retry_after: None }),
         Refusal::new(500, JSON, null, FailureKind::ServerError { status: 500, retry_after: None }),
@@ -189,8 +203,18 @@ fn refusals() -> Vec<Refusal> {
             "",
             FailureKind::Redirected { status: 302, to: Some("https://elsewhere.example:8443/[secret]/mcp".to_owned()) },
         ),
+        Refusal::new(
+            308,
+            &[("location", "https://elsewhere.example/api/v1/s/NmFkZjU0/0b9c2d6e-streamable-http/authorize/mcp/")],
+            "",
+            FailureKind::Redirected {
+                status: 308,
+                to: Some("https://elsewhere.example/api/v1/s/[secret]/[secret]/authorize/mcp/".to_owned()),
+            },
+        ),
         Refusal::new(307, &[], "", FailureKind::Redirected { status: 307, to: None }),
         Refusal::new(200, &[("content-type", "text/html; charset=utf-8")], "<html>", html),
+        Refusal::new(200, &[("content-type", LONG_TYPE)], "", long),
         Refusal::new(200, &[], "", none.clone()),
         Refusal::new(202, &[], "", none),
         Refusal::new(200, JSON, "<html>", json.clone()),
@@ -204,7 +228,7 @@ async fn what_an_answer_means_is_told_by_its_status_and_body() {
     for session in [None, Some("s-1")] {
         let mut peer = Peer::new().await;
         let mut spec = http(&peer);
-        spec.mask = Mask::new([SECRET]);
+        spec.mask = Mask::new([SECRET, "Hush-Hush-Token"]);
         let mut line = Dialed::new(spec);
         line.greet(&mut peer, session).await.answer(405, &[], "").await;
         for (id, Refusal { status, headers, body, kinds: [without, within] }) in (1..).zip(refusals()) {
@@ -222,6 +246,19 @@ async fn what_an_answer_means_is_told_by_its_status_and_body() {
             assert_eq!(failure, Failure::sent(kind), "{status} {headers:?} {body}");
         }
     }
+}
+
+#[tokio::test]
+async fn what_a_server_says_of_a_request_is_told_without_the_name_of_the_session_and_not_at_length() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    line.greet(&mut peer, Some("3b1f-5a2c")).await.answer(405, &[], "").await;
+    line.request(1, "tools/call");
+    let error = format!(r#"{{"error":{{"message":"Session 3b1f-5a2c is{}"}}}}"#, " unknown".repeat(100));
+    line.asks(&mut peer).await.answer(400, JSON, &error).await;
+    let failure = line.failed(1).await.to_string();
+    let told = "the session has expired (HTTP 400): Session [session] is unknown unknown";
+    assert!(failure.starts_with(told) && failure.len() < 250, "{failure}");
 }
 
 #[tokio::test]

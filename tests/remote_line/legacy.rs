@@ -109,7 +109,7 @@ async fn a_stream_that_cannot_be_opened_fails_what_waits_for_it_and_is_tried_aga
     let mut line = Dialed::new(sse(&peer));
     for (status, headers, kind) in [
         (401, &[][..], FailureKind::Unauthorized { challenge: None }),
-        (404, &[], FailureKind::Status(404)),
+        (404, &[], FailureKind::status(404)),
         (200, &[("content-type", "text/html")], FailureKind::NotMcp { content_type: Some("text/html".to_owned()) }),
         (502, &[], FailureKind::ServerError { status: 502, retry_after: None }),
     ] {
@@ -155,12 +155,40 @@ async fn the_end_of_the_stream_is_the_end_of_the_session() {
 }
 
 #[tokio::test]
+async fn a_post_whose_request_was_answered_on_the_stream_is_not_waited_for_without_end() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(sse(&peer));
+    let (mut stream, asked) = opened(&mut line, &mut peer, "/m").await;
+    line.request(2, "tools/call");
+    let other = line.asks(&mut peer).await;
+    stream.chunk(ANSWER).await;
+    assert_eq!(line.message().await["id"], 1);
+    line.during(asked.closed()).await;
+    // A server may also take a POST only when it has done what it asks for.
+    other.accepted().await;
+    stream.chunk(&ANSWER.replace('1', "2")).await;
+    assert_eq!(line.message().await["id"], 2);
+    line.is_silent().await;
+    let connections = peer.connections_ever();
+    line.request(3, "tools/call");
+    let asked = line.asks(&mut peer).await;
+    assert_eq!(peer.connections_ever(), connections, "its connection is used again");
+    stream.chunk(&ANSWER.replace('1', "3")).await;
+    assert_eq!(line.message().await["id"], 3);
+    asked.accepted().await;
+    line.is_silent().await;
+    line.request(4, "tools/call");
+    line.asks(&mut peer).await.accepted().await;
+    assert_eq!(peer.connections_ever(), connections, "also where the answer comes first");
+}
+
+#[tokio::test]
 async fn a_post_that_is_refused_fails_its_request() {
     let mut peer = Peer::new().await;
     let mut line = Dialed::new(sse(&peer));
     let (mut stream, asked) = opened(&mut line, &mut peer, "/m?s=1").await;
     asked.answer(404, &[], "no such session").await;
-    assert_eq!(line.failed(1).await, Failure::sent(FailureKind::SessionExpired { status: 404 }));
+    assert_eq!(line.failed(1).await, Failure::sent(FailureKind::expired(404)));
     line.request(2, "tools/call");
     line.asks(&mut peer).await.answer(503, &[], "").await;
     assert!(matches!(line.failed(2).await.kind, FailureKind::ServerError { status: 503, .. }));

@@ -24,6 +24,27 @@ async fn what_a_server_says_unasked_is_heard() {
 }
 
 #[tokio::test]
+async fn a_request_may_be_answered_here_and_its_own_exchange_is_not_waited_for_without_end() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    let mut listening = line.greet(&mut peer, Some("s-1")).await.stream(&[]).await;
+    line.request(1, "tools/call");
+    let unanswered = line.asks(&mut peer).await;
+    line.request(2, "tools/call");
+    let streaming = line.asks(&mut peer).await.stream(&[]).await;
+    line.request(3, "tools/call");
+    let other = line.asks(&mut peer).await;
+    let answer = |id| format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{}}}}");
+    listening.chunk(&format!("data: [{},{}]\n\n", answer(1), answer(2))).await;
+    assert_eq!(line.message().await["id"], 1);
+    assert_eq!(line.message().await["id"], 2);
+    line.during(unanswered.closed()).await;
+    line.during(streaming.closed()).await;
+    other.result().await;
+    assert_eq!(line.message().await["id"], 3);
+}
+
+#[tokio::test]
 async fn a_server_that_has_no_such_stream_is_not_asked_again() {
     for (status, content_type) in
         [(405, "text/plain"), (404, "text/plain"), (400, "text/plain"), (401, "text/plain"), (200, "text/html")]
@@ -70,9 +91,10 @@ async fn a_dead_server_is_noticed_at_once() {
 #[tokio::test]
 async fn a_server_that_was_started_anew_is_noticed_at_once() {
     let null = r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no such session"},"id":null}"#;
+    let expired = |status| FailureKind::SessionExpired { status, said: Some("no such session".to_owned()) };
     for (status, kind) in [
-        (404, FailureKind::SessionExpired { status: 404 }),
-        (400, FailureKind::SessionExpired { status: 400 }),
+        (404, expired(404)),
+        (400, expired(400)),
         (401, FailureKind::Unauthorized { challenge: None }),
         (403, FailureKind::Forbidden { challenge: None }),
     ] {

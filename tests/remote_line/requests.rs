@@ -78,7 +78,27 @@ async fn a_server_that_does_not_take_the_end_of_the_handshake_is_lost() {
     line.message().await;
     line.initialized();
     line.asks(&mut peer).await.answer(400, &[], "").await;
-    assert_eq!(line.lost().await, FailureKind::Status(400));
+    assert_eq!(line.lost().await, FailureKind::status(400));
+}
+
+#[tokio::test]
+async fn a_server_that_may_speak_the_older_transport_is_said_to() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    for (status, why) in [
+        (400, "the server refused the request (HTTP 400)"),
+        (404, "there is no MCP server at this address (HTTP 404)"),
+        (405, "the server refused the request (HTTP 405)"),
+    ] {
+        line.request(0, "initialize");
+        line.asks(&mut peer).await.answer(status, &[], "").await;
+        let hint = "if it speaks the older HTTP+SSE: transport = \"sse\"";
+        let told = FailureKind::Handshake(format!("{why}; {hint}"));
+        assert_eq!(line.failed(0).await, Failure::sent(told));
+    }
+    line.request(0, "initialize");
+    line.asks(&mut peer).await.answer(418, &[], "").await;
+    assert_eq!(line.failed(0).await.kind, FailureKind::Status { status: 418, said: None });
 }
 
 #[tokio::test]
@@ -107,7 +127,7 @@ async fn a_stream_brings_what_comes_before_the_answer_and_its_connection_is_used
     stream.chunk("data: {\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"sampling/createMessage\"}\n\n").await;
     assert_eq!(line.message().await["method"], "sampling/createMessage");
     // What the server asks is answered by a message of our own.
-    line.notify("response");
+    line.respond(7);
     line.asks(&mut peer).await.accepted().await;
     stream
         .chunk("data: [{\"jsonrpc\":\"2.0\",\"method\":\"m\"},{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}]\n\n")
@@ -174,7 +194,7 @@ async fn a_server_that_does_not_let_a_stream_be_taken_up_says_what_became_of_it(
         (405, &[][..], FailureKind::Cut),
         (500, &[], FailureKind::Cut),
         (200, &[("content-type", "text/html")], FailureKind::Cut),
-        (404, &[], FailureKind::SessionExpired { status: 404 }),
+        (404, &[], FailureKind::expired(404)),
         (401, &[], FailureKind::Unauthorized { challenge: None }),
     ] {
         let mut peer = Peer::new().await;
@@ -392,7 +412,7 @@ async fn dropping_a_line_closes_all_its_connections_at_once() {
 #[tokio::test]
 async fn a_notification_that_cannot_be_delivered_is_the_loss_and_one_that_is_not_liked_is_nothing() {
     for (status, kind) in [
-        (404, FailureKind::SessionExpired { status: 404 }),
+        (404, FailureKind::expired(404)),
         (401, FailureKind::Unauthorized { challenge: None }),
         (403, FailureKind::Forbidden { challenge: None }),
     ] {
@@ -440,8 +460,8 @@ async fn a_server_that_asks_and_asks_gets_its_answers_a_few_at_a_time() {
     const MANY: usize = 100;
     let mut peer = Peer::new().await;
     let mut line = Dialed::connected(&mut peer).await;
-    for _ in 0..MANY {
-        line.notify("notifications/cancelled");
+    for id in 0..MANY {
+        line.respond(id);
     }
     let mut asked = Vec::new();
     for _ in 0..4 {
@@ -454,8 +474,8 @@ async fn a_server_that_asks_and_asks_gets_its_answers_a_few_at_a_time() {
         asked.push(line.asks(&mut peer).await);
     }
     // Whatever waits, a request does not wait for it.
-    for _ in 0..MANY {
-        line.notify("notifications/cancelled");
+    for id in 0..MANY {
+        line.respond(id);
     }
     line.request(1, "tools/list");
     let request = line.asks(&mut peer).await;
@@ -468,12 +488,12 @@ async fn a_server_that_asks_and_asks_gets_its_answers_a_few_at_a_time() {
 async fn a_server_that_asks_without_end_and_takes_no_answer_is_lost() {
     let mut peer = Peer::new().await;
     let mut line = Dialed::connected(&mut peer).await;
-    for _ in 0..4096 {
-        line.notify("notifications/cancelled");
+    for id in 0..4096 {
+        line.respond(id);
     }
     line.is_silent().await;
-    for _ in 0..5 {
-        line.notify("notifications/cancelled");
+    for id in 0..5 {
+        line.respond(id);
     }
     assert_eq!(line.lost().await, FailureKind::Flooded);
 
@@ -484,8 +504,62 @@ async fn a_server_that_asks_without_end_and_takes_no_answer_is_lost() {
     line.message().await;
     line.initialized();
     let _untaken = line.asks(&mut peer).await;
-    for _ in 0..=4096 {
-        line.notify("notifications/cancelled");
+    for id in 0..=4096 {
+        line.respond(id);
     }
     assert_eq!(line.lost().await, FailureKind::Flooded, "also before the session has begun");
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_notifications_loses_the_oldest_of_them_and_nothing_else() {
+    const MANY: usize = 5000;
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::connected(&mut peer).await;
+    for nth in 0..MANY {
+        line.notify(&format!("notifications/{nth}"));
+    }
+    let mut asked = Vec::new();
+    for _ in 0..4 {
+        asked.push(line.asks(&mut peer).await);
+    }
+    line.respond(7);
+    let answer = line.asks(&mut peer).await;
+    assert_eq!(answer.says("id"), 7, "it does not wait for the others");
+    answer.accepted().await;
+    line.is_silent().await;
+    assert!(!peer.was_asked(), "more than a few at once");
+    let newest = format!("notifications/{}", MANY - 1);
+    let mut told = 4;
+    while asked.iter().all(|asked| asked.says("method") != newest.as_str()) {
+        asked.remove(0).accepted().await;
+        asked.push(line.asks(&mut peer).await);
+        told += 1;
+    }
+    assert_eq!(told, 4 + 256);
+
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    line.request(0, "initialize");
+    line.asks(&mut peer).await.result().await;
+    line.message().await;
+    line.initialized();
+    let initialized = line.asks(&mut peer).await;
+    line.request(1, "tools/list");
+    for nth in 0..MANY {
+        line.notify(&format!("notifications/{nth}"));
+    }
+    line.is_silent().await;
+    initialized.accepted().await;
+    line.request(2, "tools/list");
+    let mut ids = Vec::new();
+    while ids.len() < 2 {
+        let asked = line.asks(&mut peer).await;
+        match asked.method.as_str() {
+            "GET" => asked.answer(405, &[], "").await,
+            _ if asked.says("id").is_null() => asked.accepted().await,
+            _ => ids.push(asked.says("id")),
+        }
+    }
+    ids.sort_by_key(serde_json::Value::as_u64);
+    assert_eq!(ids, [1, 2], "also before the session has begun");
 }

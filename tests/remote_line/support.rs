@@ -81,6 +81,12 @@ impl Dialed {
         self.send(Outgoing::Notification { body: notification(method) });
     }
 
+    /// Answers a request of the server.
+    pub(crate) fn respond(&mut self, id: usize) {
+        let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#).into();
+        self.send(Outgoing::Response { body });
+    }
+
     pub(crate) fn initialized(&mut self) {
         let body = notification("notifications/initialized");
         self.send(Outgoing::Initialized { version: VERSION.to_owned(), body });

@@ -6,7 +6,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::model::spec::RemoteTransport;
+use mcp_satellite_actors::model::spec::{RemoteTransport, Target};
+use mcp_satellite_actors::seam::{Incoming, Outgoing};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -41,7 +42,8 @@ async fn in_child(test: &'static str, variables: &[(&str, &str)]) {
     command.envs(variables.iter().copied()).env("REMOTE_LINE_CHILD", "1");
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{complained}");
 }
 
 fn is_child() -> bool {
@@ -144,6 +146,9 @@ async fn servers_elsewhere_are_reached_through_the_proxies_of_the_environment_an
         let asked = proxy.next().await;
         assert_eq!(asked.line(), "CONNECT far.invalid:443");
         asked.answer(407, &[], "").await;
+        let asked = proxy.next().await;
+        assert_eq!(asked.line(), "GET http://far.invalid/health");
+        asked.answer(204, &[], "").await;
     };
     tokio::join!(child, proxied);
     assert!(!proxy.was_asked());
@@ -168,6 +173,22 @@ async fn child_behind_a_proxy() {
         line.request(1, "initialize");
         line.asks(&mut peer).await.result().await;
         assert_eq!(line.message().await["id"], 1);
+    }
+    // A health_url goes its own way, whatever way the server's is.
+    let far = "http://far.invalid/health".to_owned();
+    for (url, checked) in [("http://far.invalid/mcp".to_owned(), peer.url("/health")), (peer.url("/mcp"), far)] {
+        let mut spec = spec(&url, RemoteTransport::Http);
+        if let Target::Remote { health_url, .. } = &mut spec.target {
+            *health_url = Some(checked.clone());
+        }
+        let mut line = Dialed::new(spec);
+        line.send(Outgoing::Probe { id: 1 });
+        if checked.contains("127.0.0.1") {
+            let asked = line.asks(&mut peer).await;
+            assert_eq!(asked.line(), "GET /health");
+            asked.answer(204, &[], "").await;
+        }
+        assert!(matches!(line.next().await, Incoming::Probed { id: 1 }), "{checked}");
     }
     let unknown = format!("http://{}.direct.invalid/mcp", "x".repeat(64));
     let mut line = Dialed::new(spec(&unknown, RemoteTransport::Http));

@@ -248,3 +248,18 @@ async fn a_call_that_is_refused_for_the_credentials_of_before_is_sent_again_with
         fleet.finish().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn credentials_that_were_changed_long_ago_and_are_refused_now_are_not_tried_once_more() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(server(OLD)).await;
+    gives(&fleet, NEW).await;
+    sleep(DAY).await;
+    wants(&fleet, &id, "Bearer the next");
+    let refused = fleet.call(&id, "echo", json!({})).await;
+    assert!(matches!(refused, Err(CallError::Refused { status: Status::RequiresReauth, .. })), "{refused:?}");
+    fleet.until(&id, Status::RequiresReauth).await;
+    let remote = fleet.remote(&id);
+    assert_eq!((remote.attempts().len(), remote.tried("tools/call").len()), (1, 1));
+    fleet.finish().await;
+}

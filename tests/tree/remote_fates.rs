@@ -75,7 +75,7 @@ async fn a_call_that_cannot_be_repeated_after_it_may_have_been_carried_out_says_
     let (read_only, ()) = futures::join!(fleet.call(&id, "add", json!({"a": 1, "b": 2})), async {
         until_seen(&remote, |remote| remote.served("tools/call").len() == 1).await;
         remote.expire(404);
-        remote.lose(FailureKind::SessionExpired { status: 404 });
+        remote.lose(FailureKind::expired(404));
         remote.down(REFUSED);
     });
     let Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason }) = read_only else { panic!("{read_only:?}") };

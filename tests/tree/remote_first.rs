@@ -71,8 +71,8 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
         (error(500), broken("the server failed (HTTP 500)")),
         (error(502), broken("the server failed (HTTP 502)")),
         (FailureKind::Redirected { status: 302, to }, broken(redirects)),
-        (FailureKind::Status(404), broken("there is no MCP server at this address (HTTP 404)")),
-        (FailureKind::Status(418), broken("the server refused the request (HTTP 418)")),
+        (FailureKind::status(404), broken("there is no MCP server at this address (HTTP 404)")),
+        (FailureKind::status(418), broken("the server refused the request (HTTP 418)")),
         (
             FailureKind::NotMcp { content_type: Some("text/html".to_owned()) },
             broken("the answer is text/html and not MCP: is the address right?"),

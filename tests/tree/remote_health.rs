@@ -112,7 +112,7 @@ async fn one_success_between_failures_begins_the_count_anew() {
     let fleet = Fleet::start().await;
     let id = fleet.online(checked_by("a", HealthCheck::Get)).await;
     let remote = fleet.remote(&id);
-    let ill = FailureKind::Status(503);
+    let ill = FailureKind::status(503);
     for _ in 0..5 {
         remote.fail_next([ill.clone(), ill.clone()]);
         let before = remote.received("GET").len();

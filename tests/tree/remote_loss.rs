@@ -13,7 +13,7 @@ use crate::remote_support::{
 };
 use crate::support::{Fleet, Server, seconds, tenths};
 
-const EXPIRED: FailureKind = FailureKind::SessionExpired { status: 404 };
+const EXPIRED: FailureKind = FailureKind::expired(404);
 
 #[tokio::test(start_paused = true)]
 async fn each_status_and_event_of_a_loss_and_a_recovery_comes_in_its_order() {
@@ -125,7 +125,7 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
             MaybeExecuted,
             false,
         ),
-        lost(FailureKind::Status(418), error, "the server refused the request (HTTP 418)", 1, MaybeExecuted, false),
+        lost(FailureKind::status(418), error, "the server refused the request (HTTP 418)", 1, MaybeExecuted, false),
         lost(
             FailureKind::NotMcp { content_type: Some("text/html".to_owned()) },
             error,

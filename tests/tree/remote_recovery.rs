@@ -2,15 +2,17 @@
 
 use futures::future::join_all;
 use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::model::catalogue::List;
 use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
-    BROKEN_INSIDE, REFUSED, lose, story_after_start, until_attempting, until_attempts, until_back, until_seen,
+    BROKEN_INSIDE, DAY, REFUSED, lose, story_after_start, until_attempting, until_attempts, until_back, until_seen,
 };
 use crate::support::{Fleet, Server, seconds, tenths};
 
@@ -183,4 +185,31 @@ async fn a_change_that_cannot_be_read_while_it_is_online_is_read_again_until_it_
         assert_eq!(remote.tried("tools/list").len(), before + 7);
         fleet.finish().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_beside_the_tools_that_cannot_be_read_after_a_reconnect_stays_as_it_was_until_it_can() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a").script(Script { resources: 2, ..Script::default() })).await;
+    let remote = fleet.remote(&id);
+    let known = |view: &InstanceView| {
+        let catalogue = view.catalogue.clone().unwrap();
+        (catalogue.tools.len(), catalogue.resources.len(), catalogue.unread.clone())
+    };
+    lose(&fleet, &id).await;
+    remote.change(|manner| manner.silent_on = ["resources/list"].into());
+    remote.up();
+    until_back(&fleet, &id).await;
+    assert_eq!(known(&fleet.view(&id)), (3, 2, vec![List::Resources]));
+    let told = &fleet.told(&id, "mcp.server.reconnected").await[0];
+    assert_eq!(told["changed"], json!([]), "nothing is known to have changed");
+    let before = remote.tried("resources/list").len();
+    until_seen(&remote, |remote| remote.tried("resources/list").len() == before + 3).await;
+    remote.change(|manner| manner.silent_on = [].into());
+    let view = fleet.until_view(&id, |view| view.catalogue.as_ref().unwrap().unread.is_empty()).await;
+    assert_eq!((view.status, known(&view)), (Status::Online, (3, 2, vec![])));
+    let asked = remote.tried("resources/list").len();
+    sleep(DAY).await;
+    assert_eq!(remote.tried("resources/list").len(), asked, "it has succeeded");
+    fleet.finish().await;
 }

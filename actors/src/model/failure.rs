@@ -44,6 +44,8 @@ pub enum FailureKind {
     SessionExpired {
         /// The HTTP status that said so.
         status: u16,
+        /// In the server's words.
+        said: Option<String>,
     },
     /// 429, and when to come back.
     Throttled {
@@ -65,7 +67,12 @@ pub enum FailureKind {
         to: Option<String>,
     },
     /// Any other HTTP status that is no success.
-    Status(u16),
+    Status {
+        /// It.
+        status: u16,
+        /// In the server's words.
+        said: Option<String>,
+    },
     /// A success that is not MCP.
     NotMcp {
         /// What it is instead.
@@ -104,6 +111,18 @@ impl Failure {
     }
 }
 
+impl FailureKind {
+    /// An HTTP status and no more.
+    pub const fn status(status: u16) -> Self {
+        Self::Status { status, said: None }
+    }
+
+    /// The end of a session, told by an HTTP status and no more.
+    pub const fn expired(status: u16) -> Self {
+        Self::SessionExpired { status, said: None }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.kind.fmt(f)
@@ -122,7 +141,10 @@ impl fmt::Display for FailureKind {
             Self::Cut => f.write_str("the answer broke off"),
             Self::Unauthorized { .. } => f.write_str("Authentication failed (HTTP 401)"),
             Self::Forbidden { .. } => f.write_str("Access forbidden (HTTP 403)"),
-            Self::SessionExpired { status } => write!(f, "the session has expired (HTTP {status})"),
+            Self::SessionExpired { status, said: None } => write!(f, "the session has expired (HTTP {status})"),
+            Self::SessionExpired { status, said: Some(said) } => {
+                write!(f, "the session has expired (HTTP {status}): {said}")
+            }
             Self::Throttled { retry_after: None } => f.write_str("too many requests (HTTP 429)"),
             Self::Throttled { retry_after: Some(after) } => {
                 write!(f, "too many requests (HTTP 429); again in {} s", after.as_secs_f64().ceil())
@@ -134,8 +156,13 @@ impl fmt::Display for FailureKind {
             Self::Redirected { status, to: None } => {
                 write!(f, "the server redirects (HTTP {status}), which is not followed: configure the right address")
             }
-            Self::Status(404) => f.write_str("there is no MCP server at this address (HTTP 404)"),
-            Self::Status(status) => write!(f, "the server refused the request (HTTP {status})"),
+            Self::Status { status: 404, said: None } => {
+                f.write_str("there is no MCP server at this address (HTTP 404)")
+            }
+            Self::Status { status, said: None } => write!(f, "the server refused the request (HTTP {status})"),
+            Self::Status { status, said: Some(said) } => {
+                write!(f, "the server refused the request (HTTP {status}): {said}")
+            }
             Self::NotMcp { content_type: Some(content_type) } => {
                 write!(f, "the answer is {content_type} and not MCP: is the address right?")
             }

@@ -35,8 +35,11 @@ pub fn class(kind: &FailureKind) -> Class {
         FailureKind::SessionExpired { .. } => Class::Expired,
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } => Class::Unauthorized,
         FailureKind::Throttled { .. } | FailureKind::ServerError { .. } => Class::Busy,
+        // It came too slowly, is too large, has too long an address, the wrong type or content, too large a head: that is
+        // this request, and says nothing about the next one.
+        FailureKind::Status { status: 408 | 413 | 414 | 415 | 422 | 431, .. } => Class::Busy,
         FailureKind::Redirected { .. }
-        | FailureKind::Status(_)
+        | FailureKind::Status { .. }
         | FailureKind::NotMcp { .. }
         | FailureKind::TooLong(_)
         | FailureKind::ForeignEndpoint { .. }
@@ -65,7 +68,7 @@ fn may_heal(kind: &FailureKind) -> bool {
         | FailureKind::Throttled { .. }
         | FailureKind::ServerError { .. }
         | FailureKind::Redirected { .. }
-        | FailureKind::Status(_)
+        | FailureKind::Status { .. }
         | FailureKind::NotMcp { .. }
         | FailureKind::TooLong(_)
         | FailureKind::ForeignEndpoint { .. }
@@ -143,15 +146,25 @@ mod tests {
         for kind in [
             FailureKind::Unauthorized { challenge: None },
             FailureKind::Forbidden { challenge: None },
-            FailureKind::SessionExpired { status: 404 },
+            FailureKind::expired(404),
             FailureKind::Throttled { retry_after: None },
             FailureKind::ServerError { status: 500, retry_after: None },
             FailureKind::Tls("expired".to_owned()),
-            FailureKind::Status(404),
+            FailureKind::status(404),
         ] {
             let failure = Failure::unsent(kind);
             assert_eq!(again_after(&RetryPolicy::default(), &failure, 1, true, PLENTY), None, "{failure}");
         }
+    }
+
+    #[test]
+    fn a_request_that_is_refused_for_what_it_is_says_nothing_about_its_server() {
+        for status in [408, 413, 414, 415, 422, 431] {
+            let refused = Failure::sent(FailureKind::status(status));
+            assert_eq!(class(&refused.kind), Class::Busy, "{status}");
+            assert_eq!(again_after(&RetryPolicy::default(), &refused, 1, true, PLENTY), None, "{status}");
+        }
+        assert_eq!(class(&FailureKind::status(418)), Class::Other);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 pub(super) use crate::model::catalogue::List as Kind;
-use crate::model::catalogue::{Catalogue, Entry, Tool};
+use crate::model::catalogue::{Catalogue, Entry, Revisions, Tool};
 
 /// What a server said that it has.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -72,16 +72,9 @@ impl Lists {
 }
 
 fn is_same(one: &Catalogue, other: &Catalogue) -> bool {
-    let tools =
-        |of: &Catalogue| of.tools.iter().map(|tool| tool.raw.get()).eq(one.tools.iter().map(|tool| tool.raw.get()));
-    let entries = |of: fn(&Catalogue) -> &[Entry]| {
-        of(one).iter().map(|entry| entry.raw.get()).eq(of(other).iter().map(|entry| entry.raw.get()))
-    };
-    one.unread == other.unread
-        && tools(other)
-        && entries(|of| &of.resources)
-        && entries(|of| &of.resource_templates)
-        && entries(|of| &of.prompts)
+    let mut changes = Revisions::default();
+    changes.read(Some(one), other);
+    changes == Revisions::default() && one.unread == other.unread
 }
 
 /// One reading of all lists.

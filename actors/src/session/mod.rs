@@ -102,8 +102,10 @@ trait Outlet {
     const REPEATS: bool;
     /// Queues a request.
     fn request(&mut self, id: u64, purpose: Use, parts: &[&str]);
-    /// Queues a notification, or a response to the server.
+    /// Queues a notification.
     fn tell(&mut self, parts: &[&str]);
+    /// Queues a response to the server.
+    fn respond(&mut self, parts: &[&str]);
     /// Queues the end of the handshake.
     fn initialized(&mut self, version: &str, parts: &[&str]);
     /// Nobody waits for this request any more.
@@ -461,7 +463,7 @@ impl<O: Outlet> Conversation<O> {
             }
             _ => format!(r#""error":{{"code":{METHOD_NOT_FOUND},"message":"method not found"}}"#),
         };
-        self.outlet.tell(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), ",", &answer, "}"]);
+        self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), ",", &answer, "}"]);
         Heard::Nothing
     }
 

@@ -58,6 +58,10 @@ impl Outlet for Way {
         self.line.send(Outgoing::Notification { body: whole(parts) });
     }
 
+    fn respond(&mut self, parts: &[&str]) {
+        self.line.send(Outgoing::Response { body: whole(parts) });
+    }
+
     fn initialized(&mut self, version: &str, parts: &[&str]) {
         self.line.send(Outgoing::Initialized { version: version.to_owned(), body: whole(parts) });
     }
@@ -258,11 +262,12 @@ impl Session {
                 self.call_failed(id, failure, class)
             }
             Purpose::Handshake => Some(Over::Lost(failure)),
-            // It could not answer this once; and what it has beside its tools is no reason to be without them.
-            Purpose::List if class == Class::Busy || (class == Class::Other && self.talk.lists.is_beside()) => {
-                self.talk.calls.remove(id);
-                self.talk.on_list(Err(CallError::Remote { fate: Fate::NotSent, failure }));
-                None
+            // It could not answer this once.
+            Purpose::List if class == Class::Busy => self.unread(id, failure),
+            // What it has beside its tools is no reason to be without them, and 404 is also how some say that they do not
+            // know the method. The tools were read in this session a moment ago: if it is gone the next request says so.
+            Purpose::List if matches!(class, Class::Other | Class::Expired) && self.talk.lists.is_beside() => {
+                self.unread(id, failure)
             }
             Purpose::List => Some(Over::Lost(failure)),
             Purpose::Check => {
@@ -273,6 +278,13 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// A page of a list cannot be read.
+    fn unread(&mut self, id: u64, failure: Failure) -> Option<Over> {
+        self.talk.calls.remove(id);
+        self.talk.on_list(Err(CallError::Remote { fate: Fate::NotSent, failure }));
+        None
     }
 
     /// The last attempt of a call: what the caller is told, and whether that is the loss.

@@ -68,6 +68,10 @@ impl Outlet for Pipe {
         self.put(parts);
     }
 
+    fn respond(&mut self, parts: &[&str]) {
+        self.put(parts);
+    }
+
     fn initialized(&mut self, _version: &str, parts: &[&str]) {
         self.put(parts);
     }

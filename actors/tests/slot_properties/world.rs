@@ -158,7 +158,7 @@ struct Worker {
     /// The last attempt to read its lists has failed.
     cannot_list: bool,
     /// Its credentials have changed since it was started.
-    newer_credentials: bool,
+    newer_credentials: Option<Instant>,
     appeared: bool,
     initialized: Option<Instant>,
     listed: bool,
@@ -599,7 +599,8 @@ impl World {
             assert!(!reconnecting);
         } else if loss.is_about_credentials() {
             self.away.begins_anew();
-            if worker.newer_credentials {
+            let patience = self.slot.spec.policy.session.request_timeout_max;
+            if worker.newer_credentials.is_some_and(|since| self.now.duration_since(since) < patience) {
                 assert!(matches!(self.slot.phase, Phase::Queued { .. }), "the new ones were never tried");
             } else {
                 assert_eq!(self.slot.phase, Phase::Reauth);
@@ -899,9 +900,10 @@ impl World {
                 }
                 Effect::Credentials { run, spec } => {
                     assert_eq!(spec, self.desired);
+                    let now = self.now;
                     let worker = self.worker(run).unwrap();
                     assert!(worker.dialled && !worker.told_to_stop);
-                    worker.newer_credentials = true;
+                    worker.newer_credentials = Some(now);
                 }
                 Effect::Tell(Told::Started { .. }) if self.slot.spec.is_remote() => {
                     assert!(!self.connected && !self.was_connected, "it is started a second time");
@@ -990,7 +992,7 @@ impl World {
             run,
             dialled: spec.is_remote(),
             cannot_list: false,
-            newer_credentials: false,
+            newer_credentials: None,
             discovers: discover,
             appeared: false,
             initialized: None,

@@ -24,17 +24,21 @@ pub(super) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-pro
 pub(super) const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Headers that are the protocol's or the connection's, and not for an instance to set.
-const RESERVED: [&str; 12] = [
+const RESERVED: [&str; 16] = [
     "accept",
+    "accept-encoding",
     "connection",
     "content-length",
     "content-type",
     "expect",
     "host",
+    "keep-alive",
     "last-event-id",
     "mcp-protocol-version",
     "mcp-session-id",
+    "proxy-authorization",
     "te",
+    "trailer",
     "transfer-encoding",
     "upgrade",
 ];
@@ -49,7 +53,8 @@ pub(super) struct Access {
     client: Client,
     /// With the instance's query parameters.
     url: Url,
-    health_url: Option<Url>,
+    /// It may be on the other side of a proxy than the server is.
+    health: Option<(Client, Url)>,
     /// The instance's, all of them sensitive.
     headers: HeaderMap,
     /// The instance's query parameters.
@@ -89,11 +94,15 @@ impl Access {
             value.set_sensitive(true);
             headers.insert(name, value);
         }
-        let client = clients.of(&url, &spec.policy.remote).map_err(|error| {
-            FailureKind::BadAddress(format!("cannot prepare the HTTP client: {}", error.without_url()))
-        })?;
+        let client = |url: &Url| {
+            clients.of(url, &spec.policy.remote).map_err(|error| {
+                FailureKind::BadAddress(format!("cannot prepare the HTTP client: {}", error.without_url()))
+            })
+        };
+        let health = health_url.map(|url| Ok((client(&url)?, url))).transpose()?;
+        let client = client(&url)?;
         let (mask, policy) = (spec.mask.clone(), Arc::clone(&spec.policy));
-        Ok(Self { client, url, health_url, headers, query, mask, policy })
+        Ok(Self { client, url, health, headers, query, mask, policy })
     }
 
     /// The configured address. It has a query, so it is not to be shown.
@@ -127,7 +136,8 @@ impl Access {
 
     /// The question whether the server is healthy, if it was configured.
     pub(super) fn probe(&self) -> Option<RequestBuilder> {
-        let request = self.client.get(self.health_url.clone()?).headers(self.headers.clone());
+        let (client, url) = self.health.as_ref()?;
+        let request = client.get(url.clone()).headers(self.headers.clone());
         Some(request.header(CACHE_CONTROL, "no-cache"))
     }
 }

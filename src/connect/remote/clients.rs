@@ -1,8 +1,8 @@
 //! The HTTP clients that all lines share.
 //!
-//! One pool would do, but two things are settled for a whole client in reqwest: how long connecting may take, and
+//! One client would do, but two things are settled for a whole client in reqwest: how long connecting may take, and
 //! whether the proxies of the environment are asked. So there is one client for each combination that is in use, which is
-//! one or two; they share the certificates and the memory of TLS sessions.
+//! one or two; they share the certificates, the memory of TLS sessions and the lookups of names.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,6 +14,7 @@ use reqwest::{Client, Url, redirect, retry};
 use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, RootCertStore};
 
+use super::names::Names;
 use crate::http::{USER_AGENT, is_loopback};
 
 /// Node closes a connection that was idle for 5 s. A request that crosses that would look like a reset.
@@ -34,9 +35,9 @@ struct Kind {
 }
 
 /// Clients by what they are for.
-#[derive(Debug)]
 pub(super) struct Clients {
     tls: ClientConfig,
+    names: Names,
     /// Without them no server that speaks TLS can be trusted.
     has_roots: bool,
     known: Mutex<HashMap<Kind, Client>>,
@@ -57,7 +58,7 @@ impl Clients {
         let has_roots = !roots.is_empty();
         let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let tls = tls.map_err(io::Error::other)?.with_root_certificates(roots).with_no_client_auth();
-        let clients = Self { tls, has_roots, known: Mutex::default() };
+        let clients = Self { tls, names: Names::new(), has_roots, known: Mutex::default() };
         // What cannot be made is told now, not by every instance.
         clients
             .client(Kind { connect_timeout: RemotePolicy::default().connect_timeout, direct: false })
@@ -82,6 +83,7 @@ impl Clients {
         }
         let mut builder = Client::builder()
             .tls_backend_preconfigured(self.tls.clone())
+            .dns_resolver(self.names.clone())
             .user_agent(USER_AGENT)
             // Credentials would go where nobody has configured them to go.
             .redirect(redirect::Policy::none())

@@ -21,7 +21,8 @@ use tokio::time::timeout;
 use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID};
 use super::clients::Clients;
 use super::events::{Event, Events, TooLong};
-use super::failures::{of_error, of_status};
+use super::failures::{of_error, of_status, told};
+use super::line::Telling;
 use super::message;
 
 /// What an exchange has to tell its line.
@@ -29,6 +30,10 @@ use super::message;
 pub(super) enum News {
     /// This is for the session.
     Of(Incoming),
+    /// A message for the session that nobody waited for on its stream: it may be the answer to another exchange.
+    Aside(Bytes),
+    /// The request with this number was answered a while ago, not by the exchange that sent it.
+    Answered(u64),
     /// The server has taken `notifications/initialized`.
     Initialized,
     /// The stream of an HTTP+SSE server has named where messages go.
@@ -36,7 +41,7 @@ pub(super) enum News {
     /// The stream of an HTTP+SSE server has come to nothing.
     Unopened(Failure),
     /// A notification or an answer of ours was taken, or will not be.
-    Told,
+    Told(Telling),
     /// The exchange is over, and all of it was told.
     Done,
 }
@@ -50,14 +55,24 @@ impl Out {
         let _ = self.0.send(news).await;
     }
 
-    /// A text of the server: one message, or a batch of them. What is no JSON is passed on for the session to count.
-    pub(super) async fn messages(&mut self, text: Bytes) {
+    /// A text of the server with the answer in it that was waited for.
+    pub(super) async fn answer(&mut self, text: Bytes) {
+        self.messages(text, |message| News::Of(Incoming::Message(message))).await;
+    }
+
+    /// Any other text of the server.
+    pub(super) async fn aside(&mut self, text: Bytes) {
+        self.messages(text, News::Aside).await;
+    }
+
+    /// One message, or a batch of them. What is no JSON is passed on for the session to count.
+    async fn messages(&mut self, text: Bytes, news: fn(Bytes) -> News) {
         let is_batch = text.trim_ascii_start().first() == Some(&b'[');
         match is_batch.then(|| message::messages(&text)).flatten() {
-            None => self.send(News::Of(Incoming::Message(text))).await,
+            None => self.send(news(text)).await,
             Some(batch) => {
                 for message in batch {
-                    self.send(News::Of(Incoming::Message(message))).await;
+                    self.send(news(message)).await;
                 }
             }
         }
@@ -102,6 +117,12 @@ impl Exchanges {
             self.abandonable.push((id, handle));
         }
         self.wake();
+    }
+
+    /// Whether there is an exchange that `message` answers in its place.
+    pub(super) fn answered_by(&self, message: &[u8]) -> Option<u64> {
+        let id = (!self.abandonable.is_empty()).then(|| message::answered(message)).flatten()?;
+        self.abandonable.iter().any(|(its, _)| *its == id).then_some(id)
     }
 
     /// Drops an exchange, and with it its connection.
@@ -226,6 +247,11 @@ impl Terms {
         self.id.is_some() || self.endpoint.is_some()
     }
 
+    /// Whether a version was agreed on.
+    pub(super) fn has_begun(&self) -> bool {
+        self.version.is_some()
+    }
+
     /// A message on its way to the server.
     pub(super) fn post(&self, body: Bytes) -> RequestBuilder {
         let url = match &self.endpoint {
@@ -267,7 +293,7 @@ impl Terms {
     pub(super) async fn refusal(&self, response: Response, id: Option<u64>) -> Result<Vec<Bytes>, FailureKind> {
         let status = response.status();
         let kind = of_status(&response, &self.access);
-        if !matches!(kind, FailureKind::Status(_)) {
+        if !matches!(kind, FailureKind::Status { .. }) {
             return Err(kind);
         }
         // What it says is only looked at where it makes a difference, and is not waited for without end.
@@ -283,14 +309,27 @@ impl Terms {
         }
         let expired = match status {
             StatusCode::NOT_FOUND => true,
+            // Who knows the session and takes the request for a bad one says so with its number. Who does not know the
+            // session says it in JSON-RPC about nothing or about a number of its own, or in plain words, or not at all.
+            StatusCode::BAD_REQUEST if id.is_some() && self.version.is_some() => true,
             StatusCode::BAD_REQUEST => messages.iter().any(|message| message::is_error_about_nothing(message)),
             _ => false,
         };
+        let said = messages.iter().find_map(|message| message::complaint(message)).map(|said| self.told(&said));
+        let status = status.as_u16();
         Err(if expired && self.names_session() {
-            FailureKind::SessionExpired { status: status.as_u16() }
+            FailureKind::SessionExpired { status, said }
         } else {
-            kind
+            FailureKind::Status { status, said }
         })
+    }
+
+    /// What the server says of us: it may say the session's name, with which somebody else could speak for us.
+    fn told(&self, said: &str) -> String {
+        match self.id.as_ref().and_then(|id| id.to_str().ok()).filter(|id| !id.is_empty()) {
+            Some(id) => told(&said.replace(id, "[session]"), &self.access),
+            None => told(said, &self.access),
+        }
     }
 
     /// All of an answer that is not a stream.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use reqwest::header::{HeaderMap, HeaderName, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE};
+use mcp_satellite_actors::model::secret::MASKED;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use reqwest::{Response, StatusCode, Url};
 
 use super::access::Access;
@@ -14,6 +15,8 @@ use crate::http::pause;
 
 /// How many characters of somebody else's text are told.
 const TEXT_MAX: usize = 200;
+/// How many of a type of content.
+const CONTENT_TYPE_MAX: usize = 64;
 
 /// Why there was no answer, or no more of it.
 pub(super) fn of_error(error: &reqwest::Error, access: &Access) -> Failure {
@@ -70,8 +73,16 @@ pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
             let to = text(&LOCATION).and_then(|location| access.url().join(location).ok());
             FailureKind::Redirected { status: status.as_u16(), to: to.map(|to| told(&shown(&to), access)) }
         }
-        status => FailureKind::Status(status.as_u16()),
+        status => FailureKind::status(status.as_u16()),
     }
+}
+
+/// A success that is no message, and what it says that it is.
+pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &Access) -> FailureKind {
+    let text = content_type.and_then(|value| value.to_str().ok()).map(|text| told(text, access));
+    let media_type = text.as_deref().and_then(|text| text.split(';').next()).map(str::trim);
+    let media_type = media_type.filter(|media_type| !media_type.is_empty());
+    FailureKind::NotMcp { content_type: media_type.map(|shown| shown.chars().take(CONTENT_TYPE_MAX).collect()) }
 }
 
 /// A text that somebody else wrote: without our secrets, and fit for one line.
@@ -91,7 +102,15 @@ fn challenge(headers: &HeaderMap, access: &Access) -> Option<String> {
     (!challenges.is_empty()).then(|| access.mask.apply(&challenges.join(", ")))
 }
 
-/// An address without credentials and parameters.
+/// An address without credentials and parameters. Many hosted servers have the credential in the path.
 fn shown(url: &Url) -> String {
-    format!("{}{}", url.origin().ascii_serialization(), url.path())
+    let hidden = |segment| if looks_secret(segment) { MASKED } else { segment };
+    let path: Vec<_> = url.path().split('/').map(hidden).collect();
+    format!("{}{}", url.origin().ascii_serialization(), path.join("/"))
+}
+
+/// Whether a part of a path is to be treated as a secret. One too many is no loss: who configures the server knows it.
+fn looks_secret(segment: &str) -> bool {
+    let word = |byte: u8| !byte.is_ascii_digit() && !byte.is_ascii_uppercase();
+    segment.len() >= 32 || segment.len() >= 8 && !segment.bytes().all(word)
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::seam::Incoming;
+use reqwest::header::CONTENT_TYPE;
 use reqwest::{Response, Url};
 use tokio::time::timeout_at;
 
 use super::access::{Access, EVENT_STREAM};
 use super::events::{Event, Events};
 use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
-use super::failures::told;
+use super::failures::{not_mcp, told};
 
 /// The stream, to its end.
 pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
@@ -35,7 +36,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
     loop {
         match next_event(&mut response, &mut events).await {
             Ok(Some(Event { kind, data })) if kind.as_ref().is_none_or(|kind| kind == "message") => {
-                out.messages(data).await;
+                out.aside(data).await;
             }
             Ok(Some(_)) => {}
             Ok(None) => return News::Of(Incoming::Lost(Failure::sent(ended()))),
@@ -51,9 +52,9 @@ async fn open(terms: &Terms) -> Result<Response, Failure> {
         let kind = terms.refusal(response, None).await.err().unwrap_or(FailureKind::NotMcp { content_type: None });
         return Err(Failure::sent(kind));
     }
-    match content_type(&response) {
-        Some(content_type) if content_type == EVENT_STREAM => Ok(response),
-        content_type => Err(Failure::sent(FailureKind::NotMcp { content_type })),
+    match content_type(&response).as_deref() {
+        Some(EVENT_STREAM) => Ok(response),
+        _ => Err(Failure::sent(not_mcp(response.headers().get(CONTENT_TYPE), &terms.access))),
     }
 }
 

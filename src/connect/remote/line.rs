@@ -9,15 +9,19 @@ use bytes::Bytes;
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, Target};
 use mcp_satellite_actors::seam::{Incoming, Line, Outgoing};
+use tokio::time::sleep;
 
 use super::clients::Clients;
 use super::exchange::{Exchanges, News, Out, Session};
+use super::streamable::LAST_WORDS;
 use super::{legacy, streamable};
 
-/// So many notifications and answers of ours are on their way at once, each on a connection of its own.
+/// So many notifications of ours are on their way at once, each on a connection of its own, and as many answers.
 const TELLING_MAX: usize = 4;
-/// So many wait for their turn at most, those included that wait for the end of the handshake.
+/// So many answers wait for their turn at most, with whatever waits for the end of the handshake.
 const UNTOLD_MAX: usize = 4096;
+/// So many notifications wait: of requests that were given up, and the oldest of those a server needs least.
+const NOTIFICATIONS_MAX: usize = 256;
 
 /// A line to one server.
 pub(super) struct RemoteLine {
@@ -25,11 +29,25 @@ pub(super) struct RemoteLine {
     session: Arc<Session>,
     exchanges: Exchanges,
     gate: Gate,
-    /// Notifications and answers that wait for their turn.
-    untold: VecDeque<Bytes>,
-    telling: usize,
+    notifications: Lane,
+    responses: Lane,
     /// What is told before anything else.
     ready: VecDeque<Incoming>,
+}
+
+/// Messages that come to no answer. A server that does not take those of one kind still gets the others.
+#[derive(Default)]
+struct Lane {
+    /// They wait for their turn.
+    untold: VecDeque<Bytes>,
+    telling: usize,
+}
+
+/// Which of the two it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Telling {
+    Notification,
+    Response,
 }
 
 /// Whether messages can be posted.
@@ -57,8 +75,8 @@ impl RemoteLine {
             session,
             exchanges: Exchanges::new(),
             gate,
-            untold: VecDeque::new(),
-            telling: 0,
+            notifications: Lane::default(),
+            responses: Lane::default(),
             ready: VecDeque::new(),
         }
     }
@@ -79,10 +97,8 @@ impl RemoteLine {
                     }
                 }),
             },
-            Outgoing::Notification { body } => {
-                self.untold.push_back(body);
-                self.tell();
-            }
+            Outgoing::Notification { body } => self.tell(Telling::Notification, Some(body)),
+            Outgoing::Response { body } => self.tell(Telling::Response, Some(body)),
             Outgoing::Initialized { version, body } => {
                 session.agreed(&version);
                 self.gate = Gate::Shut(VecDeque::new());
@@ -94,14 +110,38 @@ impl RemoteLine {
     }
 
     /// A few at a time: a server that asks and asks must not have a connection for each of our answers.
-    fn tell(&mut self) {
-        while self.telling < TELLING_MAX
-            && let Some(body) = self.untold.pop_front()
-        {
-            self.telling += 1;
-            let session = Arc::clone(&self.session);
-            self.exchanges.start(None, |_| notify(session, body));
+    fn tell(&mut self, telling: Telling, body: Option<Bytes>) {
+        let lane = self.lane(telling);
+        lane.untold.extend(body);
+        if matches!(telling, Telling::Notification) && lane.untold.len() > NOTIFICATIONS_MAX {
+            lane.untold.pop_front();
         }
+        while self.lane(telling).telling < TELLING_MAX
+            && let Some(body) = self.lane(telling).untold.pop_front()
+        {
+            self.lane(telling).telling += 1;
+            let session = Arc::clone(&self.session);
+            self.exchanges.start(None, |_| notify(session, telling, body));
+        }
+    }
+
+    fn lane(&mut self, telling: Telling) -> &mut Lane {
+        match telling {
+            Telling::Notification => &mut self.notifications,
+            Telling::Response => &mut self.responses,
+        }
+    }
+
+    /// Waits for the gate to open. What is given up meanwhile must not make a flood of it.
+    fn wait(waiting: &mut VecDeque<Outgoing>, message: Outgoing) {
+        let is_notification = |message: &Outgoing| matches!(message, Outgoing::Notification { .. });
+        if is_notification(&message)
+            && waiting.iter().filter(|waiting| is_notification(waiting)).count() >= NOTIFICATIONS_MAX
+            && let Some(oldest) = waiting.iter().position(is_notification)
+        {
+            waiting.remove(oldest);
+        }
+        waiting.push_back(message);
     }
 
     /// The session is over, and what still waited for it to begin was never sent.
@@ -136,7 +176,7 @@ impl RemoteLine {
             let failure = Failure::unsent(failure.kind.clone());
             match message {
                 Outgoing::Request { id, .. } => self.ready.push_back(Incoming::Failed { id, failure }),
-                Outgoing::Notification { .. } | Outgoing::Initialized { .. } => {
+                Outgoing::Notification { .. } | Outgoing::Response { .. } | Outgoing::Initialized { .. } => {
                     self.ready.push_back(Incoming::Lost(failure));
                 }
                 Outgoing::Probe { .. } | Outgoing::Abandon { .. } | Outgoing::Credentials(_) | Outgoing::Close => {}
@@ -147,7 +187,7 @@ impl RemoteLine {
     fn close(&mut self) {
         self.gate = Gate::Closed;
         self.ready.clear();
-        self.untold.clear();
+        (self.notifications, self.responses) = (Lane::default(), Lane::default());
         self.exchanges.abandon_all();
         let session = Arc::clone(&self.session);
         match self.transport {
@@ -171,7 +211,7 @@ impl Line for RemoteLine {
             }
             // A probe is no part of the session.
             (message @ Outgoing::Probe { .. }, _) | (message, Gate::Open) => self.start(message),
-            (message, Gate::Shut(waiting)) => waiting.push_back(message),
+            (message, Gate::Shut(waiting)) => Self::wait(waiting, message),
             (message, Gate::Untried) => {
                 self.gate = Gate::Shut(VecDeque::from([message]));
                 let session = Arc::clone(&self.session);
@@ -179,7 +219,7 @@ impl Line for RemoteLine {
             }
         }
         let waiting = if let Gate::Shut(waiting) = &self.gate { waiting.len() } else { 0 };
-        if waiting + self.untold.len() > UNTOLD_MAX {
+        if waiting + self.responses.untold.len() > UNTOLD_MAX {
             self.lost(Failure::sent(FailureKind::Flooded));
         }
         self.exchanges.wake();
@@ -193,6 +233,17 @@ impl Line for RemoteLine {
             match ready!(self.exchanges.poll_next(cx)) {
                 News::Of(Incoming::Lost(failure)) => self.lost(failure),
                 News::Of(incoming) => return Poll::Ready(incoming),
+                News::Aside(message) => {
+                    // A server may answer here and never end the exchange that it was asked in.
+                    if let Some(id) = self.exchanges.answered_by(&message) {
+                        self.exchanges.start(None, |_| async move {
+                            sleep(LAST_WORDS).await;
+                            News::Answered(id)
+                        });
+                    }
+                    return Poll::Ready(Incoming::Message(message));
+                }
+                News::Answered(id) => self.exchanges.abandon(id),
                 News::Initialized => {
                     if self.transport == RemoteTransport::Http {
                         let session = Arc::clone(&self.session);
@@ -202,9 +253,9 @@ impl Line for RemoteLine {
                 }
                 News::Endpoint => self.open(),
                 News::Unopened(failure) => self.unopened(&failure),
-                News::Told => {
-                    self.telling -= 1;
-                    self.tell();
+                News::Told(telling) => {
+                    self.lane(telling).telling -= 1;
+                    self.tell(telling, None);
                 }
                 News::Done => {}
             }
@@ -228,13 +279,13 @@ async fn deliver(
     Ok(messages.into_iter().next())
 }
 
-async fn notify(session: Arc<Session>, body: Bytes) -> News {
-    let Err(failure) = tell(&session, body).await else { return News::Told };
+async fn notify(session: Arc<Session>, telling: Telling, body: Bytes) -> News {
+    let Err(failure) = tell(&session, body).await else { return News::Told(telling) };
     if ends_session(&failure) {
         return News::Of(Incoming::Lost(failure));
     }
-    tracing::debug!(%failure, "a notification was not taken");
-    News::Told
+    tracing::debug!(%failure, ?telling, "what the server was told was not taken");
+    News::Told(telling)
 }
 
 /// The server must have taken it before it is asked anything: some refuse what comes too early.

@@ -28,16 +28,34 @@ impl<'a> Outside<'a> {
     }
 }
 
+/// The request of ours that this is the answer to.
+pub(super) fn answered(message: &[u8]) -> Option<u64> {
+    Outside::of(message).filter(|outside| outside.method.is_none())?.id?.get().parse().ok()
+}
+
 /// Whether this is the answer to the request with this id.
 pub(super) fn answers(message: &[u8], id: u64) -> bool {
-    Outside::of(message)
-        .is_some_and(|outside| outside.method.is_none() && outside.id.is_some_and(|its| its.get().parse() == Ok(id)))
+    answered(message) == Some(id)
 }
 
 /// Whether this is a JSON-RPC error that is about no request in particular.
 pub(super) fn is_error_about_nothing(message: &[u8]) -> bool {
     Outside::of(message)
         .is_some_and(|outside| outside.jsonrpc == "2.0" && outside.id.is_none() && outside.error.is_some())
+}
+
+/// What a JSON-RPC error says, in its own words.
+pub(super) fn complaint(message: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Refusal {
+        error: Complaint,
+    }
+    #[derive(Deserialize)]
+    struct Complaint {
+        message: String,
+    }
+    let refusal: Refusal = serde_json::from_slice(message).ok()?;
+    Some(refusal.error.message).filter(|said| !said.trim().is_empty())
 }
 
 /// The messages of a text: one object, or those of a batch. `None` if it is not JSON.

@@ -8,6 +8,7 @@ mod failures;
 mod legacy;
 mod line;
 mod message;
+mod names;
 mod streamable;
 
 use std::io;
@@ -25,9 +26,10 @@ use self::line::RemoteLine;
 
 /// Reaches servers over HTTP and HTTPS.
 ///
-/// All lines of a connector and its clones share one pool of connections. TLS trusts the certificates of the machine, or
-/// those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name. Proxies are those of `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and
-/// `NO_PROXY`, but never for this machine's loopback. Redirects are not followed, and nothing is sent twice.
+/// All lines of a connector and its clones share connections, as far as their `connect_timeout` is the same. TLS trusts
+/// the certificates of the machine, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name. Proxies are those of
+/// `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, but never for this machine's loopback. Redirects are not
+/// followed, and nothing is sent twice.
 #[derive(Clone)]
 pub struct RemoteConnector {
     clients: Arc<Clients>,

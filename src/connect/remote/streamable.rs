@@ -10,17 +10,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::seam::Incoming;
-use reqwest::header::HeaderValue;
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::access::{EVENT_STREAM, JSON, LAST_EVENT_ID};
 use super::events::Events;
 use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
+use super::failures::not_mcp;
 use super::message;
 
-/// After an answer its stream should end; so long the connection is kept for that, to be used again.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// After an answer its exchange should end; so long the connection is kept for that, to be used again.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A stream that ends sooner than this is opened again later and later.
 const QUICK: Duration = Duration::from_secs(10);
@@ -51,7 +52,8 @@ async fn ask(
     let terms = session.terms()?;
     let response = terms.ask(terms.post(body), header_timeout).await?;
     if !response.status().is_success() {
-        let answer = terms.refusal(response, Some(id)).await.map_err(Failure::sent)?;
+        let refused = |kind| Failure::sent(if terms.has_begun() { kind } else { perhaps_older(kind) });
+        let answer = terms.refusal(response, Some(id)).await.map_err(refused)?;
         for message in answer {
             out.send(News::Of(Incoming::Message(message))).await;
         }
@@ -63,15 +65,29 @@ async fn ask(
     match content_type.as_deref() {
         Some(EVENT_STREAM) => follow(session, terms, id, response, out).await,
         Some(JSON) | None if !accepted => {
+            let named = response.headers().get(CONTENT_TYPE).cloned();
             let body = terms.body(response).await?;
             let messages = message::messages(&body).unwrap_or_default();
             let answered = messages.iter().any(|message| message::answers(message, id));
             for message in messages {
                 out.send(News::Of(Incoming::Message(message))).await;
             }
-            if answered { Ok(()) } else { Err(Failure::sent(FailureKind::NotMcp { content_type })) }
+            if answered { Ok(()) } else { Err(Failure::sent(not_mcp(named.as_ref(), &terms.access))) }
         }
-        _ => Err(Failure::sent(FailureKind::NotMcp { content_type: content_type.filter(|_| !accepted) })),
+        _ => {
+            let named = response.headers().get(CONTENT_TYPE).filter(|_| !accepted);
+            Err(Failure::sent(not_mcp(named, &terms.access)))
+        }
+    }
+}
+
+/// Servers of the older transport refuse a POST to the address of their stream, one in this way and one in that.
+fn perhaps_older(kind: FailureKind) -> FailureKind {
+    match kind {
+        FailureKind::Status { status: 400 | 404 | 405, .. } => {
+            FailureKind::Handshake(format!("{kind}; if it speaks the older HTTP+SSE: transport = \"sse\""))
+        }
+        kind => kind,
     }
 }
 
@@ -98,11 +114,12 @@ async fn follow(
                 Some(messages) => messages.iter().any(|message| message::answers(message, id)),
                 None => false,
             };
-            out.messages(event.data).await;
             if answered {
+                out.answer(event.data).await;
                 last_words(&mut response, &mut events, out).await;
                 return Ok(());
             }
+            out.aside(event.data).await;
         }
         last_id = resumption(&events).or(last_id);
         let cut = || Failure::sent(FailureKind::Cut);
@@ -136,7 +153,7 @@ async fn last_words(response: &mut Response, events: &mut Events, out: &mut Out)
     let until = Instant::now() + LAST_WORDS;
     while let Ok(Ok(Some(event))) = timeout_at(until, next_event(response, events)).await {
         if event.kind.is_none_or(|kind| kind == "message") {
-            out.messages(event.data).await;
+            out.aside(event.data).await;
         }
     }
 }
@@ -169,7 +186,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 loop {
                     match next_event(&mut response, &mut events).await {
                         Ok(Some(event)) if event.kind.as_ref().is_none_or(|kind| kind == "message") => {
-                            out.messages(event.data).await;
+                            out.aside(event.data).await;
                         }
                         Ok(Some(_)) => {}
                         Ok(None) => break,
@@ -180,7 +197,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 pace.ended(began.elapsed(), events.retry())
             }
             Ok(response) => match terms.refusal(response, None).await {
-                Err(FailureKind::Status(405)) => return News::Done,
+                Err(FailureKind::Status { status: 405, .. }) => return News::Done,
                 Err(
                     kind @ (FailureKind::Unauthorized { .. }
                     | FailureKind::Forbidden { .. }
@@ -189,7 +206,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 Err(FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. }) => {
                     pace.refused(retry_after)
                 }
-                Err(FailureKind::Status(409)) => pace.refused(None),
+                Err(FailureKind::Status { status: 409, .. }) => pace.refused(None),
                 Ok(_) | Err(_) if !opened => return News::Done,
                 Ok(_) | Err(_) => {
                     // Perhaps it does not know where we were.

@@ -81,7 +81,7 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
         | FailureKind::Throttled { .. }
         | FailureKind::ServerError { .. }
         | FailureKind::Redirected { .. }
-        | FailureKind::Status(_)
+        | FailureKind::Status { .. }
         | FailureKind::NotMcp { .. }
         | FailureKind::TooLong(_)
         | FailureKind::Flooded
@@ -277,7 +277,7 @@ impl Endpoint {
     pub(super) fn refuses(&self, spec: &InstanceSpec, session: Option<u64>) -> Option<FailureKind> {
         let state = self.state();
         let unknown = session.is_some_and(|session| !state.known.contains(&session));
-        let expired = unknown.then(|| FailureKind::SessionExpired { status: state.expired_status.unwrap_or(404) });
+        let expired = unknown.then(|| FailureKind::expired(state.expired_status.unwrap_or(404)));
         state.manner.refuses(spec).or(expired)
     }
 

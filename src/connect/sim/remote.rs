@@ -278,7 +278,7 @@ impl RemoteLine {
             What::Request(_) if is_handshake => self.endpoint.refuses(&self.spec, None),
             // Only a handshake makes a session, and all else needs one.
             What::Request(_) | What::Initialized | What::Notification if session.is_none() => {
-                self.endpoint.refuses(&self.spec, None).or(Some(FailureKind::Status(400)))
+                self.endpoint.refuses(&self.spec, None).or(Some(FailureKind::status(400)))
             }
             What::Request(_) | What::Initialized | What::Notification | What::Close => {
                 self.endpoint.refuses(&self.spec, session)
@@ -288,8 +288,10 @@ impl RemoteLine {
     }
 
     fn undelivered(&mut self, now: Instant, what: &What, kind: FailureKind) {
-        let is_busy =
-            matches!(kind, FailureKind::Throttled { .. } | FailureKind::ServerError { .. } | FailureKind::Status(_));
+        let is_busy = matches!(
+            kind,
+            FailureKind::Throttled { .. } | FailureKind::ServerError { .. } | FailureKind::Status { .. }
+        );
         match what {
             What::Request(id) | What::Probe(id) => self.failed(now, *id, kind),
             // A server that is busy misses what it is told, which says nothing about the session.
@@ -415,7 +417,7 @@ impl Line for RemoteLine {
                 self.ask(now, id, None, None);
                 self.post(now, What::Probe(id), Bytes::new());
             }
-            Outgoing::Notification { body } => self.post(now, What::Notification, body),
+            Outgoing::Notification { body } | Outgoing::Response { body } => self.post(now, What::Notification, body),
             Outgoing::Initialized { body, .. } => self.post(now, What::Initialized, body),
             Outgoing::Abandon { id } => {
                 self.settle(now, id, false);

@@ -153,8 +153,8 @@ pub struct Slot {
     called: bool,
     /// Its tools are as they were before the satellite was started: they are read again when it is awake.
     recalled: bool,
-    /// Its credentials have changed since its run was started.
-    newer_credentials: bool,
+    /// When its credentials have changed since its run was started.
+    newer_credentials: Option<Instant>,
     /// It was told to be degraded, after so many failures and for this reason, and was not told to be well since.
     degraded: Option<(u32, String)>,
     /// Its connection was told to be there, and was not told to be gone since.
@@ -373,7 +373,7 @@ impl Slot {
             Input::Restart if self.is_remote() && self.want == Want::Running => self.on_reconnect(&mut out),
             Input::Restart => self.on_restart(&mut out),
             Input::Reconnect => self.on_reconnect(&mut out),
-            Input::Update(spec) => self.on_update(spec, &mut out),
+            Input::Update(spec) => self.on_update(now, spec, &mut out),
             Input::Uninstall => self.on_end(StopKind::Uninstall, &mut out),
             Input::Shutdown => self.on_end(StopKind::Shutdown, &mut out),
             Input::Call => self.on_call(now, &mut out),
@@ -442,7 +442,7 @@ impl Slot {
             permit: None,
             called: false,
             recalled: false,
-            newer_credentials: false,
+            newer_credentials: None,
             degraded: None,
             told_connected: false,
             revisions: Revisions::default(),

@@ -201,8 +201,10 @@ impl Slot {
         self.tell_disconnected(false, out);
         let class = retry::class(&failure.kind);
         if class == Class::Unauthorized {
-            // They have changed while it was found out that the old ones are not accepted.
-            if std::mem::take(&mut self.newer_credentials) {
+            // They have changed while it was found out that the old ones are not accepted. What was sent with those has been
+            // answered by now if that is long ago.
+            let patience = self.spec.policy.session.request_timeout_max;
+            if self.newer_credentials.take().is_some_and(|since| now.saturating_duration_since(since) < patience) {
                 self.moves(Cause::Lost, Some(format!("{reason}; its credentials have changed meanwhile")), out);
                 self.attempt_now(0, None, out);
                 return;
@@ -263,14 +265,14 @@ impl Slot {
     }
 
     /// Its credentials are others, and nothing else is.
-    pub(super) fn on_credentials(&mut self, spec: &InstanceSpec, out: &mut Vec<Effect>) {
+    pub(super) fn on_credentials(&mut self, now: Instant, spec: &InstanceSpec, out: &mut Vec<Effect>) {
         // What was sent with the old ones may still be answered, and echo them.
         let mask = spec.mask.replacing(&self.spec.mask);
         self.spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
         match self.phase {
             // What is connected stays so, and uses them from now on.
             Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
-                self.newer_credentials = true;
+                self.newer_credentials = Some(now);
                 out.push(Effect::Credentials { run, spec: self.spec.clone() });
             }
             Phase::Reauth => {

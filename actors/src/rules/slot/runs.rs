@@ -28,7 +28,7 @@ impl Slot {
         self.hold_permit(now, run, self.spec.policy.session.permit_hold_max, out);
         self.pid = None;
         self.initialized_at = None;
-        self.newer_credentials = false;
+        self.newer_credentials = None;
         self.dialled = self.is_remote().then_some(run);
         self.attempts += u32::from(self.is_remote());
         match why {

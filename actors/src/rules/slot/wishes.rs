@@ -134,7 +134,7 @@ impl Slot {
         }
     }
 
-    pub(super) fn on_update(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
+    pub(super) fn on_update(&mut self, now: Instant, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
         if matches!(self.phase, Phase::Over | Phase::Stopping { then: Then::Over, .. }) {
             return;
         }
@@ -145,7 +145,7 @@ impl Slot {
             return;
         }
         if differ_in_credentials_only(&self.spec, &spec) {
-            self.on_credentials(&spec, out);
+            self.on_credentials(now, &spec, out);
             return;
         }
         // Back to what sleeps: there is nothing to start.
