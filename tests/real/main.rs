@@ -12,6 +12,8 @@ mod dormancy;
 mod ends;
 mod orphans;
 mod output;
+#[path = "../real_servers/mod.rs"]
+mod real_servers;
 mod servers;
 mod starts;
 mod support;

@@ -2,37 +2,13 @@
 //! so and are skipped, unless `MCP_REAL_SERVERS=required`.
 
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
 
+use crate::real_servers::{directory, installed};
 use crate::support::{Instance, Server, real, text, until};
-
-fn directory() -> PathBuf {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers");
-    std::env::var_os("MCP_SERVERS_DIR").map_or_else(default, PathBuf::from)
-}
-
-/// The file of a real server, if it can be run by `interpreter` here.
-fn installed(interpreter: &str, file: &str) -> Option<String> {
-    // Only looked for, not tried: another test may be counting this process's children.
-    let found = std::env::split_paths(&std::env::var_os("PATH").unwrap()).any(|path| path.join(interpreter).exists());
-    let path = directory().join(file);
-    let why = if !found {
-        format!("`{interpreter}` is not installed")
-    } else if !path.exists() {
-        format!("{} is not there: run .ci/install-servers", path.display())
-    } else {
-        return Some(path.to_str().unwrap().to_owned());
-    };
-    assert!(std::env::var_os("MCP_REAL_SERVERS").is_none_or(|needed| needed != "required"), "{why}");
-    // Not by `eprintln`: what a passing test prints that way is not shown.
-    let _ = std::io::stderr().write_all(format!("\n!!! SKIPPED, a test with a real MCP server: {why}\n\n").as_bytes());
-    None
-}
 
 fn npm_server(name: &str) -> Option<String> {
     installed("node", &format!("node_modules/@modelcontextprotocol/server-{name}/dist/index.js"))

@@ -149,7 +149,7 @@ fn forgets_its_sessions(kind: Option<Kind>) {
         // What may be repeated is, in the new session, for which nobody has to wait.
         instance.assert_callable(&server).await;
         instance.online().await;
-        let expired = format!("the session has expired (HTTP {})", server.kind.stranger);
+        let expired = format!("the session has expired {}", server.kind.stranger);
         let offline = format!("offline: Server disconnected: {expired}");
         assert_eq!(told(&instance, mark).await, lost_and_back(&[&offline], "reconnected at attempt 1"));
 

@@ -22,5 +22,7 @@
 
 mod listed;
 mod loss;
+#[path = "../real_servers/mod.rs"]
+mod real_servers;
 mod servers;
 mod support;

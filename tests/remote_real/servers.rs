@@ -1,9 +1,7 @@
 //! The servers: how each is started, and what it offers.
 
 use std::fs::File;
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -11,6 +9,7 @@ use std::time::{Duration, Instant};
 use mcp_satellite_actors::model::spec::RemoteTransport;
 use serde_json::{Value, json};
 
+use crate::real_servers::installed;
 use crate::support::GIVE_UP;
 
 /// A server that can be started here.
@@ -30,8 +29,8 @@ pub(crate) struct Kind {
     pub(crate) unrepeatable: (&'static str, Value, &'static str),
     /// What it writes when a session is ended by its client.
     pub(crate) farewell: &'static str,
-    /// The status with which it answers a session that it does not know.
-    pub(crate) stranger: u16,
+    /// What it answers to a session that it does not know.
+    pub(crate) stranger: &'static str,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -56,32 +55,9 @@ pub(crate) enum Stream {
     Missing,
 }
 
-fn directory() -> PathBuf {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers");
-    std::env::var_os("MCP_SERVERS_DIR").map_or_else(default, PathBuf::from)
-}
-
 /// A file of this repository.
 fn ours(file: &str) -> String {
     format!("{}/tests/servers/{file}", env!("CARGO_MANIFEST_DIR"))
-}
-
-/// The path of what is installed, if it can be run here.
-fn installed(interpreter: &str, file: &str) -> Option<String> {
-    let found = std::env::split_paths(&std::env::var_os("PATH").unwrap()).any(|path| path.join(interpreter).exists());
-    let path = directory().join(file);
-    let why = if !found {
-        format!("`{interpreter}` is not installed")
-    } else if !path.exists() {
-        format!("{} is not there: run .ci/install-servers", path.display())
-    } else {
-        return Some(path.to_str().unwrap().to_owned());
-    };
-    assert!(std::env::var_os("MCP_REAL_SERVERS").is_none_or(|needed| needed != "required"), "{why}");
-    // Not by `eprintln`: what a passing test prints that way is not shown.
-    let skipped = format!("\n!!! SKIPPED, a test with a real remote MCP server: {why}\n\n");
-    let _ = std::io::stderr().write_all(skipped.as_bytes());
-    None
 }
 
 impl Kind {
@@ -115,7 +91,7 @@ impl Kind {
                 RemoteTransport::Http => "Received session termination request",
                 RemoteTransport::Sse => "Client Disconnected",
             },
-            stranger: 400,
+            stranger: "(HTTP 400): Bad Request: No valid session ID provided",
         })
     }
 
@@ -151,7 +127,7 @@ impl Kind {
             repeatable: ("add", json!({"a": 2, "b": 40}), "42"),
             unrepeatable: ("greet", json!({"name": "Ada"}), "Hello, Ada!"),
             farewell: "\"DELETE /mcp HTTP/1.1\" 200",
-            stranger: 404,
+            stranger: "(HTTP 404): Session not found",
         })
     }
 
