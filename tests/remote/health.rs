@@ -1,6 +1,6 @@
 //! Connected servers are asked whether they are well, in three ways.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::policy::{HealthCheck, OnDegraded};
@@ -36,8 +36,8 @@ async fn a_server_is_pinged_over_both_transports() {
         let (fleet, peer) = (Fleet::start().await, Peer::start().await);
         let remote = if legacy { Remote::sse(peer.sse_url()) } else { Remote::http(peer.url()) };
         let instance = fleet.online(watched(remote, HealthCheck::Ping)).await;
-        let before = instance.view().counters.last_check();
-        peer.until("it was pinged", |seen| seen.rpc("ping") == 3).await;
+        let (before, pinged) = (instance.view().counters.last_check(), peer.seen(|seen| seen.rpc("ping")));
+        peer.until("it was pinged", |seen| seen.rpc("ping") >= pinged + 3).await;
         assert_eq!(instance.view().health, Health::Healthy);
         assert!(instance.view().counters.last_check() > before);
         assert_eq!(peer.seen(|seen| seen.rpc("tools/list")), 1);
@@ -51,7 +51,7 @@ async fn a_server_that_knows_no_ping_is_asked_for_its_tools_and_pinged_no_more()
     let (fleet, peer) = (Fleet::start().await, Peer::start().await);
     peer.on(When::rpc("ping"), Deed::RpcError { code: -32601, message: "Method not found" });
     let instance = fleet.online(watched(Remote::http(peer.url()), HealthCheck::Ping)).await;
-    peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") == 5).await;
+    peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") >= 5).await;
     assert_eq!(peer.seen(|seen| seen.rpc("ping")), 1);
     assert_eq!((instance.view().health, told(&instance).await.len()), (Health::Healthy, 0));
     fleet.finish(&[&peer]).await;
@@ -67,13 +67,14 @@ async fn a_server_that_knows_neither_ping_nor_tools_is_well_and_not_asked_withou
         // A check in a while, and a second one a while later.
         let remote = watched(Remote::http(peer.url()), check);
         let instance = fleet.online(remote.policy(|policy| policy.health.interval = Duration::from_millis(500))).await;
-        let before = instance.view().counters.last_check();
-        peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") == 2).await;
-        // So many calls take a good part of the interval, and no check comes between.
+        let (before, asked) = (instance.view().counters.last_check(), peer.seen(|seen| seen.rpc("tools/list")));
+        peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") >= asked + 2).await;
+        let (since, asked) = (Instant::now(), peer.seen(|seen| seen.rpc("tools/list")));
         for _ in 0..20 {
             instance.assert_callable().await;
         }
-        assert!(peer.seen(|seen| seen.rpc("tools/list")) <= 3, "asked without a pause");
+        let due = usize::try_from(since.elapsed().as_millis() / 450).unwrap() + 2;
+        assert!(peer.seen(|seen| seen.rpc("tools/list")) <= asked + due, "asked without a pause");
         assert!(instance.view().counters.last_check() > before);
         fleet.finish(&[&peer]).await;
     }
@@ -83,7 +84,7 @@ async fn a_server_that_knows_neither_ping_nor_tools_is_well_and_not_asked_withou
 async fn the_tools_are_asked_for_where_that_is_configured() {
     let (fleet, peer) = (Fleet::start().await, Peer::start().await);
     let _instance = fleet.online(watched(Remote::http(peer.url()), HealthCheck::ToolsList)).await;
-    peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") == 4).await;
+    peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") >= 4).await;
     assert_eq!(peer.seen(|seen| seen.rpc("ping")), 0);
     fleet.finish(&[&peer]).await;
 }
@@ -113,7 +114,7 @@ async fn a_page_is_asked_for_with_the_credentials_and_a_bad_one_is_degraded_unti
     let (fleet, peer) = (Fleet::start().await, Peer::start().await);
     let remote = Remote::http(peer.url()).health_url(peer.health_url()).header("authorization", "Bearer t");
     let instance = fleet.online(watched(remote, HealthCheck::Get)).await;
-    peer.until("it was asked for", |seen| seen.count(|record| record.path == "/health") == 2).await;
+    peer.until("it was asked for", |seen| seen.count(|record| record.path == "/health") >= 2).await;
     peer.seen(|seen| {
         let record = seen.requests.iter().find(|record| record.path == "/health").unwrap();
         assert_eq!(record.header("authorization"), Some("Bearer t"));
