@@ -114,7 +114,7 @@ impl Client {
 
     async fn message(&mut self) -> Value {
         match self.next().await {
-            Incoming::Message(message) => serde_json::from_slice(&message).unwrap(),
+            Incoming::Message { message, .. } => serde_json::from_slice(&message).unwrap(),
             other => panic!("{other:?} instead of a message"),
         }
     }

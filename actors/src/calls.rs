@@ -7,16 +7,23 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
+use bytestring::ByteString;
+use futures::future::Fuse;
 use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Duration, Instant};
 
+use crate::audience::Origin;
 use crate::model::exit::{CallError, Fate};
 use crate::model::ids::Run;
+use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
+use crate::rpc::{Kind, Message, View};
 use crate::rules::idle::Activity;
 
+const INTERNAL_ERROR: i64 = -32603;
 /// "No timeout" is a year: a deadline must be a time that a clock can show.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -41,12 +48,32 @@ pub enum Request {
     },
 }
 
-impl Request {
+/// A client's own request: it goes on as it came, but for its id and its progress token.
+#[derive(Debug, Clone)]
+pub struct Relay {
+    /// The request.
+    pub message: Message,
+    /// Who has made it.
+    pub origin: Origin,
+    /// Whether it may be asked again although it may have been carried out.
+    pub repeatable: bool,
+    /// The tool that it calls, if it calls one.
+    pub tool: Option<String>,
+}
+
+/// What goes to a server for somebody who waits for the answer.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    Request(Request),
+    Relay(Relay),
+}
+
+impl Wanted {
     /// Whether it may be asked again although it may have been carried out.
     fn repeatable(&self) -> bool {
         match self {
-            Self::Tool { repeatable, .. } => *repeatable,
-            Self::Method { method, .. } => matches!(
+            Self::Request(Request::Tool { repeatable, .. }) | Self::Relay(Relay { repeatable, .. }) => *repeatable,
+            Self::Request(Request::Method { method, .. }) => matches!(
                 method.as_str(),
                 "ping"
                     | "tools/list"
@@ -62,36 +89,101 @@ impl Request {
 
     fn method(&self) -> &str {
         match self {
-            Self::Tool { .. } => "tools/call",
-            Self::Method { method, .. } => method,
+            Self::Request(Request::Tool { .. }) => "tools/call",
+            Self::Request(Request::Method { method, .. }) => method,
+            Self::Relay(Relay { message, .. }) => message.method().unwrap_or_default(),
+        }
+    }
+}
+
+/// In which form somebody waits for an answer.
+enum Waiter {
+    /// The result; an error of the server is an error.
+    Result(oneshot::Sender<Result<Box<RawValue>, CallError>>),
+    /// The whole message, a result or an error.
+    Whole(oneshot::Sender<Result<Message, CallError>>),
+}
+
+impl Waiter {
+    fn fail(self, error: CallError) {
+        // An error says that the caller has gone; its cancellation is on its way.
+        match self {
+            Self::Result(reply) => drop(reply.send(Err(error))),
+            Self::Whole(reply) => drop(reply.send(Err(error))),
         }
     }
 }
 
 /// A caller's place in the session, from the door to the answer.
 pub(crate) struct Ticket {
-    reply: Option<oneshot::Sender<Result<Box<RawValue>, CallError>>>,
+    waiter: Option<Waiter>,
     /// What is told if this is dropped unanswered.
     pub(crate) fate: Fate,
     place: Option<Place>,
 }
 
 impl Ticket {
-    pub(crate) fn answer(mut self, answer: Result<Box<RawValue>, CallError>) {
+    /// Hands the server's answer out: its result or error, or the whole of it.
+    pub(crate) fn answer(mut self, answer: &View<'_>, text: &ByteString, mask: &Mask) {
         // Its place is free before the caller can look.
         self.place = None;
-        if let Some(reply) = self.reply.take() {
-            // An error says that the caller has gone; its cancellation is on its way.
-            let _ = reply.send(answer);
+        match (self.waiter.take(), answer.kind, answer.outcome) {
+            (Some(Waiter::Whole(reply)), Kind::Result, _) => drop(reply.send(Ok(answer.keep(text)))),
+            (Some(Waiter::Whole(reply)), _, _) => drop(reply.send(Ok(masked(answer, text, mask)))),
+            (Some(Waiter::Result(reply)), Kind::Result, Some(result)) => drop(reply.send(Ok(result.to_owned()))),
+            (Some(waiter), _, error) => waiter.fail(server_error(error, mask)),
+            (None, _, _) => {}
+        }
+    }
+
+    /// There is no answer of the server.
+    pub(crate) fn fail(mut self, error: CallError) {
+        self.place = None;
+        if let Some(waiter) = self.waiter.take() {
+            waiter.fail(error);
         }
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if let Some(reply) = self.reply.take() {
-            let _ = reply.send(Err(CallError::Terminated { fate: self.fate, reason: "the run ended".to_owned() }));
+        if let Some(waiter) = self.waiter.take() {
+            waiter.fail(CallError::Terminated { fate: self.fate, reason: "the run ended".to_owned() });
         }
+    }
+}
+
+/// An error as its client may see it. It is only written anew if there is something to hide.
+fn masked(answer: &View<'_>, text: &ByteString, mask: &Mask) -> Message {
+    let kept = answer.keep(text);
+    let (Some(error), true) = (answer.outcome, mask.hides(text)) else { return kept };
+    let error = serde_json::from_str(error.get()).map_or(serde_json::Value::Null, |error| mask.apply_json(error));
+    let id = answer.id.map_or("null", RawValue::get);
+    let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
+    Message::read(text.into()).unwrap_or(kept)
+}
+
+/// An error of the server, as it may be told.
+pub(crate) fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
+    #[derive(Deserialize)]
+    struct ServerError {
+        code: i64,
+        #[serde(default)]
+        message: String,
+        #[serde(default)]
+        data: Option<serde_json::Value>,
+    }
+    match error.map(|error| serde_json::from_str::<ServerError>(error.get())) {
+        Some(Ok(error)) => CallError::Server {
+            code: error.code,
+            message: mask.apply(&error.message),
+            data: error.data.map(|data| mask.apply_json(data).to_string()),
+        },
+        Some(Err(_)) | None => CallError::Server {
+            code: INTERNAL_ERROR,
+            message: "the server answered with neither a result nor an error".to_owned(),
+            data: None,
+        },
     }
 }
 
@@ -99,14 +191,22 @@ impl Drop for Ticket {
 pub(crate) enum Command {
     /// Boxed, because the channel keeps room for many, and each instance has one.
     Request(Box<Asked>),
-    /// The caller has gone.
-    Cancel { id: u64 },
+    /// The caller has gone, or has said so in words of its own.
+    Cancel { id: u64, words: Option<Message> },
+    /// A client's notification. It has a place until it is written.
+    Tell { message: Message, place: Place },
+    /// A client's answer to what the server has asked.
+    Answer { question: u64, message: Message },
+    /// Nobody answers it, and why.
+    Decline { question: u64, code: i64, why: String },
+    /// The answer of who has no client: there are no roots.
+    NoRoots { question: u64 },
 }
 
 /// A request that has passed the door.
 pub(crate) struct Asked {
     pub(crate) id: u64,
-    pub(crate) request: Request,
+    pub(crate) wanted: Wanted,
     pub(crate) started: Instant,
     pub(crate) timeout: Duration,
     /// Whether it may be sent again although it may have been carried out.
@@ -283,21 +383,57 @@ impl Port {
 /// The session's side of the door.
 pub(crate) struct PortEnd {
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
+    /// The way for answers to what the server asks.
+    pub(crate) answers: mpsc::UnboundedSender<Command>,
     pub(crate) gate: Arc<Gate>,
 }
 
-/// Tells the session when the caller goes away before the answer.
-struct Attendance<'a> {
+/// A request that is on its way. Tells the session when the caller goes away before the answer.
+struct Asking<'a> {
     port: &'a Port,
     id: u64,
+    method: Option<String>,
+    started: Instant,
     answered: bool,
 }
 
-impl Drop for Attendance<'_> {
+impl Asking<'_> {
+    async fn answered<T>(
+        &mut self,
+        answer: &mut oneshot::Receiver<Result<T, CallError>>,
+        is_result: impl FnOnce(&T) -> bool,
+    ) -> Result<T, CallError> {
+        let answer = answer.await.unwrap_or_else(|_| {
+            Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason: "the run ended".to_owned() })
+        });
+        self.answered = true;
+        let ok = answer.as_ref().is_ok_and(is_result);
+        if !ok {
+            self.port.counters.error();
+        }
+        if let Some(method) = &self.method {
+            // A u128 is text in a JSON log.
+            let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let spec = &self.port.spec;
+            tracing::debug!(
+                installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team,
+                request_id = self.id, method, duration_ms, ok, "request"
+            );
+        }
+        answer
+    }
+
+    fn withdraw(mut self, words: Message) {
+        self.answered = true;
+        let _ = self.port.commands.send(Command::Cancel { id: self.id, words: Some(words) });
+    }
+}
+
+impl Drop for Asking<'_> {
     fn drop(&mut self) {
         if !self.answered {
             // An error says that the run is over, and the call with it.
-            let _ = self.port.commands.send(Command::Cancel { id: self.id });
+            let _ = self.port.commands.send(Command::Cancel { id: self.id, words: None });
         }
     }
 }
@@ -307,8 +443,9 @@ impl CallPort {
     pub(crate) fn new(run: Run, spec: Arc<InstanceSpec>, counters: Arc<Counters>) -> (Self, PortEnd) {
         let (commands, end) = mpsc::unbounded_channel();
         let gate = Arc::new(Gate::new());
+        let answers = commands.clone();
         let port = Port { run, commands, gate: gate.clone(), spec, counters };
-        (Self(Arc::new(port)), PortEnd { commands: end, gate })
+        (Self(Arc::new(port)), PortEnd { commands: end, answers, gate })
     }
 
     /// The run that this is the door of.
@@ -376,36 +513,52 @@ impl CallPort {
         request: Request,
         timeout: Duration,
     ) -> Result<Box<RawValue>, CallError> {
+        let (reply, mut answer) = oneshot::channel();
+        self.ask(place, Wanted::Request(request), timeout, Waiter::Result(reply)).answered(&mut answer, |_| true).await
+    }
+
+    /// Passes a client's request on. `None` if the client has withdrawn it, in these words: it does not want an answer
+    /// any more.
+    pub(crate) async fn relay_from(
+        &self,
+        place: Place,
+        relay: Relay,
+        timeout: Duration,
+        withdrawn: &mut Fuse<oneshot::Receiver<Message>>,
+    ) -> Result<Option<Message>, CallError> {
+        let (reply, mut answer) = oneshot::channel();
+        let mut asking = self.ask(place, Wanted::Relay(relay), timeout, Waiter::Whole(reply));
+        let is_result = |message: &Message| message.kind() == Kind::Result;
+        let words = tokio::select! {
+            biased;
+            Ok(words) = withdrawn => words,
+            answer = asking.answered(&mut answer, is_result) => return answer.map(Some),
+        };
+        asking.withdraw(words);
+        Ok(None)
+    }
+
+    fn ask(&self, place: Place, wanted: Wanted, timeout: Duration, waiter: Waiter) -> Asking<'_> {
         let port = &*self.0;
         let id = port.gate.next_id.fetch_add(1, Ordering::Relaxed);
-        let (reply, answer) = oneshot::channel();
-        let ticket = Ticket { reply: Some(reply), fate: Fate::NotSent, place: Some(place) };
+        let ticket = Ticket { waiter: Some(waiter), fate: Fate::NotSent, place: Some(place) };
         port.counters.call();
-        let method = tracing::enabled!(tracing::Level::DEBUG).then(|| request.method().to_owned());
+        let method = tracing::enabled!(tracing::Level::DEBUG).then(|| wanted.method().to_owned());
         let started = Instant::now();
-        let mut attendance = Attendance { port, id, answered: false };
         // If the run is over the command comes back, is dropped, and its ticket answers `not_sent`.
         let timeout = timeout.min(TIMEOUT_MAX);
-        let repeatable = request.repeatable();
-        let asked = Asked { id, request, started, timeout, repeatable, ticket };
+        let repeatable = wanted.repeatable();
+        let asked = Asked { id, wanted, started, timeout, repeatable, ticket };
         let _ = port.commands.send(Command::Request(Box::new(asked)));
-        let answer = answer.await.unwrap_or_else(|_| {
-            Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason: "the run ended".to_owned() })
-        });
-        attendance.answered = true;
-        if answer.is_err() {
-            port.counters.error();
-        }
-        if let Some(method) = method {
-            // A u128 is text in a JSON log.
-            let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let spec = &port.spec;
-            tracing::debug!(
-                installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team,
-                request_id = id, method, duration_ms, ok = answer.is_ok(), "request"
-            );
-        }
-        answer
+        Asking { port, id, method, started, answered: false }
+    }
+
+    /// Passes a client's notification on.
+    pub(crate) fn tell(&self, message: Message) -> Result<(), NoEntry> {
+        let place = self.enter()?;
+        // If the run is over nobody is there to be told.
+        let _ = self.0.commands.send(Command::Tell { message, place });
+        Ok(())
     }
 }
 

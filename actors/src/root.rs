@@ -9,6 +9,7 @@ use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, Supervisio
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Duration, Instant};
 
+use crate::audience::Audience;
 use crate::batcher::{self, Emitter, EventBatcher};
 use crate::calls::CallPort;
 use crate::model::catalogue::Catalogue;
@@ -125,6 +126,7 @@ pub struct Farewell {
 /// What a runtime is made of.
 pub(crate) struct Args {
     pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) audience: Arc<dyn Audience>,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) events: Emitter,
     pub(crate) next_seq: u64,
@@ -455,6 +457,7 @@ impl State {
             budget: self.args.team_budget.clone(),
             charged: self.teams.get(team).map(|entry| entry.budget.clone()).unwrap_or_default(),
             connector: self.args.connector.clone(),
+            audience: self.args.audience.clone(),
             seed: self.args.seed,
             events: self.args.events.clone(),
             root: myself.clone(),

@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
+use bytestring::ByteString;
 use serde::Deserializer as _;
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -37,10 +38,54 @@ pub enum Malformed {
     Twice(&'static str),
 }
 
-/// One message. The ranges are byte ranges of its text, and each spans one JSON value.
+/// One message where it was read, its parts still as sent.
+#[derive(Debug, Clone)]
+pub struct View<'a> {
+    text: &'a str,
+    /// What it is.
+    pub kind: Kind,
+    /// A number or a string.
+    pub id: Option<&'a RawValue>,
+    /// Of a request or a notification.
+    pub method: Option<Cow<'a, str>>,
+    /// As sent.
+    pub params: Option<&'a RawValue>,
+    /// A request's progress token, or the one that a progress notification is about.
+    pub token: Option<&'a RawValue>,
+    /// The request that a cancellation is about.
+    pub of: Option<&'a RawValue>,
+    /// The value of `result` or `error`.
+    pub outcome: Option<&'a RawValue>,
+}
+
+impl<'a> View<'a> {
+    /// Reads a text that holds one message and nothing else.
+    pub fn read(text: &'a str) -> Result<Self, Malformed> {
+        let mut parts = Parts::default();
+        object(text, &mut |name, value| parts.take(name, value))?;
+        parts.message(text)
+    }
+
+    /// The message to be kept. `text` is what this was read from.
+    pub fn keep(&self, text: &ByteString) -> Message {
+        let range = |value: &RawValue| span(self.text, value.get());
+        Message {
+            text: text.clone(),
+            kind: self.kind,
+            id: self.id.map(range),
+            method: self.method.as_deref().map(Into::into),
+            params: self.params.map(range),
+            token: self.token.map(range),
+            of: self.of.map(range),
+            outcome: self.outcome.map(range),
+        }
+    }
+}
+
+/// One message, kept. The ranges are byte ranges of its text, and each spans one JSON value.
 #[derive(Clone)]
 pub struct Message {
-    text: Bytes,
+    text: ByteString,
     kind: Kind,
     id: Option<Range<usize>>,
     method: Option<Box<str>>,
@@ -61,15 +106,12 @@ impl fmt::Debug for Message {
 impl Message {
     /// Reads a text that holds one message and nothing else.
     pub fn read(text: Bytes) -> Result<Self, Malformed> {
-        let json = std::str::from_utf8(&text).map_err(|error| Malformed::NotJson(error.to_string()))?;
-        let mut parts = Parts::default();
-        object(json, &mut |name, value| parts.take(name, value))?;
-        let message = parts.message(json)?;
-        Ok(Self { text, ..message })
+        let text = text_of(text)?;
+        Ok(View::read(&text)?.keep(&text))
     }
 
     /// The text, as it came.
-    pub fn text(&self) -> &Bytes {
+    pub fn text(&self) -> &ByteString {
         &self.text
     }
 
@@ -108,48 +150,55 @@ impl Message {
         self.part(self.outcome.as_ref())
     }
 
-    /// The same message under another id, which is JSON text. One that has none stays as it is.
-    #[must_use]
-    pub fn with_id(&self, id: &str) -> Bytes {
-        self.written([(self.id.as_ref(), id), (None, "")])
+    /// The same request under another id and, if it has one, with another progress token. The text is the parts in a row.
+    pub fn asked_as<'a>(&'a self, id: &'a str, token: &'a str) -> [&'a str; 5] {
+        self.with([(self.id.as_ref(), id), (self.token.as_ref(), token)])
     }
 
-    /// The same message under another id and, if it has one, with another progress token.
-    #[must_use]
-    pub fn with_id_and_token(&self, id: &str, token: &str) -> Bytes {
-        self.written([(self.id.as_ref(), id), (self.token.as_ref(), token)])
+    /// The same answer, to another request.
+    pub fn answering<'a>(&'a self, id: &'a str) -> [&'a str; 5] {
+        self.with([(self.id.as_ref(), id), (None, "")])
     }
 
     /// The same progress, told under another token.
-    #[must_use]
-    pub fn with_token(&self, token: &str) -> Bytes {
-        self.written([(self.token.as_ref(), token), (None, "")])
+    pub fn told_as<'a>(&'a self, token: &'a str) -> [&'a str; 5] {
+        self.with([(self.token.as_ref(), token), (None, "")])
     }
 
     /// The same cancellation, of another request.
-    #[must_use]
-    pub fn with_of(&self, of: &str) -> Bytes {
-        self.written([(self.of.as_ref(), of), (None, "")])
+    pub fn cancelling<'a>(&'a self, of: &'a str) -> [&'a str; 5] {
+        self.with([(self.of.as_ref(), of), (None, "")])
     }
 
     fn part(&self, range: Option<&Range<usize>>) -> Option<&str> {
-        // It was UTF-8 when it was read, and ranges are of whole values.
-        range.and_then(|range| std::str::from_utf8(&self.text[range.clone()]).ok())
+        range.map(|range| &self.text[range.clone()])
     }
 
-    fn written(&self, mut with: [(Option<&Range<usize>>, &str); 2]) -> Bytes {
-        with.sort_unstable_by_key(|(range, _)| range.map(|range| range.start));
-        let longer: usize = with.iter().map(|(_, text)| text.len()).sum();
-        let (mut out, mut from) = (BytesMut::with_capacity(self.text.len() + longer), 0);
-        for (range, text) in with {
+    fn with<'a>(&'a self, mut places: [(Option<&Range<usize>>, &'a str); 2]) -> [&'a str; 5] {
+        places.sort_unstable_by_key(|(range, _)| range.map(|range| range.start));
+        let (mut parts, mut from) = ([""; 5], 0);
+        for (at, (range, instead)) in places.into_iter().enumerate() {
             let Some(range) = range else { continue };
-            out.extend_from_slice(&self.text[from..range.start]);
-            out.extend_from_slice(text.as_bytes());
+            (parts[2 * at], parts[2 * at + 1]) = (&self.text[from..range.start], instead);
             from = range.end;
         }
-        out.extend_from_slice(&self.text[from..]);
-        out.freeze()
+        parts[4] = &self.text[from..];
+        parts
     }
+}
+
+/// JSON is UTF-8.
+pub fn text_of(bytes: Bytes) -> Result<ByteString, Malformed> {
+    ByteString::try_from(bytes).map_err(|error| Malformed::NotJson(error.to_string()))
+}
+
+/// Parts in a row, as one text.
+pub fn joined(parts: &[&str]) -> Bytes {
+    let mut text = BytesMut::with_capacity(parts.iter().map(|part| part.len()).sum());
+    for part in parts {
+        text.extend_from_slice(part.as_bytes());
+    }
+    text.freeze()
 }
 
 /// The members of a message, as raw values.
@@ -177,7 +226,7 @@ impl<'a> Parts<'a> {
         once(place, value, name)
     }
 
-    fn message(self, json: &str) -> Result<Message, Malformed> {
+    fn message(self, text: &'a str) -> Result<View<'a>, Malformed> {
         if self.version.and_then(string).as_deref() != Some("2.0") {
             return Err(Malformed::NotRpc("`jsonrpc` is not \"2.0\""));
         }
@@ -191,31 +240,22 @@ impl<'a> Parts<'a> {
             Some(method) => Some(string(method).ok_or(Malformed::NotRpc("its method is not a string"))?),
             None => None,
         };
-        let kind = match (&method, id, self.result, self.error) {
+        // Some write a null for what is not there.
+        let error = self.error.filter(|error| error.get() != "null");
+        let kind = match (&method, id, self.result, error) {
             (Some(_), Some(_), _, _) => Kind::Request,
             (Some(_), None, _, _) if self.id.is_some() => return Err(Malformed::NotRpc("the id of a request is null")),
             (Some(_), None, _, _) => Kind::Notification,
-            (None, _, Some(_), Some(_)) => return Err(Malformed::NotRpc("it has both a result and an error")),
+            (None, _, _, Some(_)) => Kind::Error,
             (None, Some(_), Some(_), None) => Kind::Result,
             (None, None, Some(_), None) => return Err(Malformed::NotRpc("a result without an id")),
-            (None, _, None, Some(_)) => Kind::Error,
             (None, _, None, None) => return Err(Malformed::NotRpc("neither a request nor an answer")),
         };
         let (mut token, mut of) = (None, None);
         if let (Some(method), Some(params)) = (&method, self.params) {
             (token, of) = places(method, kind, params.get())?;
         }
-        let range = |value: &RawValue| span(json, value.get());
-        Ok(Message {
-            text: Bytes::new(),
-            kind,
-            id: id.map(range),
-            method: method.map(|method| method.into()),
-            params: self.params.map(range),
-            token: token.map(range),
-            of: of.map(range),
-            outcome: self.result.or(self.error).map(range),
-        })
+        Ok(View { text, kind, id, method, params: self.params, token, of, outcome: error.or(self.result) })
     }
 }
 
@@ -348,13 +388,18 @@ mod tests {
         assert_eq!((request.kind(), request.id(), request.method()), (Kind::Request, Some("1"), Some("tools/call")));
         assert_eq!((request.token(), request.of(), request.outcome()), (Some("\"t\""), None, None));
         assert_eq!(
-            request.with_id_and_token("70", "71"),
+            joined(&request.asked_as("70", "71")),
             r#" {"params":{"name":"x","_meta":{"progressToken":71,"y":1e400}},"id":70,"method":"tools/call","jsonrpc":"2.0"} "#
         );
 
         let answer = read(r#"{"jsonrpc":"2.0","id":"a","result":null}"#).unwrap();
         assert_eq!((answer.kind(), answer.id(), answer.outcome()), (Kind::Result, Some("\"a\""), Some("null")));
-        assert_eq!(answer.with_id("5"), r#"{"jsonrpc":"2.0","id":5,"result":null}"#);
+        assert_eq!(joined(&answer.answering("5")), r#"{"jsonrpc":"2.0","id":5,"result":null}"#);
+
+        let odd = read(r#"{"jsonrpc":"2.0","id":1,"result":{},"error":null}"#).unwrap();
+        assert_eq!((odd.kind(), odd.outcome()), (Kind::Result, Some("{}")));
+        let both = read(r#"{"jsonrpc":"2.0","id":1,"result":null,"error":{}}"#).unwrap();
+        assert_eq!((both.kind(), both.outcome()), (Kind::Error, Some("{}")));
 
         let nothing = read(r#"{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"m"}}"#).unwrap();
         assert_eq!((nothing.kind(), nothing.id()), (Kind::Error, None));
@@ -363,11 +408,12 @@ mod tests {
             read(r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":1}}"#)
                 .unwrap();
         assert_eq!((progress.kind(), progress.token()), (Kind::Notification, Some("7")));
+        assert!(joined(&progress.told_as("\"x\"")).ends_with(b"{\"progressToken\":\"x\",\"progress\":1}}"));
         let cancelled =
             read(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"r"}}"#).unwrap();
         assert_eq!(cancelled.of(), Some("\"r\""));
         assert_eq!(
-            cancelled.with_of("9"),
+            joined(&cancelled.cancelling("9")),
             r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9}}"#
         );
     }
@@ -403,7 +449,6 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":{},"method":"m"}"#,
             r#"{"jsonrpc":"2.0","id":true,"result":1}"#,
             r#"{"jsonrpc":"2.0","result":1}"#,
-            r#"{"jsonrpc":"2.0","id":1,"result":1,"error":{}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":7}"#,
         ] {
             assert!(matches!(read(text), Err(Malformed::NotRpc(_))), "{text}: {:?}", read(text));
@@ -420,7 +465,7 @@ mod tests {
             r#"{{"jsonrpc":"2.0","\ud800":1e999999,"id":1,"method":"m","x":"\udc00","params":{{"a":{nested},"b":123456789012345678901234567890}}}}"#
         );
         let message = read(&text).unwrap();
-        assert_eq!(message.with_id("2"), text.replacen("\"id\":1", "\"id\":2", 1));
+        assert_eq!(joined(&message.answering("2")), text.replacen("\"id\":1", "\"id\":2", 1));
     }
 
     proptest! {
@@ -442,7 +487,7 @@ mod tests {
                 format!(r#"{{"jsonrpc":"2.0",{first},"method":"m",{last}}}"#)
             };
             let message = read(&text(&id, &token)).unwrap();
-            prop_assert_eq!(message.with_id_and_token(&other, &id), text(&other, &id));
+            prop_assert_eq!(joined(&message.asked_as(&other, &id)), text(&other, &id));
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::Fuse;
 use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -10,16 +12,19 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::audience::{Audience, Unattended};
 use crate::batcher::{Emitter, WallClock};
-use crate::calls::{CallPort, NoEntry, Request, TIMEOUT_MAX};
+use crate::calls::{CallPort, NoEntry, Place, Relay, Request, TIMEOUT_MAX};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, Fate};
 use crate::model::ids::InstanceId;
 use crate::model::policy::{BatchPolicy, SessionPolicy, TeamBudgetPolicy};
+use crate::model::remote::ServerInfo;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
 use crate::root::{self, Farewell, Installed, Part, Root};
+use crate::rpc::{Kind, Message};
 use crate::rules::outbox::Statistics;
 use crate::seam::{Connector, EventSink};
 use crate::team::{ControlError, Reconnected, Reply, Uninstalled, Verb};
@@ -31,6 +36,8 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 pub struct Options {
     /// Starts servers.
     pub connector: Arc<dyn Connector>,
+    /// Where clients are: nowhere, by default.
+    pub audience: Arc<dyn Audience>,
     /// Takes events.
     pub sink: Arc<dyn EventSink>,
     /// The wall clock: for timestamps only, nothing is decided by it.
@@ -55,6 +62,7 @@ impl Options {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             connector,
+            audience: Arc::new(Unattended),
             sink,
             wall,
             next_seq: 1,
@@ -113,6 +121,7 @@ fn parts(options: Options) -> (root::Args, Parts) {
     let events = Emitter::new(&options.batch, options.wall);
     let args = root::Args {
         connector: options.connector,
+        audience: options.audience,
         sink: options.sink,
         events: events.clone(),
         next_seq: options.next_seq,
@@ -278,36 +287,100 @@ impl RuntimeHandle {
         let view = self.status(id);
         let known = view.as_ref().and_then(|view| view.catalogue.as_deref()?.tool(tool));
         let repeatable = known.is_some_and(|tool| tool.repeatable);
-        let request = || Request::Tool { name: tool.to_owned(), arguments: arguments.clone(), repeatable };
-        let may_repeat = |fate| fate == Fate::NotSent || (fate == Fate::MaybeExecuted && repeatable);
-        let answer = self.request(id, view.as_deref(), request, timeout, may_repeat).await;
-        // As it is now: its credentials may have changed meanwhile, and one that was not known was tried all the same.
-        if let Some(view) = self.status(id).or(view) {
-            let error_message = match &answer {
-                Ok(result) => tool_error(result).map(|text| view.spec.mask.apply(&text)),
+        let call = Call { tool, arguments, repeatable };
+        let answer = self.request(id, view.as_deref(), call, timeout, repeatable).await;
+        let told = match &answer {
+            Ok(result) => tool_error(result.get()),
+            Err(error) => Some(error.to_string()),
+        };
+        self.called(id, view, tool, started, told);
+        answer
+    }
+
+    /// Passes a client's request on to an instance, and waits for it to come up if need be, within `timeout` over all (the
+    /// instance's default if none; a server that reports progress gets more). The answer is the server's own message, a
+    /// result or an error, under an id of ours.
+    ///
+    /// `withdrawn` is the client's own cancellation: it is passed on, and no answer comes any more (`None`). A request that
+    /// certainly did not reach the server is repeated once, and so is one that is [`Relay::repeatable`].
+    pub async fn relay(
+        &self,
+        id: &InstanceId,
+        relay: Relay,
+        timeout: Option<Duration>,
+        withdrawn: oneshot::Receiver<Message>,
+    ) -> Result<Option<Message>, CallError> {
+        let started = Instant::now();
+        let view = self.status(id);
+        let passing = Passing { relay: &relay, withdrawn: withdrawn.fuse() };
+        let answer = self.request(id, view.as_deref(), passing, timeout, relay.repeatable).await;
+        if let Some(tool) = &relay.tool {
+            let told = match &answer {
+                Ok(Some(message)) if message.kind() == Kind::Result => message.outcome().and_then(tool_error),
+                Ok(Some(message)) => Some(format!("server error: {}", message.outcome().unwrap_or_default())),
+                Ok(None) => Some("cancelled by the client".to_owned()),
                 Err(error) => Some(error.to_string()),
             };
-            self.events.emit(Event::ToolExecuted {
-                of: view.subject.clone(),
-                tool_name: tool.to_owned(),
-                duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-                success: error_message.is_none(),
-                error_message,
-            });
+            self.called(id, view, tool, started, told);
         }
         answer
     }
 
-    async fn request(
+    /// Passes a client's notification on. A server that does not run is not started for it.
+    pub fn tell(&self, id: &InstanceId, message: Message) -> Result<(), CallError> {
+        let port = self.status(id).and_then(|view| view.port.clone());
+        let Some(port) = port else { return Ok(()) };
+        match port.tell(message) {
+            // It falls asleep, or another run has its place, which does not know what this is about.
+            Ok(()) | Err(NoEntry::Closed) => Ok(()),
+            Err(NoEntry::Full) => Err(port.full()),
+        }
+    }
+
+    /// What an instance's server said of itself, once it is there.
+    pub async fn greeting(&self, id: &InstanceId, timeout: Duration) -> Result<Arc<ServerInfo>, CallError> {
+        let known = |view: &InstanceView| view.server.clone();
+        if let Some(server) = self.status(id).as_deref().and_then(known) {
+            return Ok(server);
+        }
+        self.ensure(id, Instant::now() + timeout, timeout).await?;
+        let late = || CallError::TimedOut { after: timeout, fate: Fate::NotSent };
+        let view = tokio::time::timeout(timeout, self.wait_for(id, |view| view.server.is_some())).await;
+        view.ok().flatten().as_deref().and_then(known).ok_or_else(late)
+    }
+
+    /// A tool was called, for better or for worse.
+    fn called(
+        &self,
+        id: &InstanceId,
+        view: Option<Arc<InstanceView>>,
+        tool: &str,
+        started: Instant,
+        why: Option<String>,
+    ) {
+        // As it is now: its credentials may have changed meanwhile, and one that was not known was tried all the same.
+        let Some(view) = self.status(id).or(view) else { return };
+        let error_message = why.map(|why| view.spec.mask.apply(&why));
+        self.events.emit(Event::ToolExecuted {
+            of: view.subject.clone(),
+            tool_name: tool.to_owned(),
+            duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            success: error_message.is_none(),
+            error_message,
+        });
+    }
+
+    async fn request<W: Wish>(
         &self,
         id: &InstanceId,
         view: Option<&InstanceView>,
-        request: impl Fn() -> Request,
+        mut wish: W,
         timeout: Option<Duration>,
-        may_repeat: impl Fn(Fate) -> bool,
-    ) -> Result<Box<RawValue>, CallError> {
+        repeatable: bool,
+    ) -> Result<W::Answer, CallError> {
         let default =
             || view.map_or(SessionPolicy::default().request_timeout, |view| view.spec.policy.session.request_timeout);
+        let may_repeat = |fate| fate == Fate::NotSent || (fate == Fate::MaybeExecuted && repeatable);
         let timeout = timeout.unwrap_or_else(default).min(TIMEOUT_MAX);
         let deadline = Instant::now() + timeout;
         let mut port = view.and_then(|view| view.port.clone()).filter(|port| !port.is_over());
@@ -324,7 +397,7 @@ impl RuntimeHandle {
                 Err(NoEntry::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = open.request_from(place, request(), left).await;
+            let answer = wish.ask(&open, place, left).await;
             match answer {
                 Err(error @ CallError::Terminated { fate, .. }) if may_repeat(fate) && first.is_none() => {
                     first = Some(error);
@@ -405,6 +478,49 @@ impl RuntimeHandle {
     }
 }
 
+/// What is wanted of a server, perhaps more than once.
+trait Wish: Send {
+    type Answer: Send;
+
+    fn ask(
+        &mut self,
+        port: &CallPort,
+        place: Place,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Self::Answer, CallError>> + Send;
+}
+
+/// A tool's result.
+struct Call<'a> {
+    tool: &'a str,
+    arguments: Option<Box<RawValue>>,
+    repeatable: bool,
+}
+
+impl Wish for Call<'_> {
+    type Answer = Box<RawValue>;
+
+    async fn ask(&mut self, port: &CallPort, place: Place, timeout: Duration) -> Result<Self::Answer, CallError> {
+        let (name, arguments) = (self.tool.to_owned(), self.arguments.clone());
+        let request = Request::Tool { name, arguments, repeatable: self.repeatable };
+        port.request_from(place, request, timeout).await
+    }
+}
+
+/// The answer to a client's own request, unless the client withdraws it.
+struct Passing<'a> {
+    relay: &'a Relay,
+    withdrawn: Fuse<oneshot::Receiver<Message>>,
+}
+
+impl Wish for Passing<'_> {
+    type Answer = Option<Message>;
+
+    async fn ask(&mut self, port: &CallPort, place: Place, timeout: Duration) -> Result<Self::Answer, CallError> {
+        port.relay_from(place, self.relay.clone(), timeout, &mut self.withdrawn).await
+    }
+}
+
 /// What became of a call that was made twice: that the second time it reached nobody says nothing of the first.
 fn graver(first: Option<&CallError>, second: CallError) -> CallError {
     match first {
@@ -416,7 +532,7 @@ fn graver(first: Option<&CallError>, second: CallError) -> CallError {
 }
 
 /// What a tool said went wrong, if its result says that something did.
-fn tool_error(result: &RawValue) -> Option<String> {
+fn tool_error(result: &str) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Outcome {
@@ -431,8 +547,8 @@ fn tool_error(result: &RawValue) -> Option<String> {
         text: Option<String>,
     }
     // Most results are no errors, and some are large: they are not parsed.
-    memchr::memmem::find(result.get().as_bytes(), b"\"isError\"")?;
-    let outcome: Outcome = serde_json::from_str(result.get()).ok()?;
+    memchr::memmem::find(result.as_bytes(), b"\"isError\"")?;
+    let outcome: Outcome = serde_json::from_str(result).ok()?;
     let text = || outcome.content.into_iter().find_map(|content| content.text).unwrap_or_default();
     outcome.is_error.then(text)
 }

@@ -90,7 +90,12 @@ pub enum Outgoing {
 #[derive(Debug)]
 pub enum Incoming {
     /// One JSON-RPC message, whole.
-    Message(Bytes),
+    Message {
+        /// It.
+        message: Bytes,
+        /// The request on whose own stream it came.
+        of: Option<u64>,
+    },
     /// No answer will come to this request or probe.
     Failed {
         /// Its number.

@@ -8,6 +8,7 @@ use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent, cas
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::audience::Audience;
 use crate::batcher::Emitter;
 use crate::calls::{CallPort, Counters};
 use crate::model::event::{Event, Subject};
@@ -130,6 +131,7 @@ pub(crate) struct Args {
     /// What it was charged under the supervisor before.
     pub(crate) charged: TeamBudget,
     pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) audience: Arc<dyn Audience>,
     /// For delays that are not to be the same for all.
     pub(crate) seed: u64,
     pub(crate) events: Emitter,
@@ -659,6 +661,7 @@ impl State {
             dice,
             discover,
             connector: self.args.connector.clone(),
+            audience: self.args.audience.clone(),
             counters: instance.counters.clone(),
             events: self.args.events.clone(),
             team: myself.clone(),

@@ -1,14 +1,11 @@
 //! Newline-delimited JSON-RPC, read and written without looking into what it carries.
 
-use std::borrow::Cow;
 use std::future::poll_fn;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::time::Instant;
 
@@ -102,46 +99,6 @@ fn poll_chunk(
     Poll::Ready(Ok(chunk.filled().len()))
 }
 
-/// One JSON-RPC message, its parts still as sent.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Frame<'a> {
-    #[serde(borrow)]
-    jsonrpc: Cow<'a, str>,
-    #[serde(borrow, default)]
-    pub(crate) id: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    pub(crate) method: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    pub(crate) params: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "present")]
-    pub(crate) result: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    pub(crate) error: Option<&'a RawValue>,
-}
-
-/// A `null` that is there is there.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
-    <&RawValue>::deserialize(deserializer).map(Some)
-}
-
-impl<'a> Frame<'a> {
-    /// A message, or why the line is none. serde would also read a struct from an array, so the first byte decides.
-    pub(crate) fn parse(line: &'a [u8]) -> Result<Self, String> {
-        let line = line.trim_ascii();
-        if line.first() != Some(&b'{') {
-            return Err("not a JSON object".to_owned());
-        }
-        let frame: Self = serde_json::from_slice(line).map_err(|error| format!("not JSON-RPC: {error}"))?;
-        if frame.jsonrpc != "2.0" {
-            return Err("not JSON-RPC 2.0".to_owned());
-        }
-        if frame.method.is_none() && frame.result.is_none() && frame.error.is_none() {
-            return Err("neither a request nor a response".to_owned());
-        }
-        Ok(frame)
-    }
-}
-
 /// Writes JSON text on one line: outside of strings a newline is only space, and inside it cannot be.
 pub(crate) fn put_json(out: &mut BytesMut, json: &str) {
     if memchr::memchr2(b'\n', b'\r', json.as_bytes()).is_none() {
@@ -154,18 +111,6 @@ pub(crate) fn put_json(out: &mut BytesMut, json: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_json_rpc_object_is_a_message() {
-        for line in
-            ["", "hello", "[1,2]", "{}", r#"{"jsonrpc":"1.0","id":1,"result":{}}"#, r#"{"jsonrpc":"2.0","id":1}"#]
-        {
-            assert!(Frame::parse(line.as_bytes()).is_err(), "{line}");
-        }
-        let frame = Frame::parse(br#"  {"jsonrpc":"2.0","id":7,"result":null}"#).expect("a response");
-        assert_eq!(frame.result.map(RawValue::get), Some("null"));
-        assert_eq!(frame.id.map(RawValue::get), Some("7"));
-    }
 
     #[tokio::test]
     async fn lines_are_found_across_reads_and_one_over_the_limit_is_told() {

@@ -8,6 +8,7 @@ use ractor::{ActorRef, cast};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::audience::{Audience, Source, Stage};
 use crate::batcher::Emitter;
 use crate::calls::{CallPort, Counters, PortEnd};
 use crate::model::event::Subject;
@@ -42,6 +43,7 @@ pub(crate) struct Args {
     pub(crate) subject: Arc<Subject>,
     pub(crate) discover: bool,
     pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) audience: Arc<dyn Audience>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: Emitter,
     pub(crate) team: ActorRef<team::Msg>,
@@ -67,6 +69,10 @@ impl Args {
             since,
             discover: self.discover,
             news: self.news(),
+            stage: Stage {
+                audience: self.audience.clone(),
+                source: Source { id: self.spec.id.clone(), run: self.run },
+            },
         }
     }
 

@@ -762,7 +762,14 @@ fn what_a_server_has_new_after_a_reconnect_is_told_and_can_be_seen_by_number() {
     let said = |capabilities: &str| {
         let capabilities = RawValue::from_string(capabilities.to_owned()).unwrap();
         let ServerInfo { name, version, protocol, .. } = Arc::into_inner(introduced()).unwrap();
-        Arc::new(ServerInfo { name, version, protocol, capabilities, instructions: None })
+        Arc::new(ServerInfo {
+            name,
+            version,
+            protocol,
+            capabilities,
+            instructions: None,
+            greeting: RawValue::from_string("{}".to_owned()).unwrap(),
+        })
     };
     let mut life = Life::of_remote().granted();
     let mut seen = life.slot.revisions;

@@ -237,7 +237,7 @@ async fn what_an_answer_means_is_told_by_its_status_and_body() {
             let failure = loop {
                 // What came instead of an answer is for the session to count.
                 match line.next().await {
-                    mcp_satellite_actors::seam::Incoming::Message(_) => {}
+                    mcp_satellite_actors::seam::Incoming::Message { .. } => {}
                     mcp_satellite_actors::seam::Incoming::Failed { failure, .. } => break failure,
                     other => panic!("{other:?}"),
                 }

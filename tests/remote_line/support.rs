@@ -131,7 +131,7 @@ impl Dialed {
     /// A message as it was sent.
     pub(crate) async fn text(&mut self) -> Bytes {
         match self.next().await {
-            Incoming::Message(message) => message,
+            Incoming::Message { message, .. } => message,
             other => panic!("a message was expected, not {other:?}"),
         }
     }

@@ -83,6 +83,8 @@ pub struct ServerInfo {
     pub capabilities: Box<RawValue>,
     /// How it wants to be used, if it says so.
     pub instructions: Option<String>,
+    /// All that it said, as sent.
+    pub greeting: Box<RawValue>,
 }
 
 impl ServerInfo {

@@ -106,6 +106,11 @@ impl Mask {
         self.needles.first().map_or(0, |needle| needle.len())
     }
 
+    /// Whether there is one in `text`.
+    pub fn hides(&self, text: &str) -> bool {
+        self.needles.iter().any(|needle| memchr::memmem::find(text.as_bytes(), needle.as_bytes()).is_some())
+    }
+
     /// `text` with every secret replaced by [`MASKED`].
     pub fn apply(&self, text: &str) -> String {
         let mut masked = text.to_owned();

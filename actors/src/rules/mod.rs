@@ -4,6 +4,7 @@
 pub mod health;
 pub mod idle;
 pub mod jitter;
+pub mod origin;
 pub mod outbox;
 pub mod permits;
 pub mod restart;

@@ -7,6 +7,7 @@
 
 mod lists;
 mod pending;
+mod relay;
 pub(crate) mod remote;
 pub(crate) mod stdio;
 
@@ -14,24 +15,29 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+use bytestring::ByteString;
 use rmcp::model::{
-    ClientCapabilities, Implementation, InitializeRequestParams, ProtocolVersion, RootsCapabilities, SamplingCapability,
+    ClientCapabilities, ElicitationCapability, FormElicitationCapability, Implementation, InitializeRequestParams,
+    ProtocolVersion, RootsCapabilities, SamplingCapability, UrlElicitationCapability,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use self::lists::{Kind, Lists, Next, Offers, Reading};
-use self::pending::{Calls, Pending, Purpose};
+use self::pending::{Behalf, Calls, Pending, Purpose};
+use self::relay::Questions;
+use crate::audience::Stage;
 use crate::batcher::WallClock;
-use crate::calls::{Asked, Command, Counters, PortEnd, Request};
+use crate::calls::{Asked, Command, Counters, PortEnd, Relay, Request, Wanted, server_error};
 use crate::model::catalogue::Catalogue;
 use crate::model::exit::{CallError, Fate};
 use crate::model::remote::ServerInfo;
 use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
+use crate::rpc::{Kind as Sort, View, text_of};
 use crate::rules::restart;
-use crate::wire::Frame;
 
 /// The client offers the newest version that has `initialize`, and accepts what the server answers if it is one of these.
 const VERSIONS: [ProtocolVersion; 4] = [
@@ -94,6 +100,8 @@ pub(crate) struct Basis {
     /// Whether the lists are read by itself after the handshake.
     pub(crate) discover: bool,
     pub(crate) news: Box<dyn Fn(News) + Send>,
+    /// Who hears what the server says by itself.
+    pub(crate) stage: Stage,
 }
 
 /// The way out for messages of ours. It takes them and never waits.
@@ -167,16 +175,18 @@ struct Conversation<O> {
     news: Box<dyn Fn(News) + Send>,
     discover: bool,
     /// Requests that wait for room, in order: some may have been given up meanwhile.
-    unsent: VecDeque<(u64, Request)>,
+    unsent: VecDeque<(u64, Wanted)>,
     calls: Calls,
     initialized: Option<Instant>,
     lists: Lists,
     draining: bool,
+    stage: Stage,
+    questions: Questions,
 }
 
 impl<O: Outlet> Conversation<O> {
     fn new(basis: Basis, outlet: O) -> (Self, tokio::sync::mpsc::UnboundedReceiver<Control>) {
-        let Basis { spec, port, control, counters, wall, since, discover, news } = basis;
+        let Basis { spec, port, control, counters, wall, since, discover, news, stage } = basis;
         let mut this = Self {
             spec,
             outlet,
@@ -190,6 +200,8 @@ impl<O: Outlet> Conversation<O> {
             initialized: None,
             lists: Lists::new(!discover),
             draining: false,
+            stage,
+            questions: Questions::default(),
         };
         this.greet(since);
         (this, control)
@@ -210,10 +222,12 @@ impl<O: Outlet> Conversation<O> {
 
     fn greet(&mut self, since: Instant) {
         let mut roots = RootsCapabilities::default();
-        roots.list_changed = Some(false);
+        roots.list_changed = Some(true);
         let mut capabilities = ClientCapabilities::default();
         capabilities.roots = Some(roots);
         capabilities.sampling = Some(SamplingCapability::default());
+        let (form, url) = (FormElicitationCapability::new(), UrlElicitationCapability::new());
+        capabilities.elicitation = Some(ElicitationCapability::new().with_form(form).with_url(url));
         let client = Implementation::new("mcp-satellite", env!("CARGO_PKG_VERSION"));
         let params =
             InitializeRequestParams::new(capabilities, client).with_protocol_version(ProtocolVersion::V_2025_11_25);
@@ -273,7 +287,9 @@ impl<O: Outlet> Conversation<O> {
             protocol: greeting.protocol_version,
             capabilities: greeting.capabilities,
             instructions: greeting.instructions,
+            greeting: result.to_owned(),
         })));
+        self.stage.audience.began(&self.stage.source);
         if self.discover {
             self.list();
         }
@@ -369,79 +385,84 @@ impl<O: Outlet> Conversation<O> {
 
     // ---- what the server sends ----
 
-    /// One message, whole.
-    fn on_message(&mut self, message: &[u8], now: Instant) -> Heard {
+    /// One message, whole. `of` is our request on whose stream it came, where that is known.
+    fn on_message(&mut self, message: &Bytes, of: Option<u64>, now: Instant) -> Heard {
         if message.trim_ascii().is_empty() {
             return Heard::Nothing;
         }
-        match Frame::parse(message) {
-            Ok(frame) => {
+        let text = match text_of(message.clone()) {
+            Ok(text) => text,
+            Err(why) => return self.on_malformed(message, &why.to_string()),
+        };
+        match View::read(&text) {
+            Ok(view) => {
                 self.counters.message((self.wall)());
-                self.on_frame(&frame, now)
+                self.on_view(&view, &text, of, now)
             }
-            Err(why) => {
-                self.on_malformed(message, &why);
-                Heard::Nothing
-            }
+            Err(why) => self.on_malformed(message, &why.to_string()),
         }
     }
 
     /// A message that has come before the end: only answers are of interest to anybody.
-    fn on_last_word(&mut self, message: &[u8]) {
-        if let Ok(frame @ Frame { method: None, id: Some(id), .. }) = Frame::parse(message) {
-            self.on_response(id, &frame, Instant::now());
+    fn on_last_word(&mut self, message: &Bytes, now: Instant) {
+        if let Ok(text) = text_of(message.clone())
+            && let Ok(view @ View { kind: Sort::Result | Sort::Error, .. }) = View::read(&text)
+        {
+            self.on_response(&view, &text, now);
         }
     }
 
-    fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) -> Heard {
-        match (&frame.method, frame.id) {
-            (Some(method), Some(id)) => {
+    fn on_view(&mut self, view: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) -> Heard {
+        match view.kind {
+            Sort::Request => {
                 self.port.gate.active(now);
-                return self.on_server_request(method, id);
+                self.on_server_request(view, text, of)
             }
-            (Some(method), None) => {
+            Sort::Notification => {
                 self.port.gate.active(now);
-                self.on_notification(method, frame.params, now);
+                self.on_notification(view, text, of, now);
+                Heard::Nothing
             }
-            (None, Some(id)) => return self.on_response(id, frame, now),
-            (None, None) => {
-                self.on_malformed(frame.error.map_or("", RawValue::get).as_bytes(), "an error for no request");
+            Sort::Result | Sort::Error if view.id.is_some() => self.on_response(view, text, now),
+            Sort::Result | Sort::Error => {
+                let error = view.outcome.map_or("", RawValue::get);
+                self.on_malformed(error.as_bytes(), "an error for no request")
             }
         }
-        Heard::Nothing
     }
 
-    fn on_response(&mut self, id: &RawValue, frame: &Frame<'_>, now: Instant) -> Heard {
+    fn on_response(&mut self, view: &View<'_>, text: &ByteString, now: Instant) -> Heard {
         // An id that is not ours is dropped, and so is a late answer to one that timed out.
-        let Some(pending) = id.get().parse().ok().and_then(|id| self.calls.remove(id)) else { return Heard::Nothing };
+        let id = view.id.and_then(|id| id.get().parse().ok());
+        let Some(pending) = id.and_then(|id| self.calls.remove(id)) else { return Heard::Nothing };
         // What is asked by ourselves, again and again perhaps, keeps no server awake that nobody else needs.
         if matches!(pending.purpose, Purpose::Caller { .. } | Purpose::Handshake) {
             self.port.gate.active(now);
         }
-        let answer = match (frame.result, frame.error) {
-            (Some(result), None) => Ok(result),
-            (_, error) => Err(server_error(error, &self.spec.mask)),
+        let is_result = view.kind == Sort::Result;
+        let heard = if is_result { Heard::Answer } else { Heard::Refusal };
+        let answer = || match view.outcome {
+            Some(result) if is_result => Ok(result),
+            error => Err(server_error(error, &self.spec.mask)),
         };
         match pending.purpose {
             Purpose::Caller { ticket, .. } => {
-                if answer.is_ok() {
+                if is_result {
                     self.counters.checked((self.wall)());
                     // Its lists could not be read, and now it answers: they are tried again before their time.
                     if self.lists.reading.is_none() && std::mem::take(&mut self.lists.failed) {
                         (self.news)(News::Recovered);
                     }
                 }
-                let heard = if answer.is_ok() { Heard::Answer } else { Heard::Refusal };
-                ticket.answer(answer.map(ToOwned::to_owned));
+                ticket.answer(view, text, &self.spec.mask);
                 heard
             }
-            Purpose::Handshake => self.on_initialize(answer),
+            Purpose::Handshake => self.on_initialize(answer()),
             Purpose::List => {
-                let heard = if answer.is_ok() { Heard::Answer } else { Heard::Refusal };
-                self.on_list(answer);
+                self.on_list(answer());
                 heard
             }
-            Purpose::Check => match answer {
+            Purpose::Check => match answer() {
                 Ok(_) => Heard::Checked,
                 Err(error) => Heard::CheckRefused {
                     unknown: matches!(error, CallError::Server { code: METHOD_NOT_FOUND, .. }),
@@ -451,57 +472,36 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    fn on_server_request(&mut self, method: &str, id: &RawValue) -> Heard {
-        if self.outlet.is_flooded() {
-            return Heard::Flooded;
-        }
-        let answer = match method {
-            "ping" => r#""result":{}"#.to_owned(),
-            "roots/list" => r#""result":{"roots":[]}"#.to_owned(),
-            "sampling/createMessage" => {
-                format!(r#""error":{{"code":{INTERNAL_ERROR},"message":"no client is attached that could answer"}}"#)
-            }
-            _ => format!(r#""error":{{"code":{METHOD_NOT_FOUND},"message":"method not found"}}"#),
-        };
-        self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), ",", &answer, "}"]);
-        Heard::Nothing
-    }
-
-    fn on_notification(&mut self, method: &str, params: Option<&RawValue>, now: Instant) {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Progress {
-            progress_token: u64,
-        }
-        match method {
-            "notifications/progress" => {
-                // A token that is no number of ours belongs to no call of ours.
-                if let Some(Ok(progress)) = params.map(|params| serde_json::from_str::<Progress>(params.get())) {
-                    self.calls.extend(progress.progress_token, now, self.spec.policy.session.request_timeout_max);
+    fn on_notification(&mut self, view: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) {
+        match view.method.as_deref() {
+            Some("notifications/progress") => self.on_progress(view, text, now),
+            Some("notifications/cancelled") => self.on_cancelled(view, text),
+            method => {
+                let is_of_a_list = matches!(
+                    method,
+                    Some(
+                        "notifications/tools/list_changed"
+                            | "notifications/resources/list_changed"
+                            | "notifications/prompts/list_changed"
+                    )
+                );
+                // Before the handshake is done there is nothing that could have changed, and nobody to ask.
+                if is_of_a_list && self.initialized.is_some() {
+                    self.lists.again_by(now + self.spec.policy.session.list_changed_debounce);
                 }
-            }
-            // Before the handshake is done there is nothing that could have changed, and nobody to ask.
-            "notifications/tools/list_changed"
-            | "notifications/resources/list_changed"
-            | "notifications/prompts/list_changed"
-                if self.initialized.is_some() =>
-            {
-                self.lists.again_by(now + self.spec.policy.session.list_changed_debounce);
-            }
-            other => {
-                let method = quoted(&self.spec.mask, other);
-                tracing::trace!(installation_name = %self.spec.name, method, "notification");
+                self.hear(view, text, of);
             }
         }
     }
 
-    fn on_malformed(&self, message: &[u8], why: &str) {
+    fn on_malformed(&self, message: &[u8], why: &str) -> Heard {
         let before = self.counters.malformed_line();
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
             let text = quoted(&self.spec.mask, &String::from_utf8_lossy(&message[..message.len().min(64 * 1024)]));
             let why = quoted(&self.spec.mask, why);
             tracing::warn!(installation_name = %self.spec.name, why, line = text, count = before + 1, "what the server sent is skipped");
         }
+        Heard::Nothing
     }
 
     // ---- what callers want ----
@@ -509,18 +509,30 @@ impl<O: Outlet> Conversation<O> {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Request(asked) => {
-                let Asked { id, request, started, timeout, repeatable, ticket } = *asked;
+                let Asked { id, wanted, started, timeout, repeatable, ticket } = *asked;
                 self.port.gate.active(started);
-                let purpose = Purpose::Caller { ticket, door: id, started, timeout, repeatable };
+                let behalf = match &wanted {
+                    Wanted::Relay(Relay { message, origin, .. }) => {
+                        Some(Box::new(Behalf { origin: *origin, token: message.token().map(Into::into) }))
+                    }
+                    Wanted::Request(_) => None,
+                };
+                let purpose = Purpose::Caller { ticket, door: id, started, timeout, repeatable, behalf };
                 self.calls.insert(id, Pending::new(purpose, started + timeout));
-                self.unsent.push_back((id, request));
+                self.unsent.push_back((id, wanted));
                 self.send();
             }
-            Command::Cancel { id } => {
+            Command::Cancel { id, words } => {
                 if let Some((id, pending)) = self.calls.remove_caller(id) {
                     self.port.gate.active(Instant::now());
-                    self.cancel(id, &pending, "the caller went away");
+                    match words {
+                        Some(words) => self.cancel_in(id, &pending, &words.cancelling(&id.to_string())),
+                        None => self.cancel(id, &pending, "the caller went away"),
+                    }
                 }
+            }
+            Command::Tell { .. } | Command::Answer { .. } | Command::Decline { .. } | Command::NoRoots { .. } => {
+                self.on_client(command);
             }
         }
     }
@@ -529,15 +541,18 @@ impl<O: Outlet> Conversation<O> {
     /// does not read must not hold its callers.
     fn send(&mut self) {
         while self.outlet.has_room()
-            && let Some((id, request)) = self.unsent.pop_front()
+            && let Some((id, wanted)) = self.unsent.pop_front()
         {
             let position = self.outlet.position();
             let Some(pending) = self.calls.pending.get_mut(&id) else { continue };
             pending.starts_at = Some(position);
             pending.attempts += 1;
             let number = id.to_string();
-            match &request {
-                Request::Tool { name, arguments, repeatable: _ } => {
+            match &wanted {
+                Wanted::Relay(Relay { message, .. }) => {
+                    self.outlet.request(id, Use::InSession, &message.asked_as(&number, &number));
+                }
+                Wanted::Request(Request::Tool { name, arguments, repeatable: _ }) => {
                     let name = serde_json::Value::from(name.as_str()).to_string();
                     let arguments = arguments.as_deref().map_or("{}", RawValue::get);
                     let parts = [
@@ -553,11 +568,11 @@ impl<O: Outlet> Conversation<O> {
                     ];
                     self.outlet.request(id, Use::InSession, &parts);
                 }
-                Request::Method { method, params } => {
+                Wanted::Request(Request::Method { method, params }) => {
                     put_request(&mut self.outlet, id, Use::InSession, method, params.as_deref().map(RawValue::get));
                 }
             }
-            pending.request = O::REPEATS.then_some(request);
+            pending.request = O::REPEATS.then_some(wanted);
         }
     }
 
@@ -584,18 +599,23 @@ impl<O: Outlet> Conversation<O> {
 
     /// Tells the server that nobody waits any more, if it has been asked at all.
     fn cancel(&mut self, id: u64, pending: &Pending, reason: &str) {
+        let number = id.to_string();
+        let words = [
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
+            &number,
+            r#","reason":""#,
+            reason,
+            r#""}}"#,
+        ];
+        self.cancel_in(id, pending, &words);
+    }
+
+    fn cancel_in(&mut self, id: u64, pending: &Pending, words: &[&str]) {
         if !pending.was_asked() {
             return self.unsent.retain(|(waiting, _)| *waiting != id);
         }
         self.outlet.abandon(id);
-        let id = id.to_string();
-        self.outlet.tell(&[
-            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
-            &id,
-            r#","reason":""#,
-            reason,
-            r#""}}"#,
-        ]);
+        self.outlet.tell(words);
     }
 
     // ---- time ----
@@ -606,6 +626,9 @@ impl<O: Outlet> Conversation<O> {
         if now < at {
             return None;
         }
+        if self.waits_for_a_person(id, now) {
+            return self.late(now);
+        }
         let pending = self.calls.remove(id)?;
         if let Purpose::Caller { .. } | Purpose::List = pending.purpose {
             self.cancel(id, &pending, "timed out");
@@ -614,7 +637,7 @@ impl<O: Outlet> Conversation<O> {
         match pending.purpose {
             Purpose::Caller { ticket, started, .. } => {
                 self.port.gate.active(now);
-                ticket.answer(Err(CallError::TimedOut { after: at - started, fate }));
+                ticket.fail(CallError::TimedOut { after: at - started, fate });
                 Some(Late::Call)
             }
             Purpose::List => {
@@ -635,10 +658,11 @@ impl<O: Outlet> Conversation<O> {
     fn close(&mut self, reason: &str) {
         self.port.commands.close();
         self.calls.settle(reason);
+        self.leaves_the_stage();
         while let Ok(command) = self.port.commands.try_recv() {
             if let Command::Request(asked) = command {
                 let error = CallError::Terminated { fate: Fate::NotSent, reason: reason.to_owned() };
-                asked.ticket.answer(Err(error));
+                asked.ticket.fail(error);
             }
         }
     }
@@ -655,29 +679,6 @@ async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
-    }
-}
-
-fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
-    #[derive(Deserialize)]
-    struct ServerError {
-        code: i64,
-        #[serde(default)]
-        message: String,
-        #[serde(default)]
-        data: Option<serde_json::Value>,
-    }
-    match error.map(|error| serde_json::from_str::<ServerError>(error.get())) {
-        Some(Ok(error)) => CallError::Server {
-            code: error.code,
-            message: mask.apply(&error.message),
-            data: error.data.map(|data| mask.apply_json(data).to_string()),
-        },
-        Some(Err(_)) | None => CallError::Server {
-            code: INTERNAL_ERROR,
-            message: "the server answered with neither a result nor an error".to_owned(),
-            data: None,
-        },
     }
 }
 

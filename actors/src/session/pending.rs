@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use tokio::time::{Duration, Instant};
 
-use crate::calls::{Request, Ticket};
+use crate::audience::Origin;
+use crate::calls::{Ticket, Wanted};
 use crate::model::exit::{CallError, Fate};
 use crate::model::failure::{Failure, FailureKind};
 
@@ -20,11 +21,20 @@ pub(super) enum Purpose {
         started: Instant,
         timeout: Duration,
         repeatable: bool,
+        /// Where a client of the host has made it.
+        behalf: Option<Box<Behalf>>,
     },
     Handshake,
     List,
     /// A look whether anybody is there.
     Check,
+}
+
+/// Whose call it is.
+pub(super) struct Behalf {
+    pub(super) origin: Origin,
+    /// The client's own progress token, as JSON text.
+    pub(super) token: Option<Box<str>>,
 }
 
 pub(super) struct Pending {
@@ -37,7 +47,7 @@ pub(super) struct Pending {
     /// How often it was sent.
     pub(super) attempts: u32,
     /// What is asked, where it may have to be asked again.
-    pub(super) request: Option<Request>,
+    pub(super) request: Option<Wanted>,
 }
 
 impl Pending {
@@ -125,7 +135,7 @@ impl Calls {
             let fate = if may_have_got(&pending, self.written) { Fate::MaybeExecuted } else { Fate::NotSent };
             if let Purpose::Caller { mut ticket, .. } = pending.purpose {
                 ticket.fate = fate;
-                ticket.answer(Err(CallError::Terminated { fate, reason: reason.to_owned() }));
+                ticket.fail(CallError::Terminated { fate, reason: reason.to_owned() });
             }
         }
     }

@@ -184,8 +184,8 @@ impl Session {
             (self.talk.news)(News::FirstByte);
         }
         match incoming {
-            Incoming::Message(message) => {
-                let heard = self.talk.on_message(&message, Instant::now());
+            Incoming::Message { message, of } => {
+                let heard = self.talk.on_message(&message, of, Instant::now());
                 self.on_heard(heard)
             }
             Incoming::Failed { id, failure } => self.on_failed(id, failure),
@@ -309,12 +309,12 @@ impl Session {
             Class::Unreachable | Class::Expired => CallError::Terminated { fate, reason: disconnected(&failure) },
         };
         if class == Class::Busy && !gone {
-            ticket.answer(Err(error));
+            ticket.fail(error);
             return None;
         }
         // Nobody comes in any more before the caller can know.
         self.talk.port.commands.close();
-        ticket.answer(Err(error));
+        ticket.fail(error);
         Some(Over::Lost(failure))
     }
 
@@ -395,7 +395,7 @@ impl Session {
             }
             let next = tokio::task::unconstrained(poll_fn(|cx| self.talk.outlet.line.poll_next(cx)));
             match next.now_or_never() {
-                Some(Incoming::Message(message)) => self.talk.on_last_word(&message),
+                Some(Incoming::Message { message, .. }) => self.talk.on_last_word(&message, Instant::now()),
                 Some(Incoming::Failed { id, failure }) => {
                     if let Some(pending) = self.talk.calls.pending.get_mut(&id) {
                         pending.failed(&failure);

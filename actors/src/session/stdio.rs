@@ -190,7 +190,7 @@ impl Session {
                 (self.talk.news)(News::FirstByte);
                 None
             }
-            Received::Line(line) => match self.talk.on_message(&line, Instant::now()) {
+            Received::Line(line) => match self.talk.on_message(&line, None, Instant::now()) {
                 Heard::Refused(why) => Some(Over::Failed(ExitCause::Handshake(why))),
                 Heard::Flooded => {
                     let why = "the server asks and does not read the answers".to_owned();

@@ -49,6 +49,7 @@ pub(crate) fn introduced() -> Arc<ServerInfo> {
         protocol: "2025-11-25".to_owned(),
         capabilities: RawValue::from_string(r#"{"tools":{}}"#.to_owned()).unwrap(),
         instructions: None,
+        greeting: RawValue::from_string("{}".to_owned()).unwrap(),
     })
 }
 

@@ -31,7 +31,7 @@ pub(super) enum News {
     /// This is for the session.
     Of(Incoming),
     /// A message for the session that nobody waited for on its stream: it may be the answer to another exchange.
-    Aside(Bytes),
+    Aside(Bytes, Option<u64>),
     /// The request with this number was answered a while ago, not by the exchange that sent it.
     Answered(u64),
     /// The server has taken `notifications/initialized`.
@@ -47,17 +47,21 @@ pub(super) enum News {
 }
 
 /// The way to the line, which takes one message at a time: a server that talks faster than it is listened to waits.
-pub(super) struct Out(mpsc::Sender<News>);
+pub(super) struct Out {
+    line: mpsc::Sender<News>,
+    /// The request whose exchange it is.
+    of: Option<u64>,
+}
 
 impl Out {
     pub(super) async fn send(&mut self, news: News) {
         // An error says that the line is gone, and with it, at the next await, this exchange.
-        let _ = self.0.send(news).await;
+        let _ = self.line.send(news).await;
     }
 
     /// A text of the server with the answer in it that was waited for.
     pub(super) async fn answer(&mut self, text: Bytes) {
-        self.messages(text, |message| News::Of(Incoming::Message(message))).await;
+        self.messages(text, |message, of| News::Of(Incoming::Message { message, of })).await;
     }
 
     /// Any other text of the server.
@@ -66,13 +70,13 @@ impl Out {
     }
 
     /// One message, or a batch of them. What is no JSON is passed on for the session to count.
-    async fn messages(&mut self, text: Bytes, news: fn(Bytes) -> News) {
+    async fn messages(&mut self, text: Bytes, news: fn(Bytes, Option<u64>) -> News) {
         let is_batch = text.trim_ascii_start().first() == Some(&b'[');
         match is_batch.then(|| message::messages(&text)).flatten() {
-            None => self.send(news(text)).await,
+            None => self.send(news(text, self.of)).await,
             Some(batch) => {
                 for message in batch {
-                    self.send(news(message)).await;
+                    self.send(news(message, self.of)).await;
                 }
             }
         }
@@ -111,7 +115,7 @@ impl Exchanges {
         F: Future<Output = News> + Send + 'static,
     {
         let (handle, registration) = AbortHandle::new_pair();
-        let exchange = exchange(Out(self.sender.clone())).map(move |news| (id, news)).boxed();
+        let exchange = exchange(Out { line: self.sender.clone(), of: id }).map(move |news| (id, news)).boxed();
         self.running.push(Abortable::new(exchange, registration));
         if let Some(id) = id {
             self.abandonable.push((id, handle));

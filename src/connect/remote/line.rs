@@ -92,7 +92,7 @@ impl RemoteLine {
                     match deliver(&session, body, Some(id), header_timeout).await {
                         // The answer comes on the stream.
                         Ok(None) => News::Done,
-                        Ok(Some(answer)) => News::Of(Incoming::Message(answer)),
+                        Ok(Some(message)) => News::Of(Incoming::Message { message, of: Some(id) }),
                         Err(failure) => News::Of(Incoming::Failed { id, failure }),
                     }
                 }),
@@ -233,7 +233,7 @@ impl Line for RemoteLine {
             match ready!(self.exchanges.poll_next(cx)) {
                 News::Of(Incoming::Lost(failure)) => self.lost(failure),
                 News::Of(incoming) => return Poll::Ready(incoming),
-                News::Aside(message) => {
+                News::Aside(message, of) => {
                     // A server may answer here and never end the exchange that it was asked in.
                     if let Some(id) = self.exchanges.answered_by(&message) {
                         self.exchanges.start(None, |_| async move {
@@ -241,7 +241,7 @@ impl Line for RemoteLine {
                             News::Answered(id)
                         });
                     }
-                    return Poll::Ready(Incoming::Message(message));
+                    return Poll::Ready(Incoming::Message { message, of });
                 }
                 News::Answered(id) => self.exchanges.abandon(id),
                 News::Initialized => {

@@ -55,7 +55,7 @@ async fn ask(
         let refused = |kind| Failure::sent(if terms.has_begun() { kind } else { perhaps_older(kind) });
         let answer = terms.refusal(response, Some(id)).await.map_err(refused)?;
         for message in answer {
-            out.send(News::Of(Incoming::Message(message))).await;
+            out.send(News::Of(Incoming::Message { message, of: Some(id) })).await;
         }
         return Ok(());
     }
@@ -70,7 +70,7 @@ async fn ask(
             let messages = message::messages(&body).unwrap_or_default();
             let answered = messages.iter().any(|message| message::answers(message, id));
             for message in messages {
-                out.send(News::Of(Incoming::Message(message))).await;
+                out.send(News::Of(Incoming::Message { message, of: Some(id) })).await;
             }
             if answered { Ok(()) } else { Err(Failure::sent(not_mcp(named.as_ref(), &terms.access))) }
         }

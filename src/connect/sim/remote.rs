@@ -174,7 +174,7 @@ impl RemoteLine {
             match news {
                 News::Cut => self.cut(now),
                 News::Lost(kind) => self.inbox.push_back(Incoming::Lost(failure(kind))),
-                News::Said(message) => self.inbox.push_back(Incoming::Message(message)),
+                News::Said(message) => self.inbox.push_back(Incoming::Message { message, of: None }),
             }
         }
         while let Some(first) = self.travelling.first_entry()
@@ -339,7 +339,8 @@ impl RemoteLine {
     fn said(&mut self, now: Instant, line: &[u8]) {
         let message = Parsed::of(line);
         if !message.method.is_empty() {
-            return self.inbox.push_back(Incoming::Message(Bytes::copy_from_slice(line)));
+            let message = Bytes::copy_from_slice(line);
+            return self.inbox.push_back(Incoming::Message { message, of: None });
         }
         // No JSON-RPC, or an answer that nobody waits for any more.
         let Some(id) = message.id.filter(|id| self.open.contains_key(id)) else { return };
@@ -356,7 +357,7 @@ impl RemoteLine {
             session.number = Some(self.endpoint.session_opened());
         }
         self.settle(now, id, succeeded);
-        self.inbox.push_back(Incoming::Message(Bytes::copy_from_slice(line)));
+        self.inbox.push_back(Incoming::Message { message: Bytes::copy_from_slice(line), of: Some(id) });
     }
 
     fn failed(&mut self, now: Instant, id: u64, kind: FailureKind) {

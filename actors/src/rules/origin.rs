@@ -1,0 +1,61 @@
+//! On whose behalf a server speaks by itself. Over HTTP it says so by the stream that it speaks on; over a pipe it does
+//! not, and then it is only certain while no two clients have calls in flight.
+
+use crate::audience::{Cause, Origin};
+
+/// `of` is the call on whose stream the server spoke, if it did: whoever has made it, if that was a client of the host.
+/// `in_flight` are all calls that are not answered.
+pub fn cause(of: Option<Option<Origin>>, in_flight: impl IntoIterator<Item = Option<Origin>>) -> Cause {
+    match of {
+        Some(Some(origin)) => return Cause::Call(origin),
+        Some(None) => return Cause::Stranger,
+        None => {}
+    }
+    let (mut strangers, mut calls, mut clients) = (false, Vec::new(), Vec::new());
+    for origin in in_flight {
+        match origin {
+            Some(origin) => {
+                calls.push(origin);
+                if !clients.contains(&origin.client) {
+                    clients.push(origin.client);
+                }
+            }
+            None => strangers = true,
+        }
+    }
+    match (&calls[..], &clients[..], strangers) {
+        ([], [], false) => Cause::Nobody,
+        ([], [], true) => Cause::Stranger,
+        ([call], _, false) => Cause::Call(*call),
+        (_, [client], false) => Cause::Client(*client),
+        (_, clients, strangers) => Cause::Several(clients.len() + usize::from(strangers)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(client: u64, call: u64) -> Option<Origin> {
+        Some(Origin { client, call })
+    }
+
+    #[test]
+    fn a_server_speaks_for_whom_it_can_only_mean() {
+        let call = Origin { client: 1, call: 1 };
+        for (of, in_flight, expected) in [
+            (None, vec![], Cause::Nobody),
+            (None, vec![None], Cause::Stranger),
+            (None, vec![None, None], Cause::Stranger),
+            (None, vec![origin(1, 1)], Cause::Call(call)),
+            (None, vec![origin(1, 1), origin(1, 2)], Cause::Client(1)),
+            (None, vec![origin(1, 1), origin(2, 2)], Cause::Several(2)),
+            (None, vec![origin(1, 1), origin(1, 2), origin(2, 3)], Cause::Several(2)),
+            (None, vec![origin(1, 1), None], Cause::Several(2)),
+            (Some(origin(1, 1)), vec![origin(1, 1), origin(2, 2), None], Cause::Call(call)),
+            (Some(None), vec![origin(1, 1), None], Cause::Stranger),
+        ] {
+            assert_eq!(cause(of, in_flight.clone()), expected, "on the stream of {of:?}, with {in_flight:?}");
+        }
+    }
+}
