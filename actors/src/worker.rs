@@ -66,6 +66,7 @@ impl Args {
             wall: Arc::new(move || wall.wall()),
             since,
             discover: self.discover,
+            dice: self.dice.clone(),
             news: self.news(),
         }
     }

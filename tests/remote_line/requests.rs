@@ -456,6 +456,27 @@ async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_
 }
 
 #[tokio::test]
+async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_when_the_session_is_ended() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    line.request(0, "initialize");
+    line.asks(&mut peer).await.result().await;
+    line.message().await;
+    line.initialized();
+    let _untaken = line.asks(&mut peer).await;
+    // The door bounds how many there are, not the line.
+    for id in 1..=5000 {
+        line.request(id, "tools/call");
+    }
+    line.is_silent().await;
+    line.send(Outgoing::Close);
+    for id in 1..=5000 {
+        assert!(!line.failed(id).await.sent);
+    }
+    assert!(matches!(line.next().await, Incoming::Closed));
+}
+
+#[tokio::test]
 async fn a_server_that_asks_and_asks_gets_its_answers_a_few_at_a_time() {
     const MANY: usize = 100;
     let mut peer = Peer::new().await;

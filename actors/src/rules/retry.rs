@@ -108,6 +108,16 @@ pub fn reauth_message(name: &str, why: &str) -> String {
     )
 }
 
+/// Whether a server says in this way that it does not know what it was asked for.
+pub fn is_unknown(kind: &FailureKind) -> bool {
+    matches!(
+        kind,
+        FailureKind::SessionExpired { status: 404, .. }
+            | FailureKind::Status { status: 404 | 405, .. }
+            | FailureKind::ServerError { status: 501, .. }
+    )
+}
+
 /// How long a server asks to be left alone.
 pub fn asked_pause(kind: &FailureKind) -> Option<Duration> {
     match kind {

@@ -84,6 +84,8 @@ pub(super) struct Reading {
     keys: HashSet<Box<str>>,
     pages: usize,
     cursor: Option<String>,
+    /// Why each of `catalogue.unread` could not be read.
+    whys: Vec<String>,
 }
 
 /// What comes after a page.
@@ -99,7 +101,7 @@ pub(super) enum Next {
 impl Reading {
     pub(super) fn new() -> Self {
         let (catalogue, keys) = (Catalogue::default(), HashSet::new());
-        Self { kind: Kind::Tools, catalogue, keys, pages: 0, cursor: None }
+        Self { kind: Kind::Tools, catalogue, keys, pages: 0, cursor: None, whys: Vec::new() }
     }
 
     /// Takes a page, and says what comes next. Entries that cannot be used are left out and told to `skipped`.
@@ -157,17 +159,18 @@ impl Reading {
     }
 
     /// The list that is being read cannot be, or not all of it.
-    pub(super) fn unread(&mut self) {
+    pub(super) fn unread(&mut self, why: String) {
         self.catalogue.unread.push(self.kind);
+        self.whys.push(why);
     }
 
-    /// The next list, or all that was read.
-    pub(super) fn next(mut self: Box<Self>, offers: Offers) -> Result<Box<Self>, Catalogue> {
+    /// The next list, or all that was read and why the rest was not.
+    pub(super) fn next(mut self: Box<Self>, offers: Offers) -> Result<Box<Self>, (Catalogue, Vec<String>)> {
         let next = match self.kind {
             Kind::Tools if offers.resources => Kind::Resources,
             Kind::Resources => Kind::ResourceTemplates,
             Kind::Tools | Kind::ResourceTemplates if offers.prompts => Kind::Prompts,
-            Kind::Tools | Kind::ResourceTemplates | Kind::Prompts => return Err(self.catalogue),
+            Kind::Tools | Kind::ResourceTemplates | Kind::Prompts => return Err((self.catalogue, self.whys)),
         };
         (self.kind, self.pages, self.cursor) = (next, 0, None);
         self.keys.clear();

@@ -30,6 +30,7 @@ use crate::model::exit::{CallError, Fate};
 use crate::model::remote::ServerInfo;
 use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
+use crate::rules::jitter::Dice;
 use crate::rules::restart;
 use crate::wire::Frame;
 
@@ -93,6 +94,8 @@ pub(crate) struct Basis {
     pub(crate) since: Instant,
     /// Whether the lists are read by itself after the handshake.
     pub(crate) discover: bool,
+    /// For what is not to happen to all at once.
+    pub(crate) dice: Dice,
     pub(crate) news: Box<dyn Fn(News) + Send>,
 }
 
@@ -164,6 +167,7 @@ struct Conversation<O> {
     port: PortEnd,
     counters: Arc<Counters>,
     wall: WallClock,
+    dice: Dice,
     news: Box<dyn Fn(News) + Send>,
     discover: bool,
     /// Requests that wait for room, in order: some may have been given up meanwhile.
@@ -176,13 +180,14 @@ struct Conversation<O> {
 
 impl<O: Outlet> Conversation<O> {
     fn new(basis: Basis, outlet: O) -> (Self, tokio::sync::mpsc::UnboundedReceiver<Control>) {
-        let Basis { spec, port, control, counters, wall, since, discover, news } = basis;
+        let Basis { spec, port, control, counters, wall, since, discover, dice, news } = basis;
         let mut this = Self {
             spec,
             outlet,
             port,
             counters,
             wall,
+            dice,
             news,
             discover,
             unsent: VecDeque::new(),
@@ -298,7 +303,9 @@ impl<O: Outlet> Conversation<O> {
     fn list_later(&mut self) {
         if self.lists.known {
             self.lists.failures += 1;
-            let delay = restart::reconnect_delay(&self.spec.policy.reconnect, self.lists.failures);
+            let policy = &self.spec.policy.reconnect;
+            let delay = restart::reconnect_delay(policy, self.lists.failures);
+            let delay = self.dice.spread(delay, policy.jitter_percent);
             self.lists.again_by(Instant::now() + delay);
         }
     }
@@ -342,10 +349,7 @@ impl<O: Outlet> Conversation<O> {
                 return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why)));
             }
             // What it has beside its tools is no reason to be without them.
-            Err(why) => {
-                left_out(&why, "a list that cannot be read is left as it was known before");
-                reading.unread();
-            }
+            Err(why) => reading.unread(quoted(&spec.mask, &why)),
         }
         match reading.next(self.lists.offers) {
             Ok(next) => {
@@ -353,14 +357,19 @@ impl<O: Outlet> Conversation<O> {
                 self.lists.reading = Some(next);
                 self.list_page(kind, None);
             }
-            Err(catalogue) => {
+            Err((catalogue, whys)) => {
                 (self.lists.failed, self.lists.known) = (false, true);
                 if catalogue.unread.is_empty() {
                     self.lists.failures = 0;
                 } else {
                     self.list_later();
                 }
+                // That it still cannot be read is not said each time.
                 if let Some(news) = self.lists.news(catalogue) {
+                    for (list, why) in news.unread.iter().map(|list| list.method()).zip(whys) {
+                        let what = "a list that cannot be read is left as it was known before";
+                        tracing::warn!(installation_name = %spec.name, list, why, "{what}");
+                    }
                     (self.news)(News::Discovered(news));
                 }
             }

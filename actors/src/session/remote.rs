@@ -12,13 +12,12 @@ use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
 use super::pending::{Pending, Purpose};
-use super::{Basis, Control, Conversation, Heard, Late, News, Outlet, Use, sleep_until};
+use super::{Basis, Control, Conversation, Heard, Late, METHOD_NOT_FOUND, News, Outlet, Use, sleep_until};
 use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::policy::HealthCheck;
 use crate::model::status::Status;
 use crate::rules::health::{Checks, Verdict};
-use crate::rules::jitter::Dice;
 use crate::rules::retry::{self, Class};
 use crate::seam::{Incoming, Line, Outgoing};
 
@@ -28,8 +27,6 @@ const LAST_WORDS_MAX: usize = 4096;
 pub(crate) struct Args {
     pub(crate) basis: Basis,
     pub(crate) line: Box<dyn Line>,
-    /// For the jitter of its health checks.
-    pub(crate) dice: Dice,
 }
 
 /// Why serving ended.
@@ -97,7 +94,6 @@ fn whole(parts: &[&str]) -> Bytes {
 struct Session {
     talk: Conversation<Way>,
     control: mpsc::UnboundedReceiver<Control>,
-    dice: Dice,
     /// None before the handshake is done.
     checks: Option<Checks>,
     /// Calls that are sent again, and when.
@@ -111,14 +107,13 @@ struct Session {
 
 /// Runs a session to its end: when this returns nothing of it is left.
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
-    let Args { basis, line, dice } = args;
+    let Args { basis, line } = args;
     let header_timeout = basis.spec.policy.remote.header_timeout;
     let (mut talk, control) = Conversation::new(basis, Way { line, header_timeout });
     talk.calls.written = 1;
     let mut this = Box::new(Session {
         talk,
         control,
-        dice,
         checks: None,
         again: BTreeSet::new(),
         server_errors: 0,
@@ -208,7 +203,7 @@ impl Session {
         match heard {
             Heard::Nothing | Heard::Flooded => {}
             Heard::Refused(why) => return Some(Over::Lost(Failure::sent(FailureKind::Handshake(why)))),
-            Heard::Initialized => self.checks = Some(Checks::new(policy, self.dice.clone(), now)),
+            Heard::Initialized => self.checks = Some(Checks::new(policy, self.talk.dice.clone(), now)),
             Heard::Answer => {
                 self.server_errors = 0;
                 let restored = self.checks.as_mut().and_then(Checks::is_well);
@@ -262,10 +257,20 @@ impl Session {
                 self.call_failed(id, failure, class)
             }
             Purpose::Handshake => Some(Over::Lost(failure)),
+            // It has no such list, in the words of a web server. 404 is also what is said of a session, but the tools were
+            // read in this one a moment ago: if it is gone the next request says so.
+            Purpose::List if retry::is_unknown(&failure.kind) && self.talk.lists.is_beside() => {
+                self.talk.calls.remove(id);
+                self.talk.on_list(Err(CallError::Server {
+                    code: METHOD_NOT_FOUND,
+                    message: failure.to_string(),
+                    data: None,
+                }));
+                None
+            }
             // It could not answer this once.
             Purpose::List if class == Class::Busy => self.unread(id, failure),
-            // What it has beside its tools is no reason to be without them, and 404 is also how some say that they do not
-            // know the method. The tools were read in this session a moment ago: if it is gone the next request says so.
+            // What it has beside its tools is no reason to be without them.
             Purpose::List if matches!(class, Class::Other | Class::Expired) && self.talk.lists.is_beside() => {
                 self.unread(id, failure)
             }
