@@ -183,9 +183,10 @@ fn refusals() -> Vec<Refusal> {
         Refusal { status: 404, headers: JSON, body: null, kinds: in_words(404, "Bad Request: No valid session") },
         Refusal { status: 400, headers: JSON, body: null, kinds: in_words(400, "Bad Request: No valid session") },
         Refusal { status: 400, headers: JSON, body: other, kinds: in_words(400, "[secret] is no key") },
-        Refusal { status: 400, headers: &[], body: "No valid session ID provided", kinds: expired(400) },
-        Refusal { status: 400, headers: &[], body: null, kinds: expired(400) },
-        Refusal { status: 400, headers: JSON, body: r#"{"error":"bad"}"#, kinds: expired(400) },
+        Refusal::new(400, &[], "No valid session ID provided", FailureKind::status(400)),
+        Refusal::new(400, &[], "", FailureKind::status(400)),
+        Refusal::new(400, JSON, r#"{"error":"bad"}"#, FailureKind::status(400)),
+        Refusal::new(400, JSON, r#"{"error":{"message":"what is that?"}}"#, in_words(400, "what is that?")[0].clone()),
         Refusal::new(422, JSON, other, in_words(422, "[secret] is no key")[0].clone()),
         Refusal::new(405, &[], "", FailureKind::status(405)),
         Refusal::new(429, &[("retry-after", "60")], "", FailureKind::Throttled { retry_after: minute }),
@@ -264,9 +265,11 @@ async fn what_a_server_says_of_a_request_is_told_without_the_name_of_the_session
 
 #[tokio::test]
 async fn the_name_of_a_session_that_is_part_of_a_secret_does_not_uncover_it() {
-    for (session, told) in
-        [("1", "[secret] in session 1"), ("show-this", "[secret] in session [session]"), ("[s", "[secret] in session [s")]
-    {
+    for (session, told) in [
+        ("1", "[secret] in session 1"),
+        ("show-this", "[secret] in session [session]"),
+        ("[s", "[secret] in session [s"),
+    ] {
         let mut peer = Peer::new().await;
         let mut spec = http(&peer);
         spec.mask = Mask::new([SECRET, "sk-1abc"]);

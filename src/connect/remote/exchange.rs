@@ -313,9 +313,16 @@ impl Terms {
         let expired = match status {
             StatusCode::NOT_FOUND => true,
             // Who knows the session and takes the request for a bad one says so with its number. Who does not know the
-            // session says it in JSON-RPC about nothing or about a number of its own, or in plain words, or not at all.
-            StatusCode::BAD_REQUEST if id.is_some() && self.version.is_some() => true,
-            StatusCode::BAD_REQUEST => messages.iter().any(|message| message::is_error_about_nothing(message)),
+            // session says it in JSON-RPC about nothing or about a number of its own. What is said in plain words, or not
+            // at all, may be either.
+            StatusCode::BAD_REQUEST => {
+                let begun = id.is_some() && self.version.is_some();
+                let speaks = |message: &Bytes| match begun {
+                    true => message::is_error(message),
+                    false => message::is_error_about_nothing(message),
+                };
+                messages.iter().any(speaks)
+            }
             _ => false,
         };
         let said = messages.iter().find_map(|message| message::complaint(message)).map(|said| self.told(&said));

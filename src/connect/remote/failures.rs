@@ -71,7 +71,10 @@ pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
         }
         status if status.is_redirection() => {
             let to = text(&LOCATION).and_then(|location| access.url().join(location).ok());
-            FailureKind::Redirected { status: status.as_u16(), to: to.map(|to| told(&shown(&to, access.url()), access)) }
+            FailureKind::Redirected {
+                status: status.as_u16(),
+                to: to.map(|to| told(&shown(&to, access.url()), access)),
+            }
         }
         status => FailureKind::status(status.as_u16()),
     }

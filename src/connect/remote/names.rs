@@ -52,10 +52,7 @@ impl Names {
         Self::with(PATIENCE, |host| Ok((host, 0).to_socket_addrs()?.collect()))
     }
 
-    fn with(
-        patience: Duration,
-        look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
-    ) -> Self {
+    fn with(patience: Duration, look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Self {
         Self {
             look_up: Arc::new(look_up),
             places: Arc::new(Semaphore::new(LOOKUPS_MAX)),
