@@ -317,11 +317,8 @@ impl Terms {
             // at all, may be either.
             StatusCode::BAD_REQUEST => {
                 let begun = id.is_some() && self.version.is_some();
-                let speaks = |message: &Bytes| match begun {
-                    true => message::is_error(message),
-                    false => message::is_error_about_nothing(message),
-                };
-                messages.iter().any(speaks)
+                let speaks = if begun { message::is_error } else { message::is_error_about_nothing };
+                messages.iter().any(|message| speaks(message))
             }
             _ => false,
         };
