@@ -35,9 +35,9 @@ pub fn class(kind: &FailureKind) -> Class {
         FailureKind::SessionExpired { .. } => Class::Expired,
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } => Class::Unauthorized,
         FailureKind::Throttled { .. } | FailureKind::ServerError { .. } => Class::Busy,
-        // It came too slowly, is too large, has too long an address, the wrong type or content, too large a head: that is
-        // this request, and says nothing about the next one.
-        FailureKind::Status { status: 408 | 413 | 414 | 415 | 422 | 431, .. } => Class::Busy,
+        // It is bad, came too slowly, is too large, has too long an address, the wrong type or content, too large a head:
+        // that is this request, and says nothing about the next one.
+        FailureKind::Status { status: 400 | 408 | 413 | 414 | 415 | 422 | 431, .. } => Class::Busy,
         FailureKind::Redirected { .. }
         | FailureKind::Status { .. }
         | FailureKind::NotMcp { .. }
@@ -49,6 +49,12 @@ pub fn class(kind: &FailureKind) -> Class {
         | FailureKind::Handshake(_)
         | FailureKind::Panicked(_) => Class::Other,
     }
+}
+
+/// Whether this may also be said of a request because its session is not known any more: somebody between us and the
+/// server has only the status to say that.
+pub fn doubts_session(kind: &FailureKind) -> bool {
+    matches!(kind, FailureKind::Status { status: 400, .. })
 }
 
 /// Whether the same request may succeed a moment later.
@@ -169,9 +175,10 @@ mod tests {
 
     #[test]
     fn a_request_that_is_refused_for_what_it_is_says_nothing_about_its_server() {
-        for status in [408, 413, 414, 415, 422, 431] {
+        for status in [400, 408, 413, 414, 415, 422, 431] {
             let refused = Failure::sent(FailureKind::status(status));
             assert_eq!(class(&refused.kind), Class::Busy, "{status}");
+            assert_eq!(doubts_session(&refused.kind), status == 400, "{status}");
             assert_eq!(again_after(&RetryPolicy::default(), &refused, 1, true, PLENTY), None, "{status}");
         }
         assert_eq!(class(&FailureKind::status(418)), Class::Other);

@@ -279,10 +279,25 @@ impl Session {
                 self.talk.calls.remove(id);
                 match class {
                     Class::Expired | Class::Unauthorized => Some(Over::Lost(failure)),
+                    Class::Busy if retry::doubts_session(&failure.kind) => self.check_doubted(failure),
                     Class::Unreachable | Class::Busy | Class::Other => self.check_failed(&failure.to_string()),
                 }
             }
         }
+    }
+
+    /// A check was refused in the way of a session that is not known. What needs no session says nothing of it, and some
+    /// refuse a `ping` like that.
+    fn check_doubted(&mut self, failure: Failure) -> Option<Over> {
+        let checks = self.checks.as_mut()?;
+        if checks.asked() == HealthCheck::Get {
+            return self.check_failed(&failure.to_string());
+        }
+        if checks.no_ping(Instant::now().into_std()) {
+            return None;
+        }
+        let FailureKind::Status { status, said } = failure.kind else { return Some(Over::Lost(failure)) };
+        Some(Over::Lost(Failure::sent(FailureKind::SessionExpired { status, said })))
     }
 
     /// A page of a list cannot be read.
@@ -314,6 +329,11 @@ impl Session {
             Class::Unreachable | Class::Expired => CallError::Terminated { fate, reason: disconnected(&failure) },
         };
         if class == Class::Busy && !gone {
+            if retry::doubts_session(&failure.kind)
+                && let Some(checks) = &mut self.checks
+            {
+                checks.doubt(Instant::now().into_std());
+            }
             ticket.answer(Err(error));
             return None;
         }

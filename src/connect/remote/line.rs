@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use super::clients::Clients;
 use super::exchange::{Exchanges, News, Out, Session};
 use super::streamable::LAST_WORDS;
-use super::{legacy, streamable};
+use super::{legacy, message, streamable};
 
 /// So many notifications of ours are on their way at once, each on a connection of its own, and as many answers.
 const TELLING_MAX: usize = 4;
@@ -294,7 +294,7 @@ async fn deliver(
         return Ok(None);
     }
     let messages = terms.refusal(response, id).await.map_err(Failure::sent)?;
-    Ok(messages.into_iter().next())
+    Ok(messages.into_iter().find(|message| id.is_some_and(|id| message::answers(message, id))))
 }
 
 async fn notify(session: Arc<Session>, telling: Telling, body: Bytes) -> News {
