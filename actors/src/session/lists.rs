@@ -174,12 +174,14 @@ impl Reading {
     }
 
     /// The next list, or all that was read and what is to be said of the rest.
-    pub(super) fn next(mut self: Box<Self>, offers: Offers) -> Result<Box<Self>, (Catalogue, Unread)> {
+    pub(super) fn next(mut self: Box<Self>, offers: Offers) -> Result<Box<Self>, Box<(Catalogue, Unread)>> {
         let next = match self.kind {
             Kind::Tools if offers.resources => Kind::Resources,
             Kind::Resources => Kind::ResourceTemplates,
             Kind::Tools | Kind::ResourceTemplates if offers.prompts => Kind::Prompts,
-            Kind::Tools | Kind::ResourceTemplates | Kind::Prompts => return Err((self.catalogue, self.unread)),
+            Kind::Tools | Kind::ResourceTemplates | Kind::Prompts => {
+                return Err(Box::new((self.catalogue, self.unread)));
+            }
         };
         (self.kind, self.pages, self.cursor) = (next, 0, None);
         self.keys.clear();

@@ -367,7 +367,8 @@ impl<O: Outlet> Conversation<O> {
                 self.lists.reading = Some(next);
                 self.list_page(kind, None);
             }
-            Err((catalogue, unread)) => {
+            Err(all) => {
+                let (catalogue, unread) = *all;
                 (self.lists.failed, self.lists.known) = (false, true);
                 if catalogue.unread.is_empty() {
                     self.lists.failures = 0;
