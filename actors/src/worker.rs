@@ -79,7 +79,7 @@ impl Args {
                 News::FirstByte => Input::FirstByte(run),
                 News::Initialized(server) => Input::Initialized(run, server),
                 News::Discovered(catalogue) => Input::Discovered(run, catalogue),
-                News::DiscoveryFailed(why) => Input::DiscoveryFailed(run, why),
+                News::DiscoveryFailed(why, pause) => Input::DiscoveryFailed(run, why, pause),
                 News::Recovered => Input::Recovered(run),
                 News::Degraded(failures, last_error) => {
                     Input::Health(run, HealthNews::Degraded { failures, last_error })

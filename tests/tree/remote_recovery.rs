@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures::future::join_all;
 use mcp_satellite::connect::sim::Script;
@@ -238,8 +239,57 @@ async fn a_list_beside_the_tools_that_is_refused_for_good_is_asked_for_at_jitter
     fleet.finish().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_server_that_asks_to_be_left_alone_is_not_asked_for_its_lists_before_that() {
+    const LATER: FailureKind = FailureKind::Throttled { retry_after: Some(Duration::from_secs(10)) };
+    let gaps = |lists: Vec<Instant>| lists.windows(2).map(|pair| tenths(pair[1] - pair[0])).collect::<Vec<_>>();
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    let before = remote.tried("tools/list").len();
+    remote.fail_next([LATER, LATER]);
+    remote.say(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string());
+    until_seen(&remote, |remote| remote.tried("tools/list").len() == before + 3).await;
+    assert_eq!(gaps(remote.tried("tools/list")[before..].to_vec()), [10.0, 10.0]);
+    // That was while it was online, and this is before that.
+    lose(&fleet, &id).await;
+    remote.change(|manner| (manner.down, manner.delay) = (None, seconds(1.0)));
+    until_attempting(&remote).await;
+    let before = remote.tried("tools/list").len();
+    remote.fail_next([LATER, LATER]);
+    let view = fleet.until(&id, Status::Error).await;
+    assert!(view.message.as_deref().unwrap().ends_with("again in 10 s"), "{:?}", view.message);
+    until_back(&fleet, &id).await;
+    assert_eq!(gaps(remote.tried("tools/list")[before..].to_vec()), [11.0, 11.0], "a second of it is the way there");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_server_offers_otherwise_after_its_return_is_named_when_that_is_told() {
+    let fleet = Fleet::start().await;
+    let first = Script { resources: 1, prompts: 1, ..Script::default() };
+    let id = fleet.online(Server::remote("a").script(first.clone())).await;
+    let remote = fleet.remote(&id);
+    let changes: [(Script, &[&str]); 6] = [
+        (Script { resources: 2, prompts: 1, ..Script::default() }, &["resources"]),
+        (Script { resources: 2, prompts: 2, ..Script::default() }, &["prompts"]),
+        (Script { resources: 2, prompts: 2, tools: 2, ..Script::default() }, &["tools"]),
+        (Script { resources: 2, tools: 2, ..Script::default() }, &["capabilities", "prompts"]),
+        (first.clone(), &["capabilities", "tools", "resources", "prompts"]),
+        (first, &[]),
+    ];
+    for (nth, (script, changed)) in changes.into_iter().enumerate() {
+        lose(&fleet, &id).await;
+        remote.change(|manner| (manner.down, manner.script) = (None, Some(script.into())));
+        until_back(&fleet, &id).await;
+        let told = fleet.told(&id, "mcp.server.reconnected").await;
+        assert_eq!((told.len(), &told[nth]["changed"]), (nth + 1, &json!(changed)));
+    }
+    fleet.finish().await;
+}
+
 fn tenths_of(seconds: f64) -> f64 {
-    tenths(std::time::Duration::from_secs_f64(seconds))
+    tenths(Duration::from_secs_f64(seconds))
 }
 
 /// Counts what is complained of a list.

@@ -6,6 +6,9 @@ use std::time::Duration;
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::policy::RetryPolicy;
 
+/// A server may ask to be left alone; for no longer than this.
+const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
+
 /// What a failure says about the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
@@ -124,11 +127,13 @@ pub fn is_unknown(kind: &FailureKind) -> bool {
     )
 }
 
-/// How long a server asks to be left alone.
-pub fn asked_pause(kind: &FailureKind) -> Option<Duration> {
+/// How long a server asks to be left alone, as far as that is heeded.
+pub fn asked_pause(kind: &FailureKind) -> Duration {
     match kind {
-        FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. } => *retry_after,
-        _ => None,
+        FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. } => {
+            retry_after.unwrap_or_default().min(PAUSE_MAX)
+        }
+        _ => Duration::ZERO,
     }
 }
 

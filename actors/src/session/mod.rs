@@ -19,7 +19,7 @@ use rmcp::model::{
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 use self::lists::{Kind, Lists, Next, Offers, Reading};
 use self::pending::{Calls, Pending, Purpose};
@@ -31,7 +31,7 @@ use crate::model::remote::ServerInfo;
 use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
 use crate::rules::jitter::Dice;
-use crate::rules::restart;
+use crate::rules::{restart, retry};
 use crate::wire::Frame;
 
 /// The client offers the newest version that has `initialize`, and accepts what the server answers if it is one of these.
@@ -57,7 +57,8 @@ pub(crate) enum News {
     /// What the server said of itself: the handshake is done.
     Initialized(Arc<ServerInfo>),
     Discovered(Arc<Catalogue>),
-    DiscoveryFailed(String),
+    /// Why the lists cannot be read, and how long the server asks to be left alone.
+    DiscoveryFailed(String, Duration),
     /// A call has succeeded although the lists could not be read.
     Recovered,
     /// So many checks in a row have failed, the last of them for this reason.
@@ -300,12 +301,12 @@ impl<O: Outlet> Conversation<O> {
 
     /// What cannot be read while the instance is online is read again by and by, and what was known is kept. Before that it
     /// is for the slot to say when: it waits for the lists.
-    fn list_later(&mut self) {
+    fn list_later(&mut self, pause: Duration) {
         if self.lists.known {
             self.lists.failures += 1;
             let policy = &self.spec.policy.reconnect;
             let delay = restart::reconnect_delay(policy, self.lists.failures);
-            let delay = self.dice.spread(delay, policy.jitter_percent);
+            let delay = self.dice.spread(delay, policy.jitter_percent).max(pause);
             self.lists.again_by(Instant::now() + delay);
         }
     }
@@ -325,14 +326,23 @@ impl<O: Outlet> Conversation<O> {
         };
         let skipped = |why: String| left_out(&why, "an entry without a usable definition is left out");
         let page = match answer {
-            Ok(result) => reading.page(result, spec.policy.session.list_pages_max, skipped),
+            Ok(result) => {
+                let page = reading.page(result, spec.policy.session.list_pages_max, skipped);
+                page.map_err(|why| (why, Duration::ZERO))
+            }
             // A server without tools is a server, in whatever words it says so.
             Err(CallError::Server { code, .. })
                 if code == METHOD_NOT_FOUND || (kind == Kind::Tools && !self.lists.offers.tools) =>
             {
                 Ok(Next::End)
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => {
+                let pause = match &error {
+                    CallError::Remote { failure, .. } => retry::asked_pause(&failure.kind),
+                    _ => Duration::ZERO,
+                };
+                Err((error.to_string(), pause))
+            }
         };
         match page {
             Ok(Next::Page(cursor)) => {
@@ -343,13 +353,13 @@ impl<O: Outlet> Conversation<O> {
                 left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out");
             }
             Ok(Next::End) => {}
-            Err(why) if kind == Kind::Tools => {
+            Err((why, pause)) if kind == Kind::Tools => {
                 self.lists.failed = true;
-                self.list_later();
-                return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why)));
+                self.list_later(pause);
+                return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why), pause));
             }
             // What it has beside its tools is no reason to be without them.
-            Err(why) => reading.unread(quoted(&spec.mask, &why)),
+            Err((why, pause)) => reading.unread(quoted(&spec.mask, &why), pause),
         }
         match reading.next(self.lists.offers) {
             Ok(next) => {
@@ -357,16 +367,17 @@ impl<O: Outlet> Conversation<O> {
                 self.lists.reading = Some(next);
                 self.list_page(kind, None);
             }
-            Err((catalogue, whys)) => {
+            Err(all) => {
+                let (catalogue, unread) = *all;
                 (self.lists.failed, self.lists.known) = (false, true);
                 if catalogue.unread.is_empty() {
                     self.lists.failures = 0;
                 } else {
-                    self.list_later();
+                    self.list_later(unread.pause);
                 }
                 // That it still cannot be read is not said each time.
                 if let Some(news) = self.lists.news(catalogue) {
-                    for (list, why) in news.unread.iter().map(|list| list.method()).zip(whys) {
+                    for (list, why) in news.unread.iter().map(|list| list.method()).zip(unread.whys) {
                         let what = "a list that cannot be read is left as it was known before";
                         tracing::warn!(installation_name = %spec.name, list, why, "{what}");
                     }

@@ -21,7 +21,7 @@ use crate::rules::health::{Checks, Verdict};
 use crate::rules::retry::{self, Class};
 use crate::seam::{Incoming, Line, Outgoing};
 
-/// After a loss so many messages are looked at that have come before it: a server may say more than its answers, and without end.
+/// At the end so many messages are looked at that have come before it: a server may say more than its answers, and without end.
 const LAST_WORDS_MAX: usize = 4096;
 
 pub(crate) struct Args {
@@ -410,13 +410,14 @@ impl Session {
 
     // ---- the end ----
 
-    /// What the line has brought by now: whoever was answered before the loss is answered, and who was never asked is told
-    /// so.
-    fn drain(&mut self) {
+    /// What the line has brought by now: whoever was answered before the end is answered, and who was never asked is told
+    /// so. Says whether the line is over.
+    fn drain(&mut self) -> bool {
+        let mut is_over = false;
         self.talk.calls.retain_callers();
         for _ in 0..LAST_WORDS_MAX {
             if self.talk.calls.pending.is_empty() {
-                return;
+                break;
             }
             let next = tokio::task::unconstrained(poll_fn(|cx| self.talk.outlet.line.poll_next(cx)));
             match next.now_or_never() {
@@ -426,24 +427,31 @@ impl Session {
                         pending.failed(&failure);
                     }
                 }
-                Some(Incoming::Probed { .. } | Incoming::Lost(_)) => {}
-                Some(Incoming::Closed) | None => return,
+                Some(Incoming::Probed { .. }) => {}
+                Some(Incoming::Lost(_)) => is_over = true,
+                Some(Incoming::Closed) => return true,
+                None => break,
             }
         }
+        is_over
     }
 
     async fn finish(&mut self, over: Over) -> WorkerExit {
         let ran = self.talk.initialized.map(|at| at.elapsed());
         let exit = match over {
             Over::Asked => {
-                self.talk.close("stopped");
+                self.drain();
                 self.talk.outlet.line.send(Outgoing::Close);
+                let is_over = self.drain();
+                self.talk.close("stopped");
                 let closed = async {
                     // What still comes is answered by nobody.
-                    while !matches!(
-                        poll_fn(|cx| self.talk.outlet.line.poll_next(cx)).await,
-                        Incoming::Closed | Incoming::Lost(_)
-                    ) {}
+                    while !is_over
+                        && !matches!(
+                            poll_fn(|cx| self.talk.outlet.line.poll_next(cx)).await,
+                            Incoming::Closed | Incoming::Lost(_)
+                        )
+                    {}
                 };
                 // A server that does not confirm it finds out by itself.
                 let _ = tokio::time::timeout(self.talk.spec.policy.remote.close_timeout, closed).await;
@@ -461,4 +469,126 @@ impl Session {
 
 fn disconnected(failure: &Failure) -> String {
     format!("Server disconnected: {failure}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::task::{Context, Poll};
+
+    use super::*;
+    use crate::calls::{CallPort, Counters, Request};
+    use crate::model::ids::{InstanceId, Run};
+    use crate::model::policy::Policy;
+    use crate::model::secret::Mask;
+    use crate::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
+    use crate::rules::jitter::Dice;
+
+    /// Greets; has answers that nobody was woken for; and holds back what is asked behind a gate.
+    #[derive(Default)]
+    struct Scripted {
+        inbox: VecDeque<Incoming>,
+        later: VecDeque<Incoming>,
+        gated: Vec<u64>,
+        arrived: Arc<AtomicBool>,
+    }
+
+    impl Line for Scripted {
+        fn send(&mut self, message: Outgoing) {
+            match message {
+                Outgoing::Request { id, body, .. } => {
+                    let body = String::from_utf8_lossy(&body).into_owned();
+                    let answer = |result: &str| {
+                        Incoming::Message(format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#).into())
+                    };
+                    if body.contains("initialize") {
+                        let greeting = r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"a","version":"1"}}"#;
+                        self.inbox.push_back(answer(greeting));
+                    } else if body.contains("answered") {
+                        self.later.push_back(answer("{}"));
+                    } else if body.contains("gated") {
+                        self.gated.push(id);
+                    }
+                }
+                Outgoing::Close => {
+                    let unsent = |id| Incoming::Failed { id, failure: Failure::unsent(FailureKind::Cut) };
+                    self.inbox.extend(self.gated.drain(..).map(unsent));
+                    self.inbox.push_back(Incoming::Closed);
+                }
+                _ => {}
+            }
+        }
+
+        fn poll_next(&mut self, _cx: &mut Context<'_>) -> Poll<Incoming> {
+            if self.arrived.load(Ordering::Relaxed) {
+                self.inbox.append(&mut self.later);
+            }
+            self.inbox.pop_front().map_or(Poll::Pending, Poll::Ready)
+        }
+    }
+
+    fn spec() -> Arc<InstanceSpec> {
+        Arc::new(InstanceSpec {
+            id: InstanceId::new("acme".into(), "alice".into(), "a".into()),
+            name: "files-acme-alice-a".into(),
+            server: "files".into(),
+            team_slug: "acme".into(),
+            user_slug: "alice".into(),
+            target: Target::Remote { transport: RemoteTransport::Http, url: String::new(), health_url: None },
+            args: Vec::new(),
+            env: [].into(),
+            headers: [].into(),
+            query: [].into(),
+            missing: Vec::new(),
+            keep: Keep::Listed,
+            on_update: OnUpdate::default(),
+            request_logging: false,
+            mask: Mask::default(),
+            policy: Arc::new(Policy::default()),
+        })
+    }
+
+    #[test]
+    fn who_is_answered_when_it_is_to_end_is_answered_and_who_was_never_sent_is_told_so() {
+        let counters = Arc::new(Counters::default());
+        let (port, end) = CallPort::new(Run(1), spec(), counters.clone());
+        let (control, controlled) = mpsc::unbounded_channel();
+        let line = Scripted::default();
+        let arrived = line.arrived.clone();
+        let session = async {
+            let basis = Basis {
+                spec: spec(),
+                port: end,
+                control: controlled,
+                counters,
+                wall: Arc::new(|| jiff::Timestamp::UNIX_EPOCH),
+                since: Instant::now(),
+                discover: false,
+                dice: Dice::new(1, "a"),
+                news: Box::new(|_| {}),
+            };
+            run(Args { basis, line: Box::new(line) }).await
+        };
+        let ask = |method: &str| {
+            let request = Request::Method { method: method.to_owned(), params: None };
+            port.request(request, Duration::from_secs(5))
+        };
+        let stop = async {
+            // The session has handed the three to its line by then, and waits.
+            for _ in 0..3 {
+                tokio::task::yield_now().await;
+            }
+            arrived.store(true, Ordering::Relaxed);
+            control.send(Control::Stop).unwrap();
+        };
+        let all = async { futures::join!(ask("answered"), ask("gated"), ask("lost"), session, stop) };
+        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (answered, gated, lost, exit, ()) = clock.block_on(all);
+        assert!(answered.is_ok(), "{answered:?}");
+        assert_eq!(gated.unwrap_err().fate(), Some(Fate::NotSent));
+        assert_eq!(lost.unwrap_err().fate(), Some(Fate::MaybeExecuted));
+        assert_eq!(exit.cause, ExitCause::Asked);
+    }
 }
