@@ -434,18 +434,27 @@ async fn a_start_that_nobody_waits_for_leaves_nothing() {
     let file = directory.path().join("pid");
     let script = "echo $$ >\"$0\"; exec sleep 600";
     let connector = StdioConnector::new(Vec::new()).unwrap();
-    // Polled once, so that the order is on its way; with more and more time, until one was carried out after all.
-    let mut patience = Duration::from_millis(5);
+    // Polled until the order is on its way and not once more; the more often, until one was carried out.
+    let mut polls = 1;
     let pid = loop {
         let spec = config("/bin/sh", &["-c", script, file.to_str().unwrap()], &[], None);
         let mut opening = connector.open(spec, Run(1));
-        let _ = futures::poll!(&mut opening);
-        sleep(patience).await;
-        drop(opening);
-        if let Some(pid) = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()) {
-            break pid;
+        let mut waits = true;
+        for _ in 0..polls {
+            waits = waits && futures::poll!(&mut opening).is_pending();
+            sleep(Duration::from_millis(2)).await;
         }
-        patience *= 2;
+        if waits {
+            sleep(Duration::from_millis(200)).await;
+        }
+        drop(opening);
+        let pid = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
+        let _ = fs::remove_file(&file);
+        match pid {
+            Some(pid) if waits => break pid,
+            // It was waited for.
+            _ => polls = if waits { polls + 1 } else { 1 },
+        }
     };
     until("the process is reaped", || state(pid).is_none()).await;
 }

@@ -41,7 +41,7 @@ impl Actor for RemoteWorker {
         // A connector may panic, too.
         let session = async move {
             let line = connector.dial(&spec, run);
-            remote::run(remote::Args { basis, line, dice: args.dice }).await
+            remote::run(remote::Args { basis, line }).await
         };
         let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {
             let exit =

@@ -82,7 +82,7 @@ pub enum Outgoing {
     },
     /// Headers and query parameters from now on. What is open stays open.
     Credentials(Arc<InstanceSpec>),
-    /// End the session tidily; comes to `Closed`.
+    /// End the session tidily; comes to `Closed`. A request that was never sent comes to `Failed` before.
     Close,
 }
 

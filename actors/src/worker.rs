@@ -68,6 +68,7 @@ impl Args {
             wall: Arc::new(move || wall.wall()),
             since,
             discover: self.discover,
+            dice: self.dice.clone(),
             news: self.news(),
             stage: Stage {
                 audience: self.audience.clone(),
@@ -84,7 +85,7 @@ impl Args {
                 News::FirstByte => Input::FirstByte(run),
                 News::Initialized(server) => Input::Initialized(run, server),
                 News::Discovered(catalogue) => Input::Discovered(run, catalogue),
-                News::DiscoveryFailed(why) => Input::DiscoveryFailed(run, why),
+                News::DiscoveryFailed(why, pause) => Input::DiscoveryFailed(run, why, pause),
                 News::Recovered => Input::Recovered(run),
                 News::Degraded(failures, last_error) => {
                     Input::Health(run, HealthNews::Degraded { failures, last_error })

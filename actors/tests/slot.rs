@@ -361,7 +361,9 @@ fn places() -> Vec<Place> {
         rolled_out().granted().ended(exited(1, None))
     }
     fn undiscovered() -> Life {
-        Life::of_listed().initialized().and(|run, _| Input::DiscoveryFailed(run, "tools/list timed out".to_owned()))
+        Life::of_listed()
+            .initialized()
+            .and(|run, _| Input::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO))
     }
     vec![
         ("a value of its user is missing", || Life::of(spec(incomplete))),
@@ -451,7 +453,7 @@ fn remote_places() -> Vec<Place> {
         third().due().initialized()
     }
     fn undiscovered() -> Life {
-        back().and(|run, _| Input::DiscoveryFailed(run, "tools/list timed out".to_owned()))
+        back().and(|run, _| Input::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO))
     }
     fn reauth() -> Life {
         Life::of_remote().ready().after(100).lost(FailureKind::Unauthorized { challenge: None })
@@ -611,7 +613,7 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
             ("first byte", Input::FirstByte(run)),
             ("initialized", Input::Initialized(run, introduced())),
             ("discovered", Input::Discovered(run, catalogue("read"))),
-            ("discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned())),
+            ("discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO)),
             ("recovered", Input::Recovered(run)),
         ]);
     }
@@ -652,7 +654,10 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
         inputs.extend([
             ("beside: initialized", Input::Initialized(run, introduced())),
             ("beside: discovered", Input::Discovered(run, catalogue("other"))),
-            ("beside: discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned())),
+            (
+                "beside: discovery failed",
+                Input::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO),
+            ),
             ("beside: ended as asked", Input::Ended(run, stopped())),
             ("beside: exit 0", Input::Ended(run, exited(0, QUICK))),
             ("beside: exit 1", Input::Ended(run, exited(1, QUICK))),

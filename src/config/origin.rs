@@ -20,6 +20,8 @@ pub(crate) struct Origin {
     documents: Vec<Document>,
     environment: BTreeMap<String, Secret>,
     files: Files,
+    /// What some of the files hold and cannot be used.
+    refused: Vec<Change>,
 }
 
 /// One configuration as it was read. It holds secrets.
@@ -53,7 +55,7 @@ pub(crate) struct Look {
 impl Origin {
     pub(super) fn new(name: &str, text: &str, kind: Kind, environment: BTreeMap<String, Secret>, files: Files) -> Self {
         let document = Document { name: name.to_owned(), text: text.into(), kind };
-        Self { documents: vec![document], environment, files }
+        Self { documents: vec![document], environment, files, refused: Vec::new() }
     }
 
     /// This and the other.
@@ -72,40 +74,77 @@ impl Origin {
     /// for the file system.
     pub(crate) fn look(&mut self) -> Look {
         let mut look = Look::default();
-        let changed = self.files.look(&mut look.kept);
-        self.take_on(changed, &mut look);
+        let changes = self.files.look(&mut look.kept);
+        if changes.is_empty() {
+            return look;
+        }
+        let mut refused = std::mem::take(&mut self.refused);
+        refused.retain(|change| self.files.still_holds(change));
+        self.take_on(changes, &mut look, &mut refused);
+        self.refused = self.take_on_together(refused, &mut look);
+        self.refused.sort_by(|one, other| one.path.cmp(&other.path));
+        for change in self.refused.iter_mut().filter(|change| !change.told) {
+            change.told = true;
+            look.kept.push((change.path.clone(), change.errors.join("; ")));
+        }
         look
     }
 
     /// Takes on what the files hold now: all of it at once, for each time all texts are resolved again. If that fails
     /// each half by itself, and so on, so that one file that cannot be used keeps no other back.
-    fn take_on(&mut self, mut changed: Vec<(PathBuf, Secret)>, look: &mut Look) {
-        if changed.is_empty() {
+    fn take_on(&mut self, mut changes: Vec<Change>, look: &mut Look, refused: &mut Vec<Change>) {
+        if changes.is_empty() {
             return;
         }
-        self.exchange(&mut changed);
-        let errors = match self.resolve() {
+        let Err(errors) = self.try_on(&mut changes, look) else { return };
+        let mut second = changes.split_off(changes.len() / 2);
+        if let ([], [change]) = (&changes[..], &mut second[..]) {
+            change.errors = errors;
+            refused.append(&mut second);
+            return;
+        }
+        self.take_on(changes, look, refused);
+        self.take_on(second, look, refused);
+    }
+
+    /// What cannot be taken on by itself may be with others, as tokens that two users exchange: where its errors are
+    /// not among those of all together, it is not the reason for them. What is still refused comes back.
+    fn take_on_together(&mut self, mut changes: Vec<Change>, look: &mut Look) -> Vec<Change> {
+        let mut refused = Vec::new();
+        while !changes.is_empty() {
+            let Err(errors) = self.try_on(&mut changes, look) else { return refused };
+            let is_reason = |change: &Change| change.errors.iter().any(|error| errors.contains(error));
+            let (reasons, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_reason);
+            changes = others;
+            if reasons.is_empty() {
+                break;
+            }
+            refused.extend(reasons);
+        }
+        refused.extend(changes);
+        refused
+    }
+
+    /// Takes on all of this, or nothing and tells why.
+    fn try_on(&mut self, changes: &mut Vec<Change>, look: &mut Look) -> Result<(), Vec<String>> {
+        self.exchange(changes);
+        match self.resolve() {
             Ok(plan) => {
                 look.plan = Some(plan);
-                look.changed.extend(changed.into_iter().map(|(path, _)| path));
-                return;
+                look.changed.extend(changes.drain(..).map(|change| change.path));
+                Ok(())
             }
-            Err(errors) => errors,
-        };
-        self.exchange(&mut changed);
-        let second = changed.split_off(changed.len() / 2);
-        if let ([], [(path, _)]) = (&changed[..], &second[..]) {
-            let why = errors.items().into_iter().map(|item| format!("{}:{}: {}", item.file, item.line, item.message));
-            look.kept.push((path.clone(), why.collect::<Vec<_>>().join("; ")));
-            return;
+            Err(errors) => {
+                self.exchange(changes);
+                let items = errors.items().into_iter();
+                Err(items.map(|item| format!("{}:{}: {}", item.file, item.line, item.message)).collect())
+            }
         }
-        self.take_on(changed, look);
-        self.take_on(second, look);
     }
 
     /// Puts these texts in the place of what the files held, and the other way round.
-    fn exchange(&mut self, texts: &mut [(PathBuf, Secret)]) {
-        for (path, text) in texts {
+    fn exchange(&mut self, changes: &mut [Change]) {
+        for Change { path, text, .. } in changes {
             if let Some(known) = self.files.known.get_mut(path) {
                 std::mem::swap(&mut known.text, text);
             }
@@ -150,6 +189,25 @@ struct Known {
     told: bool,
 }
 
+/// A file that holds something else than what is used.
+#[derive(Debug, Clone)]
+struct Change {
+    path: PathBuf,
+    text: Secret,
+    /// Which file that was.
+    read: Option<Stamp>,
+    /// Why it cannot be used by itself.
+    errors: Vec<String>,
+    /// Whether somebody was told so.
+    told: bool,
+}
+
+impl Change {
+    fn new(path: &Path, text: Secret, read: Option<Stamp>) -> Self {
+        Self { path: path.to_owned(), text, read, errors: Vec::new(), told: false }
+    }
+}
+
 /// Tells one state of a file from another, through symbolic links: those are what Kubernetes exchanges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
@@ -185,10 +243,15 @@ impl Files {
         Ok(text)
     }
 
+    /// Whether the file is the same that this was read from.
+    fn still_holds(&self, change: &Change) -> bool {
+        self.known.get(&change.path).is_some_and(|known| known.read == change.read && known.seen == change.read)
+    }
+
     /// The files that hold something else than before, with what that is. A change counts when two looks in a row see
     /// the same file: one that is being written is not read. But some are written without a pause, and count when they
     /// read the same twice.
-    fn look(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<(PathBuf, Secret)> {
+    fn look(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<Change> {
         let mut changed = Vec::new();
         for (path, known) in &mut self.known {
             let now = Stamp::of(path);
@@ -205,7 +268,7 @@ impl Files {
                 {
                     (known.read, known.unsettled, known.told) = (now, 0, false);
                     if text != known.text {
-                        changed.push((path.clone(), text));
+                        changed.push(Change::new(path, text, now));
                     }
                 }
                 continue;
@@ -218,7 +281,7 @@ impl Files {
                 Ok(text) => {
                     (known.read, known.told) = (now, false);
                     if text != known.text {
-                        changed.push((path.clone(), text));
+                        changed.push(Change::new(path, text, now));
                     }
                     continue;
                 }
@@ -416,18 +479,60 @@ env = { KEY = "file:secrets/c" }
         assert_eq!(values(look.plan.unwrap()), wanted);
     }
 
+    /// Two users, each with a token, which no two may have in common, and a remote server.
+    fn users(folder: &Folder) -> Origin {
+        let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [\n\
+                    { id = \"u\", slug = \"u\", token = \"file:secrets/a\" },\n\
+                    { id = \"v\", slug = \"v\", token = \"file:secrets/b\" }]\n\
+                    [[teams.installations]]\nid = \"c\"\nserver = \"c\"\ntransport = \"http\"\n\
+                    url = \"https://e.com/mcp\"\nheaders = { X = \"file:secrets/c\" }\n";
+        let file = folder.0.path().join("satellite.toml");
+        super::super::parse(file.to_str().unwrap(), text, &|_| None).unwrap().origin
+    }
+
     #[test]
     fn tokens_that_two_users_exchange_are_taken_on_together() {
         let folder = Folder::new();
-        let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [\n\
-                    { id = \"u\", slug = \"u\", token = \"file:secrets/a\" },\n\
-                    { id = \"v\", slug = \"v\", token = \"file:secrets/b\" }]\n";
-        let file = folder.0.path().join("satellite.toml");
-        let mut origin = super::super::parse(file.to_str().unwrap(), text, &|_| None).unwrap().origin;
+        let mut origin = users(&folder);
         folder.write("a", "b-first\n");
         folder.write("b", "a-first\n");
         let look = look_twice(&mut origin);
         assert_eq!((look.changed.len(), look.kept), (2, vec![]));
+    }
+
+    #[test]
+    fn tokens_that_two_users_exchange_are_taken_on_beside_a_file_that_cannot_be_used() {
+        let folder = Folder::new();
+        let mut origin = users(&folder);
+        folder.write("a", "b-first");
+        folder.write("b", "a-first");
+        folder.write("c", "two\nlines");
+        let look = look_twice(&mut origin);
+        assert_eq!(look.changed, ["a", "b"].map(|name| folder.secret(name)));
+        assert!(matches!(&look.kept[..], [(file, _)] if *file == folder.secret("c")), "{:?}", look.kept);
+        assert!(look.plan.is_some());
+    }
+
+    #[test]
+    fn a_token_that_another_user_still_had_is_taken_on_with_what_that_one_gets() {
+        let folder = Folder::new();
+        let mut origin = users(&folder);
+        folder.write("a", "b-first");
+        let look = look_twice(&mut origin);
+        assert!(look.plan.is_none() && look.kept.len() == 1, "{look:?}");
+        folder.write("b", "b-second");
+        let look = look_twice(&mut origin);
+        assert_eq!((look.changed.len(), look.kept), (2, vec![]));
+        let look = look_twice(&mut origin);
+        assert!(look.plan.is_none() && look.kept.is_empty());
+
+        // What was refused and is there no more is forgotten.
+        folder.write("a", "b-second");
+        assert_eq!(look_twice(&mut origin).kept.len(), 1);
+        folder.write("a", "b-first");
+        assert!(look_twice(&mut origin).plan.is_none());
+        folder.write("b", "b-third");
+        assert_eq!(look_twice(&mut origin).changed, [folder.secret("b")]);
     }
 
     #[test]

@@ -101,7 +101,7 @@ async fn credentials_go_to_the_configured_origin_and_to_no_other() {
     peer.on(When::any(), Deed::status_with(307, "location", &elsewhere.url()));
     let redirected = fleet.install(with(Remote::http(peer.url()))).await;
     let view = redirected.status(Status::Error).await;
-    assert!(view.message.as_ref().unwrap().contains(&elsewhere.url()), "{:?}", view.message);
+    assert!(view.message.as_ref().unwrap().contains(&elsewhere.origin()), "{:?}", view.message);
 
     fleet.finish(&[&peer, &elsewhere]).await;
     elsewhere.seen(|seen| assert_eq!(seen.connections_made, 0, "nobody has even knocked"));

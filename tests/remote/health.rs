@@ -8,7 +8,7 @@ use mcp_satellite_actors::model::remote::Health;
 use mcp_satellite_actors::model::status::Status;
 
 use super::GIVE_UP;
-use super::peer::{Deed, Peer, When};
+use super::peer::{Deed, Expiry, Peer, When};
 use super::support::{Fleet, Instance, Remote};
 
 /// Asked often, and given time.
@@ -168,6 +168,37 @@ async fn a_server_that_refuses_the_credentials_of_a_check_requires_others() {
     peer.on(When::rpc("ping"), Deed::status(401));
     instance.status(Status::RequiresReauth).await;
     fleet.finish(&[&peer]).await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_one_callers_request_ends_nobodys_session_but_a_session_that_is_gone_is_found_out_by_it() {
+    for (check, asked) in
+        [(HealthCheck::Ping, "tools/list"), (HealthCheck::ToolsList, "tools/list"), (HealthCheck::Get, "ping")]
+    {
+        let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+        let remote = Remote::http(peer.url()).health_url(peer.health_url());
+        let instance = fleet.online(remote.policy(|policy| policy.health.check = check)).await;
+        if check == HealthCheck::Ping {
+            peer.on(When::rpc("ping"), Deed::status(400));
+        }
+        let before = peer.seen(|seen| seen.rpc(asked));
+        peer.on_next(1, When::tool("echo"), Deed::status(400));
+        let refused = instance.call("echo").await;
+        assert!(matches!(refused, Err(CallError::Remote { .. })), "{refused:?}");
+        peer.until("it was asked whether it knows the session", |seen| seen.rpc(asked) > before).await;
+        instance.assert_callable().await;
+        assert_eq!(peer.seen(|seen| seen.rpc("initialize")), 1);
+
+        peer.manners(|manners| manners.expiry = Expiry::Plainly);
+        peer.forget_sessions();
+        let refused = instance.call("read").await;
+        assert!(matches!(refused, Err(CallError::Remote { .. })), "{refused:?}");
+        let view = instance.status(Status::Offline).await;
+        assert_eq!(view.message.as_deref(), Some("Server disconnected: the session has expired (HTTP 400)"));
+        assert_eq!(peer.seen(|seen| seen.count(|record| record.tool.as_deref() == Some("read"))), 1);
+        instance.assert_callable().await;
+        fleet.finish(&[&peer]).await;
+    }
 }
 
 #[tokio::test]

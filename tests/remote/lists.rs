@@ -144,3 +144,18 @@ async fn a_list_beside_the_tools_that_cannot_be_read_is_read_again_until_it_can_
     assert_eq!(told, 2, "that it still cannot be read is no news: {story:?}");
     fleet.finish(&[&peer]).await;
 }
+
+#[tokio::test]
+async fn a_list_that_a_server_does_not_know_is_empty_and_is_not_asked_for_again() {
+    let unknown = Deed::RpcError { code: -32601, message: "Method not found" };
+    for deed in [Deed::status(404), Deed::status(405), Deed::status(501), unknown] {
+        let (fleet, peer) = (Fleet::start().await, Peer::start().await);
+        peer.on(When::rpc("resources/list"), deed);
+        let instance = fleet.online(Remote::http(peer.url())).await;
+        let view = instance.view();
+        let Catalogue { resources, resource_templates, unread, .. } = catalogue(&view);
+        assert_eq!((resources.len(), resource_templates.len()), (0, 1));
+        assert!(unread.is_empty(), "{unread:?}");
+        fleet.finish(&[&peer]).await;
+    }
+}

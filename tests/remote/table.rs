@@ -233,8 +233,9 @@ fn cases() -> Vec<Case> {
             RequiresReauth,
         ),
         deed("401, over HTTP+SSE", || Deed::status(401), RequiresReauth).legacy(),
-        deed("400", || Deed::status(400), Error).once().in_calls(Offline).in_reads(Online),
-        deed("400 without a session", || Deed::status(400), Error).sessionless(),
+        deed("400", || Deed::status(400), Error).in_calls(Online),
+        deed("400 without a session", || Deed::status(400), Error).sessionless().in_calls(Online),
+        deed("400, over HTTP+SSE", || Deed::status(400), Error).legacy().in_calls(Online),
         deed("400 with an error about something else", error_about_something_else, Error)
             .once()
             .in_calls(Offline)
@@ -247,6 +248,7 @@ fn cases() -> Vec<Case> {
             .in_reads(Online),
         Case::new("404 with a session", How::Forgotten(Expiry::NotFound), Offline).in_calls_only().in_reads(Online),
         Case::new("400 about a session", How::Forgotten(Expiry::BadRequest), Offline).in_calls_only().in_reads(Online),
+        Case::new("400 to everything in a session", How::Forgotten(Expiry::Plainly), Offline).in_calls_only(),
         deed("413", || Deed::status(413), Error).in_calls(Online),
         deed("413, over HTTP+SSE", || Deed::status(413), Error).legacy().in_calls(Online),
         deed("429", || Deed::status(429), Error).in_calls(Online),

@@ -183,9 +183,10 @@ fn refusals() -> Vec<Refusal> {
         Refusal { status: 404, headers: JSON, body: null, kinds: in_words(404, "Bad Request: No valid session") },
         Refusal { status: 400, headers: JSON, body: null, kinds: in_words(400, "Bad Request: No valid session") },
         Refusal { status: 400, headers: JSON, body: other, kinds: in_words(400, "[secret] is no key") },
-        Refusal { status: 400, headers: &[], body: "No valid session ID provided", kinds: expired(400) },
-        Refusal { status: 400, headers: &[], body: null, kinds: expired(400) },
-        Refusal { status: 400, headers: JSON, body: r#"{"error":"bad"}"#, kinds: expired(400) },
+        Refusal::new(400, &[], "No valid session ID provided", FailureKind::status(400)),
+        Refusal::new(400, &[], "", FailureKind::status(400)),
+        Refusal::new(400, JSON, r#"{"error":"bad"}"#, FailureKind::status(400)),
+        Refusal::new(400, JSON, r#"{"error":{"message":"what is that?"}}"#, in_words(400, "what is that?")[0].clone()),
         Refusal::new(422, JSON, other, in_words(422, "[secret] is no key")[0].clone()),
         Refusal::new(405, &[], "", FailureKind::status(405)),
         Refusal::new(429, &[("retry-after", "60")], "", FailureKind::Throttled { retry_after: minute }),
@@ -254,11 +255,50 @@ async fn what_a_server_says_of_a_request_is_told_without_the_name_of_the_session
     let mut line = Dialed::new(http(&peer));
     line.greet(&mut peer, Some("3b1f-5a2c")).await.answer(405, &[], "").await;
     line.request(1, "tools/call");
-    let error = format!(r#"{{"error":{{"message":"Session 3b1f-5a2c is{}"}}}}"#, " unknown".repeat(100));
+    let why = " unknown".repeat(100);
+    let error = format!(r#"{{"jsonrpc":"2.0","id":null,"error":{{"message":"Session 3b1f-5a2c is{why}"}}}}"#);
     line.asks(&mut peer).await.answer(400, JSON, &error).await;
     let failure = line.failed(1).await.to_string();
     let told = "the session has expired (HTTP 400): Session [session] is unknown unknown";
     assert!(failure.starts_with(told) && failure.len() < 250, "{failure}");
+}
+
+#[tokio::test]
+async fn the_name_of_a_session_that_is_part_of_a_secret_does_not_uncover_it() {
+    for (session, told) in [
+        ("1", "[secret] in session 1"),
+        ("show-this", "[secret] in session [session]"),
+        ("[s", "[secret] in session [s"),
+    ] {
+        let mut peer = Peer::new().await;
+        let mut spec = http(&peer);
+        spec.mask = Mask::new([SECRET, "sk-1abc"]);
+        let mut line = Dialed::new(spec);
+        line.greet(&mut peer, Some(session)).await.answer(405, &[], "").await;
+        for (id, secret) in (1..).zip([SECRET, "sk-1abc"]) {
+            line.request(id, "tools/call");
+            let error = format!(r#"{{"error":{{"message":"{secret} in session {session}"}}}}"#);
+            line.asks(&mut peer).await.answer(422, JSON, &error).await;
+            let said = Some(told.to_owned());
+            assert_eq!(line.failed(id).await, Failure::sent(FailureKind::Status { status: 422, said }));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_to_the_configured_path_does_not_show_what_may_be_a_credential_in_it() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(at(&peer.url("/s/onlylowercaseletters/mcp")));
+    for (id, location, shown) in [
+        (1, "https://elsewhere.example/s/onlylowercaseletters/mcp?key=1", "https://elsewhere.example"),
+        (2, "https://elsewhere.example/s/onlylowercaseletters/mcp/", "https://elsewhere.example/s/[secret]/mcp/"),
+        (3, "https://elsewhere.example/authorize/mcp", "https://elsewhere.example/authorize/mcp"),
+    ] {
+        line.request(id, "initialize");
+        line.asks(&mut peer).await.answer(308, &[("location", location)], "").await;
+        let to = Some(shown.to_owned());
+        assert_eq!(line.failed(id).await, Failure::sent(FailureKind::Redirected { status: 308, to }));
+    }
 }
 
 #[tokio::test]

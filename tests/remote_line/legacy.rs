@@ -104,6 +104,17 @@ async fn an_endpoint_may_be_named_in_several_ways_but_only_at_home() {
 }
 
 #[tokio::test]
+async fn a_refusal_in_a_batch_is_the_answer_that_has_the_number_of_the_request() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(sse(&peer));
+    let (_stream, asked) = opened(&mut line, &mut peer, "/messages").await;
+    let batch = r#"[{"jsonrpc":"2.0","method":"notifications/message"},
+                    {"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no"}}]"#;
+    asked.answer(422, &[("content-type", "application/json")], batch).await;
+    assert_eq!(line.message().await["error"]["message"], "no");
+}
+
+#[tokio::test]
 async fn a_stream_that_cannot_be_opened_fails_what_waits_for_it_and_is_tried_again_for_the_next() {
     let mut peer = Peer::new().await;
     let mut line = Dialed::new(sse(&peer));

@@ -259,7 +259,7 @@ async fn an_abandoned_request_is_dropped_with_its_connection() {
 }
 
 #[tokio::test]
-async fn a_request_that_failed_may_be_sent_again_under_its_number() {
+async fn a_request_that_failed_is_not_repeated_by_the_line_and_sent_again_under_another_number() {
     let mut peer = Peer::new().await;
     let mut line = Dialed::connected(&mut peer).await;
     line.request(1, "tools/call");
@@ -267,9 +267,9 @@ async fn a_request_that_failed_may_be_sent_again_under_its_number() {
     assert!(matches!(line.failed(1).await.kind, FailureKind::Broken(_)));
     line.is_silent().await;
     assert!(!peer.was_asked(), "it was repeated, which is not the line's to decide");
-    line.request(1, "tools/call");
+    line.request(2, "tools/call");
     let again = line.asks(&mut peer).await;
-    line.send(Outgoing::Abandon { id: 1 });
+    line.send(Outgoing::Abandon { id: 2 });
     line.during(again.closed()).await;
 }
 
@@ -453,6 +453,27 @@ async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_
         assert_eq!(line.failed(id).await, Failure::unsent(refused.clone()));
     }
     assert_eq!(line.lost().await, refused);
+}
+
+#[tokio::test]
+async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_when_the_session_is_ended() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    line.request(0, "initialize");
+    line.asks(&mut peer).await.result().await;
+    line.message().await;
+    line.initialized();
+    let _untaken = line.asks(&mut peer).await;
+    // The door bounds how many there are, not the line.
+    for id in 1..=5000 {
+        line.request(id, "tools/call");
+    }
+    line.is_silent().await;
+    line.send(Outgoing::Close);
+    for id in 1..=5000 {
+        assert!(!line.failed(id).await.sent);
+    }
+    assert!(matches!(line.next().await, Incoming::Closed));
 }
 
 #[tokio::test]

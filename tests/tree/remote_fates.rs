@@ -3,7 +3,7 @@
 use mcp_satellite::connect::sim::Script;
 use mcp_satellite_actors::Request;
 use mcp_satellite_actors::model::exit::{CallError, Fate};
-use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -107,5 +107,23 @@ async fn a_deadline_that_passes_before_a_call_could_be_sent_says_that_it_was_not
         assert_eq!(remote.tried("ping").len(), 2);
     });
     assert_eq!(late.unwrap_err().fate(), Some(Fate::NotSent));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_was_refused_for_what_it_is_was_not_carried_out() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    let refusals = [413, 414, 415, 422, 431].map(FailureKind::status);
+    for refusal in refusals.into_iter().chain([FailureKind::Throttled { retry_after: None }]) {
+        remote.fail_next([refusal.clone()]);
+        let refused = fleet.call(&id, "echo", json!({})).await.unwrap_err();
+        assert_eq!(refused, CallError::Remote { fate: Fate::NotSent, failure: Failure::sent(refusal) });
+    }
+    // It came too slowly: who knows how much of it was taken.
+    remote.fail_next([FailureKind::status(408)]);
+    let slow = fleet.call(&id, "echo", json!({})).await.unwrap_err();
+    assert_eq!(slow.fate(), Some(Fate::MaybeExecuted));
     fleet.finish().await;
 }

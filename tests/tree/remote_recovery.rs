@@ -1,15 +1,21 @@
 //! Recovery that is noticed by a call, and the reading of the lists beside it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
 use futures::future::join_all;
 use mcp_satellite::connect::sim::Script;
 use mcp_satellite_actors::model::catalogue::List;
 use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::policy::{Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::remote::Connection;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
+use tracing::{Level, Metadata, Subscriber, span};
 
 use crate::remote_support::{
     BROKEN_INSIDE, DAY, REFUSED, lose, story_after_start, until_attempting, until_attempts, until_back, until_seen,
@@ -212,4 +218,99 @@ async fn a_list_beside_the_tools_that_cannot_be_read_after_a_reconnect_stays_as_
     sleep(DAY).await;
     assert_eq!(remote.tried("resources/list").len(), asked, "it has succeeded");
     fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_beside_the_tools_that_is_refused_for_good_is_asked_for_at_jittered_delays_and_complained_of_once() {
+    let complaints = Complaints::default();
+    let _guard = tracing::subscriber::set_default(complaints.clone());
+    let fleet = Fleet::start().await;
+    let script = Script { resources: 1, resources_error: true, ..Script::default() };
+    let jittered = |policy: &mut Policy| policy.reconnect = ReconnectPolicy::persistent();
+    let id = fleet.online(Server::remote("a").script(script).policy(jittered)).await;
+    let remote = fleet.remote(&id);
+    until_seen(&remote, |remote| remote.tried("resources/list").len() == 15).await;
+    let lists = remote.tried("resources/list");
+    let gaps: Vec<f64> = lists.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+    assert!((0.9..=1.1).contains(&gaps[0]) && (1.8..=2.2).contains(&gaps[1]), "{gaps:?}");
+    assert!(gaps[8..].iter().all(|gap| (162.0..=198.0).contains(gap)), "{gaps:?}");
+    assert!(gaps[8..].windows(2).all(|pair| tenths_of(pair[0]) != tenths_of(pair[1])), "{gaps:?}");
+    assert_eq!(complaints.0.load(Ordering::Relaxed), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_asks_to_be_left_alone_is_not_asked_for_its_lists_before_that() {
+    const LATER: FailureKind = FailureKind::Throttled { retry_after: Some(Duration::from_secs(10)) };
+    let gaps = |lists: Vec<Instant>| lists.windows(2).map(|pair| tenths(pair[1] - pair[0])).collect::<Vec<_>>();
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a")).await;
+    let remote = fleet.remote(&id);
+    let before = remote.tried("tools/list").len();
+    remote.fail_next([LATER, LATER]);
+    remote.say(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string());
+    until_seen(&remote, |remote| remote.tried("tools/list").len() == before + 3).await;
+    assert_eq!(gaps(remote.tried("tools/list")[before..].to_vec()), [10.0, 10.0]);
+    // That was while it was online, and this is before that.
+    lose(&fleet, &id).await;
+    remote.change(|manner| (manner.down, manner.delay) = (None, seconds(1.0)));
+    until_attempting(&remote).await;
+    let before = remote.tried("tools/list").len();
+    remote.fail_next([LATER, LATER]);
+    let view = fleet.until(&id, Status::Error).await;
+    assert!(view.message.as_deref().unwrap().ends_with("again in 10 s"), "{:?}", view.message);
+    until_back(&fleet, &id).await;
+    assert_eq!(gaps(remote.tried("tools/list")[before..].to_vec()), [11.0, 11.0], "a second of it is the way there");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_server_offers_otherwise_after_its_return_is_named_when_that_is_told() {
+    let fleet = Fleet::start().await;
+    let first = Script { resources: 1, prompts: 1, ..Script::default() };
+    let id = fleet.online(Server::remote("a").script(first.clone())).await;
+    let remote = fleet.remote(&id);
+    let changes: [(Script, &[&str]); 6] = [
+        (Script { resources: 2, prompts: 1, ..Script::default() }, &["resources"]),
+        (Script { resources: 2, prompts: 2, ..Script::default() }, &["prompts"]),
+        (Script { resources: 2, prompts: 2, tools: 2, ..Script::default() }, &["tools"]),
+        (Script { resources: 2, tools: 2, ..Script::default() }, &["capabilities", "prompts"]),
+        (first.clone(), &["capabilities", "tools", "resources", "prompts"]),
+        (first, &[]),
+    ];
+    for (nth, (script, changed)) in changes.into_iter().enumerate() {
+        lose(&fleet, &id).await;
+        remote.change(|manner| (manner.down, manner.script) = (None, Some(script.into())));
+        until_back(&fleet, &id).await;
+        let told = fleet.told(&id, "mcp.server.reconnected").await;
+        assert_eq!((told.len(), &told[nth]["changed"]), (nth + 1, &json!(changed)));
+    }
+    fleet.finish().await;
+}
+
+fn tenths_of(seconds: f64) -> f64 {
+    tenths(Duration::from_secs_f64(seconds))
+}
+
+/// Counts what is complained of a list.
+#[derive(Clone, Default)]
+struct Complaints(Arc<AtomicUsize>);
+
+impl Subscriber for Complaints {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN && metadata.fields().field("list").is_some()
+    }
+
+    fn event(&self, _event: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn new_span(&self, _span: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &span::Id, _values: &span::Record<'_>) {}
+    fn record_follows_from(&self, _span: &span::Id, _follows: &span::Id) {}
+    fn enter(&self, _span: &span::Id) {}
+    fn exit(&self, _span: &span::Id) {}
 }

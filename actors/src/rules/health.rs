@@ -1,6 +1,6 @@
 //! When a connected server is asked whether it is well, and what its silence means.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::jitter::Dice;
 use crate::model::policy::{HealthCheck, HealthPolicy, OnDegraded};
@@ -19,6 +19,8 @@ pub struct Checks {
     asked: HealthCheck,
     /// The server does not answer `ping` as it should.
     no_ping: bool,
+    /// The next one is about the session, and due at once.
+    in_doubt: bool,
     next_at: Option<Instant>,
 }
 
@@ -43,6 +45,7 @@ impl Checks {
             last_error: None,
             asked: policy.check,
             no_ping: false,
+            in_doubt: false,
             next_at: None,
         };
         checks.schedule(policy, now);
@@ -50,7 +53,8 @@ impl Checks {
     }
 
     fn schedule(&mut self, policy: &HealthPolicy, now: Instant) {
-        self.next_at = now.checked_add(self.dice.spread(policy.interval, SPREAD_PERCENT));
+        let pause = if self.in_doubt { Duration::ZERO } else { self.dice.spread(policy.interval, SPREAD_PERCENT) };
+        self.next_at = now.checked_add(pause);
     }
 
     /// When the next one is due; none while one is under way.
@@ -65,12 +69,21 @@ impl Checks {
         }
     }
 
+    /// It is not certain that the server knows the session: it is asked in it, at once, or after the check that is under
+    /// way.
+    pub fn doubt(&mut self, now: Instant) {
+        self.in_doubt = true;
+        self.hurry(now);
+    }
+
     /// Begins a check: what is asked.
     pub fn begin(&mut self, policy: &HealthPolicy) -> HealthCheck {
         self.next_at = None;
+        let in_doubt = std::mem::take(&mut self.in_doubt);
         self.asked = match policy.check {
-            HealthCheck::Ping if self.no_ping => HealthCheck::ToolsList,
-            check => check,
+            HealthCheck::Get if !in_doubt => HealthCheck::Get,
+            HealthCheck::Get | HealthCheck::Ping if !self.no_ping => HealthCheck::Ping,
+            HealthCheck::Get | HealthCheck::Ping | HealthCheck::ToolsList => HealthCheck::ToolsList,
         };
         self.asked
     }
@@ -81,9 +94,15 @@ impl Checks {
     pub fn no_ping(&mut self, now: Instant) -> bool {
         let was_ping = self.asked == HealthCheck::Ping;
         if was_ping {
-            (self.no_ping, self.next_at) = (true, Some(now));
+            // That is asked in the session, too.
+            (self.no_ping, self.in_doubt, self.next_at) = (true, true, Some(now));
         }
         was_ping
+    }
+
+    /// What was asked last.
+    pub fn asked(&self) -> HealthCheck {
+        self.asked
     }
 
     /// The check was not answered, or not well.
@@ -143,6 +162,23 @@ mod tests {
         assert!(near(policy.interval, now, checks.due_at()));
         checks.hurry(now);
         assert_eq!(checks.due_at(), Some(now));
+    }
+
+    #[test]
+    fn a_doubt_is_settled_in_the_session_and_at_once_even_behind_a_check_that_is_under_way() {
+        let (policy, now) = (HealthPolicy { check: HealthCheck::Get, ..HealthPolicy::default() }, Instant::now());
+        let mut checks = checks(&policy, now);
+        checks.doubt(now);
+        assert_eq!((checks.due_at(), checks.begin(&policy)), (Some(now), HealthCheck::Ping));
+        checks.doubt(now);
+        assert_eq!(checks.due_at(), None, "one at a time");
+        assert_eq!(checks.succeeded(&policy, now), None);
+        assert_eq!((checks.due_at(), checks.begin(&policy)), (Some(now), HealthCheck::Ping));
+        assert!(checks.no_ping(now));
+        assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
+        assert_eq!(checks.succeeded(&policy, now), None);
+        assert!(near(policy.interval, now, checks.due_at()));
+        assert_eq!(checks.begin(&policy), HealthCheck::Get);
     }
 
     #[test]

@@ -6,6 +6,9 @@ use std::time::Duration;
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::policy::RetryPolicy;
 
+/// A server may ask to be left alone; for no longer than this.
+const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
+
 /// What a failure says about the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
@@ -35,9 +38,9 @@ pub fn class(kind: &FailureKind) -> Class {
         FailureKind::SessionExpired { .. } => Class::Expired,
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } => Class::Unauthorized,
         FailureKind::Throttled { .. } | FailureKind::ServerError { .. } => Class::Busy,
-        // It came too slowly, is too large, has too long an address, the wrong type or content, too large a head: that is
-        // this request, and says nothing about the next one.
-        FailureKind::Status { status: 408 | 413 | 414 | 415 | 422 | 431, .. } => Class::Busy,
+        // It is bad, came too slowly, is too large, has too long an address, the wrong type or content, too large a head:
+        // that is this request, and says nothing about the next one.
+        FailureKind::Status { status: 400 | 408 | 413 | 414 | 415 | 422 | 431, .. } => Class::Busy,
         FailureKind::Redirected { .. }
         | FailureKind::Status { .. }
         | FailureKind::NotMcp { .. }
@@ -49,6 +52,12 @@ pub fn class(kind: &FailureKind) -> Class {
         | FailureKind::Handshake(_)
         | FailureKind::Panicked(_) => Class::Other,
     }
+}
+
+/// Whether this may also be said of a request because its session is not known any more: somebody between us and the
+/// server has only the status to say that.
+pub fn doubts_session(kind: &FailureKind) -> bool {
+    matches!(kind, FailureKind::Status { status: 400, .. })
 }
 
 /// Whether the same request may succeed a moment later.
@@ -108,11 +117,23 @@ pub fn reauth_message(name: &str, why: &str) -> String {
     )
 }
 
-/// How long a server asks to be left alone.
-pub fn asked_pause(kind: &FailureKind) -> Option<Duration> {
+/// Whether a server says in this way that it does not know what it was asked for.
+pub fn is_unknown(kind: &FailureKind) -> bool {
+    matches!(
+        kind,
+        FailureKind::SessionExpired { status: 404, .. }
+            | FailureKind::Status { status: 404 | 405, .. }
+            | FailureKind::ServerError { status: 501, .. }
+    )
+}
+
+/// How long a server asks to be left alone, as far as that is heeded.
+pub fn asked_pause(kind: &FailureKind) -> Duration {
     match kind {
-        FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. } => *retry_after,
-        _ => None,
+        FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. } => {
+            retry_after.unwrap_or_default().min(PAUSE_MAX)
+        }
+        _ => Duration::ZERO,
     }
 }
 
@@ -159,9 +180,10 @@ mod tests {
 
     #[test]
     fn a_request_that_is_refused_for_what_it_is_says_nothing_about_its_server() {
-        for status in [408, 413, 414, 415, 422, 431] {
+        for status in [400, 408, 413, 414, 415, 422, 431] {
             let refused = Failure::sent(FailureKind::status(status));
             assert_eq!(class(&refused.kind), Class::Busy, "{status}");
+            assert_eq!(doubts_session(&refused.kind), status == 400, "{status}");
             assert_eq!(again_after(&RetryPolicy::default(), &refused, 1, true, PLENTY), None, "{status}");
         }
         assert_eq!(class(&FailureKind::status(418)), Class::Other);

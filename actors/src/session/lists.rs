@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 pub(super) use crate::model::catalogue::List as Kind;
 use crate::model::catalogue::{Catalogue, Entry, Revisions, Tool};
@@ -84,6 +84,16 @@ pub(super) struct Reading {
     keys: HashSet<Box<str>>,
     pages: usize,
     cursor: Option<String>,
+    unread: Unread,
+}
+
+/// About the lists that could not be read.
+#[derive(Default)]
+pub(super) struct Unread {
+    /// Why, for each of `Catalogue::unread`.
+    pub(super) whys: Vec<String>,
+    /// How long the server asks to be left alone.
+    pub(super) pause: Duration,
 }
 
 /// What comes after a page.
@@ -99,7 +109,7 @@ pub(super) enum Next {
 impl Reading {
     pub(super) fn new() -> Self {
         let (catalogue, keys) = (Catalogue::default(), HashSet::new());
-        Self { kind: Kind::Tools, catalogue, keys, pages: 0, cursor: None }
+        Self { kind: Kind::Tools, catalogue, keys, pages: 0, cursor: None, unread: Unread::default() }
     }
 
     /// Takes a page, and says what comes next. Entries that cannot be used are left out and told to `skipped`.
@@ -157,17 +167,21 @@ impl Reading {
     }
 
     /// The list that is being read cannot be, or not all of it.
-    pub(super) fn unread(&mut self) {
+    pub(super) fn unread(&mut self, why: String, pause: Duration) {
         self.catalogue.unread.push(self.kind);
+        self.unread.whys.push(why);
+        self.unread.pause = self.unread.pause.max(pause);
     }
 
-    /// The next list, or all that was read.
-    pub(super) fn next(mut self: Box<Self>, offers: Offers) -> Result<Box<Self>, Catalogue> {
+    /// The next list, or all that was read and what is to be said of the rest.
+    pub(super) fn next(mut self: Box<Self>, offers: Offers) -> Result<Box<Self>, Box<(Catalogue, Unread)>> {
         let next = match self.kind {
             Kind::Tools if offers.resources => Kind::Resources,
             Kind::Resources => Kind::ResourceTemplates,
             Kind::Tools | Kind::ResourceTemplates if offers.prompts => Kind::Prompts,
-            Kind::Tools | Kind::ResourceTemplates | Kind::Prompts => return Err(self.catalogue),
+            Kind::Tools | Kind::ResourceTemplates | Kind::Prompts => {
+                return Err(Box::new((self.catalogue, self.unread)));
+            }
         };
         (self.kind, self.pages, self.cursor) = (next, 0, None);
         self.keys.clear();

@@ -23,7 +23,7 @@ use rmcp::model::{
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 use self::lists::{Kind, Lists, Next, Offers, Reading};
 use self::pending::{Behalf, Calls, Pending, Purpose};
@@ -37,7 +37,8 @@ use crate::model::remote::ServerInfo;
 use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
 use crate::rpc::{Kind as Sort, View, text_of};
-use crate::rules::restart;
+use crate::rules::jitter::Dice;
+use crate::rules::{restart, retry};
 
 /// The client offers the newest version that has `initialize`, and accepts what the server answers if it is one of these.
 const VERSIONS: [ProtocolVersion; 4] = [
@@ -62,7 +63,8 @@ pub(crate) enum News {
     /// What the server said of itself: the handshake is done.
     Initialized(Arc<ServerInfo>),
     Discovered(Arc<Catalogue>),
-    DiscoveryFailed(String),
+    /// Why the lists cannot be read, and how long the server asks to be left alone.
+    DiscoveryFailed(String, Duration),
     /// A call has succeeded although the lists could not be read.
     Recovered,
     /// So many checks in a row have failed, the last of them for this reason.
@@ -99,6 +101,8 @@ pub(crate) struct Basis {
     pub(crate) since: Instant,
     /// Whether the lists are read by itself after the handshake.
     pub(crate) discover: bool,
+    /// For what is not to happen to all at once.
+    pub(crate) dice: Dice,
     pub(crate) news: Box<dyn Fn(News) + Send>,
     /// Who hears what the server says by itself.
     pub(crate) stage: Stage,
@@ -172,6 +176,7 @@ struct Conversation<O> {
     port: PortEnd,
     counters: Arc<Counters>,
     wall: WallClock,
+    dice: Dice,
     news: Box<dyn Fn(News) + Send>,
     discover: bool,
     /// Requests that wait for room, in order: some may have been given up meanwhile.
@@ -186,13 +191,14 @@ struct Conversation<O> {
 
 impl<O: Outlet> Conversation<O> {
     fn new(basis: Basis, outlet: O) -> (Self, tokio::sync::mpsc::UnboundedReceiver<Control>) {
-        let Basis { spec, port, control, counters, wall, since, discover, news, stage } = basis;
+        let Basis { spec, port, control, counters, wall, since, discover, dice, news, stage } = basis;
         let mut this = Self {
             spec,
             outlet,
             port,
             counters,
             wall,
+            dice,
             news,
             discover,
             unsent: VecDeque::new(),
@@ -311,10 +317,12 @@ impl<O: Outlet> Conversation<O> {
 
     /// What cannot be read while the instance is online is read again by and by, and what was known is kept. Before that it
     /// is for the slot to say when: it waits for the lists.
-    fn list_later(&mut self) {
+    fn list_later(&mut self, pause: Duration) {
         if self.lists.known {
             self.lists.failures += 1;
-            let delay = restart::reconnect_delay(&self.spec.policy.reconnect, self.lists.failures);
+            let policy = &self.spec.policy.reconnect;
+            let delay = restart::reconnect_delay(policy, self.lists.failures);
+            let delay = self.dice.spread(delay, policy.jitter_percent).max(pause);
             self.lists.again_by(Instant::now() + delay);
         }
     }
@@ -334,14 +342,23 @@ impl<O: Outlet> Conversation<O> {
         };
         let skipped = |why: String| left_out(&why, "an entry without a usable definition is left out");
         let page = match answer {
-            Ok(result) => reading.page(result, spec.policy.session.list_pages_max, skipped),
+            Ok(result) => {
+                let page = reading.page(result, spec.policy.session.list_pages_max, skipped);
+                page.map_err(|why| (why, Duration::ZERO))
+            }
             // A server without tools is a server, in whatever words it says so.
             Err(CallError::Server { code, .. })
                 if code == METHOD_NOT_FOUND || (kind == Kind::Tools && !self.lists.offers.tools) =>
             {
                 Ok(Next::End)
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => {
+                let pause = match &error {
+                    CallError::Remote { failure, .. } => retry::asked_pause(&failure.kind),
+                    _ => Duration::ZERO,
+                };
+                Err((error.to_string(), pause))
+            }
         };
         match page {
             Ok(Next::Page(cursor)) => {
@@ -352,16 +369,13 @@ impl<O: Outlet> Conversation<O> {
                 left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out");
             }
             Ok(Next::End) => {}
-            Err(why) if kind == Kind::Tools => {
+            Err((why, pause)) if kind == Kind::Tools => {
                 self.lists.failed = true;
-                self.list_later();
-                return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why)));
+                self.list_later(pause);
+                return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why), pause));
             }
             // What it has beside its tools is no reason to be without them.
-            Err(why) => {
-                left_out(&why, "a list that cannot be read is left as it was known before");
-                reading.unread();
-            }
+            Err((why, pause)) => reading.unread(quoted(&spec.mask, &why), pause),
         }
         match reading.next(self.lists.offers) {
             Ok(next) => {
@@ -369,14 +383,20 @@ impl<O: Outlet> Conversation<O> {
                 self.lists.reading = Some(next);
                 self.list_page(kind, None);
             }
-            Err(catalogue) => {
+            Err(all) => {
+                let (catalogue, unread) = *all;
                 (self.lists.failed, self.lists.known) = (false, true);
                 if catalogue.unread.is_empty() {
                     self.lists.failures = 0;
                 } else {
-                    self.list_later();
+                    self.list_later(unread.pause);
                 }
+                // That it still cannot be read is not said each time.
                 if let Some(news) = self.lists.news(catalogue) {
+                    for (list, why) in news.unread.iter().map(|list| list.method()).zip(unread.whys) {
+                        let what = "a list that cannot be read is left as it was known before";
+                        tracing::warn!(installation_name = %spec.name, list, why, "{what}");
+                    }
                     (self.news)(News::Discovered(news));
                 }
             }

@@ -55,13 +55,16 @@ impl Pending {
         Self { purpose, deadline, starts_at: None, reached: false, attempts: 0, request: None }
     }
 
-    /// An attempt has failed. A server that takes no more, or not from us, has not carried it out.
+    /// An attempt has failed. A server that takes no more, not from us or not this has not carried it out.
     pub(super) fn failed(&mut self, failure: &Failure) {
         self.starts_at = None;
         self.reached |= failure.sent
             && !matches!(
                 failure.kind,
-                FailureKind::Throttled { .. } | FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. }
+                FailureKind::Throttled { .. }
+                    | FailureKind::Unauthorized { .. }
+                    | FailureKind::Forbidden { .. }
+                    | FailureKind::Status { status: 413 | 414 | 415 | 422 | 431, .. }
             );
     }
 

@@ -12,24 +12,21 @@ use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
 use super::pending::{Pending, Purpose};
-use super::{Basis, Control, Conversation, Heard, Late, News, Outlet, Use, sleep_until};
+use super::{Basis, Control, Conversation, Heard, Late, METHOD_NOT_FOUND, News, Outlet, Use, sleep_until};
 use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::policy::HealthCheck;
 use crate::model::status::Status;
 use crate::rules::health::{Checks, Verdict};
-use crate::rules::jitter::Dice;
 use crate::rules::retry::{self, Class};
 use crate::seam::{Incoming, Line, Outgoing};
 
-/// After a loss so many messages are looked at that have come before it: a server may say more than its answers, and without end.
+/// At the end so many messages are looked at that have come before it: a server may say more than its answers, and without end.
 const LAST_WORDS_MAX: usize = 4096;
 
 pub(crate) struct Args {
     pub(crate) basis: Basis,
     pub(crate) line: Box<dyn Line>,
-    /// For the jitter of its health checks.
-    pub(crate) dice: Dice,
 }
 
 /// Why serving ended.
@@ -97,7 +94,6 @@ fn whole(parts: &[&str]) -> Bytes {
 struct Session {
     talk: Conversation<Way>,
     control: mpsc::UnboundedReceiver<Control>,
-    dice: Dice,
     /// None before the handshake is done.
     checks: Option<Checks>,
     /// Calls that are sent again, and when.
@@ -111,14 +107,13 @@ struct Session {
 
 /// Runs a session to its end: when this returns nothing of it is left.
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
-    let Args { basis, line, dice } = args;
+    let Args { basis, line } = args;
     let header_timeout = basis.spec.policy.remote.header_timeout;
     let (mut talk, control) = Conversation::new(basis, Way { line, header_timeout });
     talk.calls.written = 1;
     let mut this = Box::new(Session {
         talk,
         control,
-        dice,
         checks: None,
         again: BTreeSet::new(),
         server_errors: 0,
@@ -208,7 +203,7 @@ impl Session {
         match heard {
             Heard::Nothing | Heard::Flooded => {}
             Heard::Refused(why) => return Some(Over::Lost(Failure::sent(FailureKind::Handshake(why)))),
-            Heard::Initialized => self.checks = Some(Checks::new(policy, self.dice.clone(), now)),
+            Heard::Initialized => self.checks = Some(Checks::new(policy, self.talk.dice.clone(), now)),
             Heard::Answer => {
                 self.server_errors = 0;
                 let restored = self.checks.as_mut().and_then(Checks::is_well);
@@ -262,10 +257,20 @@ impl Session {
                 self.call_failed(id, failure, class)
             }
             Purpose::Handshake => Some(Over::Lost(failure)),
+            // It has no such list, in the words of a web server. 404 is also what is said of a session, but the tools were
+            // read in this one a moment ago: if it is gone the next request says so.
+            Purpose::List if retry::is_unknown(&failure.kind) && self.talk.lists.is_beside() => {
+                self.talk.calls.remove(id);
+                self.talk.on_list(Err(CallError::Server {
+                    code: METHOD_NOT_FOUND,
+                    message: failure.to_string(),
+                    data: None,
+                }));
+                None
+            }
             // It could not answer this once.
             Purpose::List if class == Class::Busy => self.unread(id, failure),
-            // What it has beside its tools is no reason to be without them, and 404 is also how some say that they do not
-            // know the method. The tools were read in this session a moment ago: if it is gone the next request says so.
+            // What it has beside its tools is no reason to be without them.
             Purpose::List if matches!(class, Class::Other | Class::Expired) && self.talk.lists.is_beside() => {
                 self.unread(id, failure)
             }
@@ -274,10 +279,25 @@ impl Session {
                 self.talk.calls.remove(id);
                 match class {
                     Class::Expired | Class::Unauthorized => Some(Over::Lost(failure)),
+                    Class::Busy if retry::doubts_session(&failure.kind) => self.check_doubted(failure),
                     Class::Unreachable | Class::Busy | Class::Other => self.check_failed(&failure.to_string()),
                 }
             }
         }
+    }
+
+    /// A check was refused in the way of a session that is not known. What needs no session says nothing of it, and some
+    /// refuse a `ping` like that.
+    fn check_doubted(&mut self, failure: Failure) -> Option<Over> {
+        let checks = self.checks.as_mut()?;
+        if checks.asked() == HealthCheck::Get {
+            return self.check_failed(&failure.to_string());
+        }
+        if checks.no_ping(Instant::now().into_std()) {
+            return None;
+        }
+        let FailureKind::Status { status, said } = failure.kind else { return Some(Over::Lost(failure)) };
+        Some(Over::Lost(Failure::sent(FailureKind::SessionExpired { status, said })))
     }
 
     /// A page of a list cannot be read.
@@ -309,6 +329,11 @@ impl Session {
             Class::Unreachable | Class::Expired => CallError::Terminated { fate, reason: disconnected(&failure) },
         };
         if class == Class::Busy && !gone {
+            if retry::doubts_session(&failure.kind)
+                && let Some(checks) = &mut self.checks
+            {
+                checks.doubt(Instant::now().into_std());
+            }
             ticket.fail(error);
             return None;
         }
@@ -385,13 +410,14 @@ impl Session {
 
     // ---- the end ----
 
-    /// What the line has brought by now: whoever was answered before the loss is answered, and who was never asked is told
-    /// so.
-    fn drain(&mut self) {
+    /// What the line has brought by now: whoever was answered before the end is answered, and who was never asked is told
+    /// so. Says whether the line is over.
+    fn drain(&mut self) -> bool {
+        let mut is_over = false;
         self.talk.calls.retain_callers();
         for _ in 0..LAST_WORDS_MAX {
             if self.talk.calls.pending.is_empty() {
-                return;
+                break;
             }
             let next = tokio::task::unconstrained(poll_fn(|cx| self.talk.outlet.line.poll_next(cx)));
             match next.now_or_never() {
@@ -401,24 +427,31 @@ impl Session {
                         pending.failed(&failure);
                     }
                 }
-                Some(Incoming::Probed { .. } | Incoming::Lost(_)) => {}
-                Some(Incoming::Closed) | None => return,
+                Some(Incoming::Probed { .. }) => {}
+                Some(Incoming::Lost(_)) => is_over = true,
+                Some(Incoming::Closed) => return true,
+                None => break,
             }
         }
+        is_over
     }
 
     async fn finish(&mut self, over: Over) -> WorkerExit {
         let ran = self.talk.initialized.map(|at| at.elapsed());
         let exit = match over {
             Over::Asked => {
-                self.talk.close("stopped");
+                self.drain();
                 self.talk.outlet.line.send(Outgoing::Close);
+                let is_over = self.drain();
+                self.talk.close("stopped");
                 let closed = async {
                     // What still comes is answered by nobody.
-                    while !matches!(
-                        poll_fn(|cx| self.talk.outlet.line.poll_next(cx)).await,
-                        Incoming::Closed | Incoming::Lost(_)
-                    ) {}
+                    while !is_over
+                        && !matches!(
+                            poll_fn(|cx| self.talk.outlet.line.poll_next(cx)).await,
+                            Incoming::Closed | Incoming::Lost(_)
+                        )
+                    {}
                 };
                 // A server that does not confirm it finds out by itself.
                 let _ = tokio::time::timeout(self.talk.spec.policy.remote.close_timeout, closed).await;
@@ -436,4 +469,129 @@ impl Session {
 
 fn disconnected(failure: &Failure) -> String {
     format!("Server disconnected: {failure}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::task::{Context, Poll};
+
+    use super::*;
+    use crate::audience::{Source, Stage, Unattended};
+    use crate::calls::{CallPort, Counters, Request};
+    use crate::model::ids::{InstanceId, Run};
+    use crate::model::policy::Policy;
+    use crate::model::secret::Mask;
+    use crate::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
+    use crate::rules::jitter::Dice;
+
+    /// Greets; has answers that nobody was woken for; and holds back what is asked behind a gate.
+    #[derive(Default)]
+    struct Scripted {
+        inbox: VecDeque<Incoming>,
+        later: VecDeque<Incoming>,
+        gated: Vec<u64>,
+        arrived: Arc<AtomicBool>,
+    }
+
+    impl Line for Scripted {
+        fn send(&mut self, message: Outgoing) {
+            match message {
+                Outgoing::Request { id, body, .. } => {
+                    let body = String::from_utf8_lossy(&body).into_owned();
+                    let answer = |result: &str| {
+                        let message = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#).into();
+                        Incoming::Message { message, of: Some(id) }
+                    };
+                    if body.contains("initialize") {
+                        let greeting = r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"a","version":"1"}}"#;
+                        self.inbox.push_back(answer(greeting));
+                    } else if body.contains("answered") {
+                        self.later.push_back(answer("{}"));
+                    } else if body.contains("gated") {
+                        self.gated.push(id);
+                    }
+                }
+                Outgoing::Close => {
+                    let unsent = |id| Incoming::Failed { id, failure: Failure::unsent(FailureKind::Cut) };
+                    self.inbox.extend(self.gated.drain(..).map(unsent));
+                    self.inbox.push_back(Incoming::Closed);
+                }
+                _ => {}
+            }
+        }
+
+        fn poll_next(&mut self, _cx: &mut Context<'_>) -> Poll<Incoming> {
+            if self.arrived.load(Ordering::Relaxed) {
+                self.inbox.append(&mut self.later);
+            }
+            self.inbox.pop_front().map_or(Poll::Pending, Poll::Ready)
+        }
+    }
+
+    fn spec() -> Arc<InstanceSpec> {
+        Arc::new(InstanceSpec {
+            id: InstanceId::new("acme".into(), "alice".into(), "a".into()),
+            name: "files-acme-alice-a".into(),
+            server: "files".into(),
+            team_slug: "acme".into(),
+            user_slug: "alice".into(),
+            target: Target::Remote { transport: RemoteTransport::Http, url: String::new(), health_url: None },
+            args: Vec::new(),
+            env: [].into(),
+            headers: [].into(),
+            query: [].into(),
+            missing: Vec::new(),
+            keep: Keep::Listed,
+            on_update: OnUpdate::default(),
+            request_logging: false,
+            mask: Mask::default(),
+            policy: Arc::new(Policy::default()),
+        })
+    }
+
+    #[test]
+    fn who_is_answered_when_it_is_to_end_is_answered_and_who_was_never_sent_is_told_so() {
+        let counters = Arc::new(Counters::default());
+        let (port, end) = CallPort::new(Run(1), spec(), counters.clone());
+        let (control, controlled) = mpsc::unbounded_channel();
+        let line = Scripted::default();
+        let arrived = line.arrived.clone();
+        let session = async {
+            let basis = Basis {
+                spec: spec(),
+                port: end,
+                control: controlled,
+                counters,
+                wall: Arc::new(|| jiff::Timestamp::UNIX_EPOCH),
+                since: Instant::now(),
+                discover: false,
+                dice: Dice::new(1, "a"),
+                news: Box::new(|_| {}),
+                stage: Stage { audience: Arc::new(Unattended), source: Source { id: spec().id.clone(), run: Run(1) } },
+            };
+            run(Args { basis, line: Box::new(line) }).await
+        };
+        let ask = |method: &str| {
+            let request = Request::Method { method: method.to_owned(), params: None };
+            port.request(request, Duration::from_secs(5))
+        };
+        let stop = async {
+            // The session has handed the three to its line by then, and waits.
+            for _ in 0..3 {
+                tokio::task::yield_now().await;
+            }
+            arrived.store(true, Ordering::Relaxed);
+            control.send(Control::Stop).unwrap();
+        };
+        let all = async { futures::join!(ask("answered"), ask("gated"), ask("lost"), session, stop) };
+        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (answered, gated, lost, exit, ()) = clock.block_on(all);
+        assert!(answered.is_ok(), "{answered:?}");
+        assert_eq!(gated.unwrap_err().fate(), Some(Fate::NotSent));
+        assert_eq!(lost.unwrap_err().fate(), Some(Fate::MaybeExecuted));
+        assert_eq!(exit.cause, ExitCause::Asked);
+    }
 }

@@ -480,7 +480,7 @@ impl World {
             Server::CannotList if worker.initialized.is_some() => {
                 // It is not asked again by itself.
                 (worker.discovers, worker.cannot_list) = (false, true);
-                Input::DiscoveryFailed(run, "tools/list timed out".to_owned())
+                Input::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO)
             }
             // The session says so once, and not while it reads them.
             Server::Answers if worker.cannot_list && !worker.discovers => {
@@ -707,7 +707,7 @@ impl World {
             Server::FirstByte => Input::FirstByte(run),
             Server::Initializes => Input::Initialized(run, introduced()),
             Server::Lists => Input::Discovered(run, catalogue("old")),
-            Server::CannotList => Input::DiscoveryFailed(run, "old".to_owned()),
+            Server::CannotList => Input::DiscoveryFailed(run, "old".to_owned(), Duration::ZERO),
             Server::Answers => Input::Recovered(run),
             Server::Degrades => {
                 Input::Health(run, HealthNews::Degraded { failures: 3, last_error: "no answer".to_owned() })

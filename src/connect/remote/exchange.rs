@@ -21,9 +21,12 @@ use tokio::time::timeout;
 use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID};
 use super::clients::Clients;
 use super::events::{Event, Events, TooLong};
-use super::failures::{of_error, of_status, told};
+use super::failures::{of_error, of_status, one_line};
 use super::line::Telling;
 use super::message;
+
+/// The name of a session that is shorter is in everything, and no secret: somebody has counted.
+const SESSION_ID_MIN: usize = 5;
 
 /// What an exchange has to tell its line.
 #[derive(Debug)]
@@ -314,9 +317,13 @@ impl Terms {
         let expired = match status {
             StatusCode::NOT_FOUND => true,
             // Who knows the session and takes the request for a bad one says so with its number. Who does not know the
-            // session says it in JSON-RPC about nothing or about a number of its own, or in plain words, or not at all.
-            StatusCode::BAD_REQUEST if id.is_some() && self.version.is_some() => true,
-            StatusCode::BAD_REQUEST => messages.iter().any(|message| message::is_error_about_nothing(message)),
+            // session says it in JSON-RPC about nothing or about a number of its own. What is said in plain words, or not
+            // at all, may be either.
+            StatusCode::BAD_REQUEST => {
+                let begun = id.is_some() && self.version.is_some();
+                let speaks = if begun { message::is_error } else { message::is_error_about_nothing };
+                messages.iter().any(|message| speaks(message))
+            }
             _ => false,
         };
         let said = messages.iter().find_map(|message| message::complaint(message)).map(|said| self.told(&said));
@@ -330,9 +337,11 @@ impl Terms {
 
     /// What the server says of us: it may say the session's name, with which somebody else could speak for us.
     fn told(&self, said: &str) -> String {
-        match self.id.as_ref().and_then(|id| id.to_str().ok()).filter(|id| !id.is_empty()) {
-            Some(id) => told(&said.replace(id, "[session]"), &self.access),
-            None => told(said, &self.access),
+        let masked = self.access.mask.apply(said);
+        match self.id.as_ref().and_then(|id| id.to_str().ok()).filter(|id| id.len() >= SESSION_ID_MIN) {
+            // After the mask: a secret with this in it would not be known for one any more.
+            Some(id) => one_line(&masked.replace(id, "[session]")),
+            None => one_line(&masked),
         }
     }
 

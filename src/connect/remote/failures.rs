@@ -71,7 +71,10 @@ pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
         }
         status if status.is_redirection() => {
             let to = text(&LOCATION).and_then(|location| access.url().join(location).ok());
-            FailureKind::Redirected { status: status.as_u16(), to: to.map(|to| told(&shown(&to), access)) }
+            FailureKind::Redirected {
+                status: status.as_u16(),
+                to: to.map(|to| told(&shown(&to, access.url()), access)),
+            }
         }
         status => FailureKind::status(status.as_u16()),
     }
@@ -87,8 +90,13 @@ pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &Access) -> Fa
 
 /// A text that somebody else wrote: without our secrets, and fit for one line.
 pub(super) fn told(text: &str, access: &Access) -> String {
+    one_line(&access.mask.apply(text))
+}
+
+/// As much of a text as fits in a line.
+pub(super) fn one_line(text: &str) -> String {
     let clean = |character: char| if character.is_control() { ' ' } else { character };
-    access.mask.apply(text).chars().take(TEXT_MAX).map(clean).collect()
+    text.chars().take(TEXT_MAX).map(clean).collect()
 }
 
 /// When to come back, if the server says so.
@@ -102,15 +110,23 @@ fn challenge(headers: &HeaderMap, access: &Access) -> Option<String> {
     (!challenges.is_empty()).then(|| access.mask.apply(&challenges.join(", ")))
 }
 
-/// An address without credentials and parameters. Many hosted servers have the credential in the path.
-fn shown(url: &Url) -> String {
-    let hidden = |segment| if looks_secret(segment) { MASKED } else { segment };
+/// An address without credentials and parameters. Many hosted servers have the credential in the path, so nothing is
+/// shown of the configured one that may be it.
+fn shown(url: &Url, configured: &Url) -> String {
+    let origin = url.origin().ascii_serialization();
+    if url.path() == configured.path() {
+        return origin;
+    }
+    let hidden = |segment| {
+        let is_ours = configured.path().split('/').any(|ours| ours == segment);
+        if looks_secret(segment, is_ours) { MASKED } else { segment }
+    };
     let path: Vec<_> = url.path().split('/').map(hidden).collect();
-    format!("{}{}", url.origin().ascii_serialization(), path.join("/"))
+    format!("{origin}{}", path.join("/"))
 }
 
 /// Whether a part of a path is to be treated as a secret. One too many is no loss: who configures the server knows it.
-fn looks_secret(segment: &str) -> bool {
+fn looks_secret(segment: &str, is_ours: bool) -> bool {
     let word = |byte: u8| !byte.is_ascii_digit() && !byte.is_ascii_uppercase();
-    segment.len() >= 32 || segment.len() >= 8 && !segment.bytes().all(word)
+    segment.len() >= 32 || segment.len() >= 8 && (is_ours || !segment.bytes().all(word))
 }

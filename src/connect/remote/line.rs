@@ -14,11 +14,11 @@ use tokio::time::sleep;
 use super::clients::Clients;
 use super::exchange::{Exchanges, News, Out, Session};
 use super::streamable::LAST_WORDS;
-use super::{legacy, streamable};
+use super::{legacy, message, streamable};
 
 /// So many notifications of ours are on their way at once, each on a connection of its own, and as many answers.
 const TELLING_MAX: usize = 4;
-/// So many answers wait for their turn at most, with whatever waits for the end of the handshake.
+/// So many answers wait for their turn at most, with the answers and notifications that wait for the end of the handshake.
 const UNTOLD_MAX: usize = 4096;
 /// So many notifications wait: of requests that were given up, and the oldest of those a server needs least.
 const NOTIFICATIONS_MAX: usize = 256;
@@ -125,6 +125,16 @@ impl RemoteLine {
         }
     }
 
+    /// How many notifications wait for the gate, and answers for that or their turn. The door bounds the requests.
+    fn untold(&self) -> usize {
+        let gate = if let Gate::Shut(waiting) = &self.gate {
+            waiting.iter().filter(|message| is_telling(message)).count()
+        } else {
+            0
+        };
+        gate + self.responses.untold.len()
+    }
+
     fn lane(&mut self, telling: Telling) -> &mut Lane {
         match telling {
             Telling::Notification => &mut self.notifications,
@@ -146,15 +156,17 @@ impl RemoteLine {
 
     /// The session is over, and what still waited for it to begin was never sent.
     fn lost(&mut self, failure: Failure) {
-        if let Gate::Shut(waiting) = &mut self.gate {
-            for message in waiting.drain(..) {
-                if let Outgoing::Request { id, .. } = message {
-                    let failure = Failure::unsent(failure.kind.clone());
-                    self.ready.push_back(Incoming::Failed { id, failure });
-                }
+        self.unsent(&failure.kind);
+        self.ready.push_back(Incoming::Lost(failure));
+    }
+
+    fn unsent(&mut self, kind: &FailureKind) {
+        let Gate::Shut(waiting) = &mut self.gate else { return };
+        for message in waiting.drain(..) {
+            if let Outgoing::Request { id, .. } = message {
+                self.ready.push_back(Incoming::Failed { id, failure: Failure::unsent(kind.clone()) });
             }
         }
-        self.ready.push_back(Incoming::Lost(failure));
     }
 
     /// Messages can be posted: those that waited first, in their order.
@@ -185,8 +197,9 @@ impl RemoteLine {
     }
 
     fn close(&mut self) {
+        self.ready.retain(|incoming| matches!(incoming, Incoming::Failed { .. }));
+        self.unsent(&FailureKind::Cut);
         self.gate = Gate::Closed;
-        self.ready.clear();
         (self.notifications, self.responses) = (Lane::default(), Lane::default());
         self.exchanges.abandon_all();
         let session = Arc::clone(&self.session);
@@ -197,8 +210,14 @@ impl RemoteLine {
     }
 }
 
+/// Whether it comes to no answer.
+fn is_telling(message: &Outgoing) -> bool {
+    matches!(message, Outgoing::Notification { .. } | Outgoing::Response { .. })
+}
+
 impl Line for RemoteLine {
     fn send(&mut self, message: Outgoing) {
+        let counts = is_telling(&message);
         match (message, &mut self.gate) {
             (Outgoing::Credentials(spec), _) => self.session.adopt(&spec),
             (Outgoing::Close, _) => self.close(),
@@ -218,8 +237,7 @@ impl Line for RemoteLine {
                 self.exchanges.start(None, |out: Out| legacy::listen(session, out));
             }
         }
-        let waiting = if let Gate::Shut(waiting) = &self.gate { waiting.len() } else { 0 };
-        if waiting + self.responses.untold.len() > UNTOLD_MAX {
+        if counts && self.untold() > UNTOLD_MAX {
             self.lost(Failure::sent(FailureKind::Flooded));
         }
         self.exchanges.wake();
@@ -276,7 +294,7 @@ async fn deliver(
         return Ok(None);
     }
     let messages = terms.refusal(response, id).await.map_err(Failure::sent)?;
-    Ok(messages.into_iter().next())
+    Ok(messages.into_iter().find(|message| id.is_some_and(|id| message::answers(message, id))))
 }
 
 async fn notify(session: Arc<Session>, telling: Telling, body: Bytes) -> News {

@@ -26,6 +26,10 @@ impl<'a> Outside<'a> {
         let message = message.trim_ascii_start();
         (message.first() == Some(&b'{')).then(|| serde_json::from_slice(message).ok()).flatten()
     }
+
+    fn is_error(&self) -> bool {
+        self.jsonrpc == "2.0" && self.error.is_some()
+    }
 }
 
 /// The request of ours that this is the answer to.
@@ -38,10 +42,14 @@ pub(super) fn answers(message: &[u8], id: u64) -> bool {
     answered(message) == Some(id)
 }
 
+/// Whether this is a JSON-RPC error.
+pub(super) fn is_error(message: &[u8]) -> bool {
+    Outside::of(message).is_some_and(|outside| outside.is_error())
+}
+
 /// Whether this is a JSON-RPC error that is about no request in particular.
 pub(super) fn is_error_about_nothing(message: &[u8]) -> bool {
-    Outside::of(message)
-        .is_some_and(|outside| outside.jsonrpc == "2.0" && outside.id.is_none() && outside.error.is_some())
+    Outside::of(message).is_some_and(|outside| outside.is_error() && outside.id.is_none())
 }
 
 /// What a JSON-RPC error says, in its own words.
@@ -100,6 +108,8 @@ mod tests {
         assert!(is_error_about_nothing(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"},"id":null}"#));
         assert!(is_error_about_nothing(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"}}"#));
         assert!(!is_error_about_nothing(br#"{"jsonrpc":"2.0","error":{},"id":1}"#));
+        assert!(is_error(br#"{"jsonrpc":"2.0","error":{},"id":"server-error"}"#));
+        assert!(!is_error(br#"{"error":{},"id":1}"#));
         assert!(!is_error_about_nothing(br#"{"error":{},"id":null}"#));
         assert!(!is_error_about_nothing(br#"{"jsonrpc":"2.0","result":{},"id":null}"#));
     }

@@ -1,12 +1,14 @@
 //! Addresses of hosts, as the machine's own resolver knows them. It blocks a thread for as long as it takes (20 s and
 //! more with a name server that is silent) and cannot be called off, and the threads for that are everybody's: control
 //! socket, sandboxes and files wait for them, too. So a few names are looked up at once, and each of them once, for all
-//! who ask meanwhile.
+//! who ask meanwhile. Names that have failed or were slow have a few places of their own, so that one team's dead hosts
+//! do not keep everybody else waiting.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::sync::{OnceCell, Semaphore, watch};
@@ -14,6 +16,12 @@ use tokio::task::spawn_blocking;
 
 /// So many lookups block a thread at once. The runtime has 512.
 const LOOKUPS_MAX: usize = 32;
+/// And so many of names that have failed the last time, or were slow.
+const SUSPECT_LOOKUPS_MAX: usize = 8;
+/// What takes longer is slow.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// So many names are remembered for that. Beyond that all are forgotten: each costs one lookup to be known again.
+const SUSPECTS_MAX: usize = 4096;
 
 /// What is known of a name once it was looked up.
 type Answer = Result<Vec<SocketAddr>, Unresolved>;
@@ -32,18 +40,52 @@ type LookUp = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 pub(super) struct Names {
     look_up: Arc<LookUp>,
     places: Arc<Semaphore>,
+    suspect_places: Arc<Semaphore>,
+    suspects: Arc<Mutex<HashSet<String>>>,
+    patience: Duration,
     /// Lookups that somebody waits for, or a thread works on.
     lookups: Arc<Mutex<HashMap<String, Weak<Lookup>>>>,
 }
 
 impl Names {
     pub(super) fn new() -> Self {
-        Self::with(|host| Ok((host, 0).to_socket_addrs()?.collect()))
+        Self::with(PATIENCE, |host| Ok((host, 0).to_socket_addrs()?.collect()))
     }
 
-    fn with(look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Self {
-        let places = Arc::new(Semaphore::new(LOOKUPS_MAX));
-        Self { look_up: Arc::new(look_up), places, lookups: Arc::default() }
+    fn with(patience: Duration, look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Self {
+        Self {
+            look_up: Arc::new(look_up),
+            places: Arc::new(Semaphore::new(LOOKUPS_MAX)),
+            suspect_places: Arc::new(Semaphore::new(SUSPECT_LOOKUPS_MAX)),
+            suspects: Arc::default(),
+            patience,
+            lookups: Arc::default(),
+        }
+    }
+
+    fn suspects(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.suspects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a lookup of `host` waits for its turn.
+    fn places(&self, host: &str) -> Arc<Semaphore> {
+        Arc::clone(if self.suspects().contains(host) { &self.suspect_places } else { &self.places })
+    }
+
+    /// Asks the machine, for as long as that takes.
+    fn ask(&self, host: &str) -> Answer {
+        let asked_at = Instant::now();
+        let answer = (self.look_up)(host).map_err(|_| Unresolved);
+        let mut suspects = self.suspects();
+        if answer.is_ok() && asked_at.elapsed() <= self.patience {
+            suspects.remove(host);
+        } else if !suspects.contains(host) {
+            if suspects.len() >= SUSPECTS_MAX {
+                suspects.clear();
+            }
+            suspects.insert(host.to_owned());
+        }
+        answer
     }
 
     /// The lookup of `host` that is under way, or another.
@@ -62,13 +104,13 @@ impl Names {
         let lookup = self.lookup(&host);
         let begun = lookup.get_or_try_init(|| async {
             // The semaphore is never closed.
-            let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| Unresolved)?;
+            let place = self.places(&host).acquire_owned().await.map_err(|_| Unresolved)?;
             let (told, answered) = watch::channel(None);
-            let (resolver, kept) = (Arc::clone(&self.look_up), Arc::clone(&lookup));
+            let (names, kept) = (self.clone(), Arc::clone(&lookup));
             // It ends when it ends, whoever has stopped waiting: until then it keeps its place, and its name.
             spawn_blocking(move || {
                 let _until_then = (place, kept);
-                told.send_replace(Some(resolver(&host).map_err(|_| Unresolved)));
+                told.send_replace(Some(names.ask(&host)));
             });
             Ok(answered)
         });
@@ -102,10 +144,14 @@ mod tests {
 
     /// A resolver that says which name it is asked for, and answers when it is let go.
     fn slow() -> (Names, UnboundedReceiver<String>, mpsc::Sender<()>) {
+        slower_than(Duration::MAX)
+    }
+
+    fn slower_than(patience: Duration) -> (Names, UnboundedReceiver<String>, mpsc::Sender<()>) {
         let (asked, asking) = unbounded_channel();
         let (go, gate) = mpsc::channel();
         let gate = Mutex::new(gate);
-        let names = Names::with(move |host| {
+        let names = Names::with(patience, move |host| {
             asked.send(host.to_owned()).unwrap();
             gate.lock().unwrap().recv().unwrap();
             if host.starts_with("bad") {
@@ -132,6 +178,45 @@ mod tests {
             go.send(()).unwrap();
         }
         assert!(join_all(all).await.into_iter().all(|answer| answer.unwrap().is_ok()));
+    }
+
+    #[tokio::test]
+    async fn names_that_have_failed_or_were_slow_keep_no_others_waiting() {
+        for (patience, kind) in [(Duration::MAX, "bad"), (Duration::ZERO, "slow")] {
+            let (names, mut asking, go) = slower_than(patience);
+            let suspects: Vec<_> = (0..2 * LOOKUPS_MAX).map(|at| format!("{kind}{at}")).collect();
+            let all = || suspects.iter().map(|host| tokio::spawn(names.clone().addresses(host.clone())));
+            let before: Vec<_> = all().collect();
+            for _ in &suspects {
+                asking.recv().await.unwrap();
+                go.send(()).unwrap();
+            }
+            join_all(before).await;
+
+            let again: Vec<_> = all().collect();
+            for _ in 0..SUSPECT_LOOKUPS_MAX {
+                assert!(asking.recv().await.unwrap().starts_with(kind));
+            }
+            spawn_blocking(|| {}).await.unwrap();
+            assert!(asking.try_recv().is_err(), "more than {SUSPECT_LOOKUPS_MAX} at once");
+            let good = tokio::spawn(names.clone().addresses("good".to_owned()));
+            assert_eq!(asking.recv().await.as_deref(), Some("good"));
+            for _ in 0..=suspects.len() {
+                go.send(()).unwrap();
+            }
+            assert!(good.await.unwrap().is_ok());
+            join_all(again).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_found_again_waits_with_the_others() {
+        let (names, mut asking, go) = slow();
+        names.suspects().insert("good".to_owned());
+        go.send(()).unwrap();
+        assert!(names.clone().addresses("good".to_owned()).await.is_ok());
+        asking.recv().await.unwrap();
+        assert!(names.suspects().is_empty());
     }
 
     #[tokio::test]

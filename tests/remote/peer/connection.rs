@@ -330,6 +330,7 @@ async fn refuse(exchange: &mut Exchange, refusal: &Refusal) -> io::Result<After>
             let message = "Bad Request: No valid session ID provided";
             exchange.answer(400, &json, nobody(message).as_bytes()).await?;
         }
+        Refusal::Expired(Expiry::Plainly) => exchange.answer(400, &[], b"").await?,
     }
     Ok(After::Next)
 }

@@ -23,6 +23,8 @@ pub(crate) enum Expiry {
     NotFound,
     /// 400 with an error that answers nothing, as TypeScript servers do.
     BadRequest,
+    /// 400 and nothing more, as gateways do that have forgotten where it is.
+    Plainly,
 }
 
 /// How it behaves where nothing in the script says otherwise.

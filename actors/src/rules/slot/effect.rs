@@ -43,7 +43,7 @@ pub enum Input {
     /// All lists were read.
     Discovered(Run, Arc<Catalogue>),
     /// The lists could not be read; the link is alive.
-    DiscoveryFailed(Run, String),
+    DiscoveryFailed(Run, String, Duration),
     /// The run is over and nothing of it is left.
     Ended(Run, WorkerExit),
     /// A call has succeeded although the lists could not be read.

@@ -387,7 +387,7 @@ impl Slot {
             }
             Input::Initialized(run, server) => self.on_initialized(now, run, server, &mut out),
             Input::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
-            Input::DiscoveryFailed(run, why) => self.on_discovery_failed(now, run, why, &mut out),
+            Input::DiscoveryFailed(run, why, pause) => self.on_discovery_failed(now, run, why, pause, &mut out),
             Input::Ended(run, exit) => self.on_ended(now, run, exit, &mut out),
             Input::Tick(activity) => self.on_tick(now, activity, &mut out),
             Input::Recovered(run) => self.on_recovered(run, &mut out),

@@ -25,9 +25,6 @@ use crate::model::status::{self, Cause, Status};
 use crate::rules::restart;
 use crate::rules::retry::{self, Class};
 
-/// A server may ask to be left alone; for no longer than this.
-const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
-
 /// What a health check has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HealthNews {
@@ -235,7 +232,7 @@ impl Slot {
         } else {
             let delay = restart::reconnect_delay(policy, attempt);
             let delay = self.dice.spread(delay, policy.jitter_percent);
-            let asked = retry::asked_pause(&failure.kind).unwrap_or_default().min(PAUSE_MAX);
+            let asked = retry::asked_pause(&failure.kind);
             let until = resume.unwrap_or(now + delay).max(now + asked);
             self.phase = Phase::Reconnecting { until, attempt };
             let (cause, message) = match class {

@@ -134,7 +134,15 @@ impl Slot {
         out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }
 
-    pub(super) fn on_discovery_failed(&mut self, now: Instant, run: Run, reason: String, out: &mut Vec<Effect>) {
+    /// The lists cannot be read, and are read again not before the server wants to be asked.
+    pub(super) fn on_discovery_failed(
+        &mut self,
+        now: Instant,
+        run: Run,
+        reason: String,
+        pause: Duration,
+        out: &mut Vec<Effect>,
+    ) {
         if self.run() != Some(run) {
             self.on_discovery_failed_beside(run, &reason, out);
             return;
@@ -161,7 +169,7 @@ impl Slot {
             | Phase::Over => return,
         };
         let policy = &self.spec.policy.reconnect;
-        let delay = self.dice.spread(restart::reconnect_delay(policy, attempt), policy.jitter_percent);
+        let delay = self.dice.spread(restart::reconnect_delay(policy, attempt), policy.jitter_percent).max(pause);
         let message = format!("cannot read its tools: {reason}; again in {}", restart::in_seconds(delay));
         self.last_error = Some(reason);
         self.phase = Phase::Undiscovered { run, why, since, attempt, retry_at: Some(now + delay) };
