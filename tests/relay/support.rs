@@ -1,0 +1,256 @@
+//! A server in the hands of the test, line by line, and an audience that writes down what it hears.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, pending};
+use jiff::Timestamp;
+use mcp_satellite_actors::audience::{Audience, Cause, Origin, Question, Source};
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::seam::{
+    Answer, Batch, Connector, EventSink, Line, Link, OpenError, Process, ProcessEnd, Unserved,
+};
+use mcp_satellite_actors::{Options, Relay, RuntimeHandle, start};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf, duplex, split};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// In paused time it costs nothing.
+const GIVE_UP: Duration = Duration::from_secs(3600);
+
+/// What the audience has been told.
+#[derive(Debug)]
+pub(crate) enum Told {
+    Heard(Cause, String),
+    Progress(Origin, String),
+    Asked(Cause, Question),
+    Withdrawn(u64, String),
+    Began,
+    Ended,
+}
+
+struct Listener(mpsc::UnboundedSender<Told>);
+
+impl Listener {
+    fn write(&self, told: Told) {
+        // The test is over.
+        let _ = self.0.send(told);
+    }
+}
+
+impl Audience for Listener {
+    fn heard(&self, _of: &Source, cause: Cause, message: Message) {
+        self.write(Told::Heard(cause, message.text().to_string()));
+    }
+
+    fn progress(&self, origin: Origin, message: Message) {
+        self.write(Told::Progress(origin, message.text().to_string()));
+    }
+
+    fn asked(&self, _of: &Source, cause: Cause, question: Question) {
+        self.write(Told::Asked(cause, question));
+    }
+
+    fn withdrawn(&self, _of: &Source, question: u64, message: Message) {
+        self.write(Told::Withdrawn(question, message.text().to_string()));
+    }
+
+    fn began(&self, _of: &Source) {
+        self.write(Told::Began);
+    }
+
+    fn ended(&self, _of: &Source) {
+        self.write(Told::Ended);
+    }
+}
+
+struct Nothing;
+
+impl EventSink for Nothing {
+    fn send(&self, _batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        async { Answer::Accepted }.boxed()
+    }
+}
+
+/// The process of a server that a test plays: it ends when it is told to.
+struct Played {
+    told_to_end: bool,
+}
+
+impl Process for Played {
+    fn pid(&self) -> Option<u32> {
+        None
+    }
+
+    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+        if self.told_to_end { async { ProcessEnd { code: Some(0), signal: None } }.boxed() } else { pending().boxed() }
+    }
+
+    fn gone(&mut self) -> BoxFuture<'_, ()> {
+        self.ended().map(|_| ()).boxed()
+    }
+
+    fn terminate(&mut self) {
+        self.told_to_end = true;
+    }
+
+    fn kill(&mut self) {
+        self.told_to_end = true;
+    }
+}
+
+struct Stage(mpsc::UnboundedSender<DuplexStream>);
+
+impl Connector for Stage {
+    fn open(&self, _spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+        let (ours, theirs) = duplex(1024 * 1024);
+        // The test is over.
+        let _ = self.0.send(theirs);
+        let (reader, writer) = split(ours);
+        let process = Box::new(Played { told_to_end: false });
+        let link =
+            Link { reader: Box::new(reader), writer: Box::new(writer), stderr: None, process, guard: Box::new(()) };
+        async { Ok(link) }.boxed()
+    }
+
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
+        Box::new(Unserved::default())
+    }
+}
+
+/// One instance, its server, and who listens.
+pub(crate) struct Play {
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) id: InstanceId,
+    lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
+    writer: WriteHalf<DuplexStream>,
+    told: mpsc::UnboundedReceiver<Told>,
+    join: JoinHandle<()>,
+}
+
+impl Play {
+    /// With a server that is online.
+    pub(crate) async fn begin(change: impl FnOnce(&mut Policy)) -> Self {
+        let (stage, mut opened) = mpsc::unbounded_channel();
+        let (listener, told) = mpsc::unbounded_channel();
+        let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
+        let mut options = Options::new(Arc::new(Stage(stage)), Arc::new(Nothing), wall);
+        options.audience = Arc::new(Listener(listener));
+        let (runtime, join) = start(options).await.unwrap();
+        let mut policy = Policy::default();
+        change(&mut policy);
+        let id = InstanceId::new("acme".into(), "alice".into(), "files".into());
+        let spec = InstanceSpec {
+            id: id.clone(),
+            name: "files-acme-alice-files".into(),
+            server: "files".into(),
+            team_slug: "acme".into(),
+            user_slug: "alice".into(),
+            target: Target::Stdio { command: "files".to_owned(), cwd: None },
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            headers: BTreeMap::new(),
+            query: BTreeMap::new(),
+            missing: Vec::new(),
+            keep: Keep::AlwaysOn,
+            on_update: OnUpdate::default(),
+            request_logging: true,
+            mask: Mask::new(["hush-hush"]),
+            policy: Arc::new(policy),
+        };
+        runtime.install(spec).await.unwrap();
+        let (reader, writer) = split(opened.recv().await.unwrap());
+        let mut play = Self { runtime, id, lines: BufReader::new(reader).lines(), writer, told, join };
+        let initialize = play.hears().await;
+        assert_eq!(initialize["params"]["capabilities"]["elicitation"], serde_json::json!({"form": {}, "url": {}}));
+        let offers = r#"{"tools":{},"logging":{},"x-unknown":{"y":1e400}}"#;
+        let info = r#""serverInfo":{"name":"played","version":"1","title":"Played"}"#;
+        play.answers(&initialize, &format!(r#"{{"protocolVersion":"2025-11-25","capabilities":{offers},{info}}}"#))
+            .await;
+        assert_eq!(play.hears().await["method"], "notifications/initialized");
+        assert!(matches!(play.told().await, Told::Began));
+        let list = play.hears().await;
+        play.answers(&list, r#"{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}"#).await;
+        let id = play.id.clone();
+        play.runtime.wait_for(&id, |view| view.status == Status::Online).await.unwrap();
+        play
+    }
+
+    /// The next line that the server reads, as it came.
+    pub(crate) async fn reads(&mut self) -> String {
+        timeout(GIVE_UP, self.lines.next_line()).await.expect("the server is told nothing").unwrap().unwrap()
+    }
+
+    /// The next message to the server.
+    pub(crate) async fn hears(&mut self) -> Value {
+        serde_json::from_str(&self.reads().await).unwrap()
+    }
+
+    /// The server says this.
+    pub(crate) async fn says(&mut self, line: &str) {
+        self.writer.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    }
+
+    /// The server answers a request with this result.
+    pub(crate) async fn answers(&mut self, request: &Value, result: &str) {
+        self.says(&format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, request["id"])).await;
+    }
+
+    /// What the audience is told next.
+    pub(crate) async fn told(&mut self) -> Told {
+        timeout(GIVE_UP, self.told.recv()).await.expect("the audience is told nothing").unwrap()
+    }
+
+    /// A client's request is on its way.
+    pub(crate) fn relays(&self, client: u64, call: u64, request: &str) -> Relayed {
+        self.relays_within(client, call, request, None)
+    }
+
+    pub(crate) fn relays_within(&self, client: u64, call: u64, request: &str, limit: Option<Duration>) -> Relayed {
+        let message = Message::read(request.to_owned().into()).unwrap();
+        let tool = (message.method() == Some("tools/call")).then(|| "work".to_owned());
+        let relay = Relay { message, origin: Origin { client, call }, repeatable: false, tool };
+        let (withdraw, withdrawn) = oneshot::channel();
+        let (runtime, id) = (self.runtime.clone(), self.id.clone());
+        let answer = tokio::spawn(async move { runtime.relay(&id, relay, limit, withdrawn).await });
+        Relayed { withdraw: Mutex::new(Some(withdraw)), answer }
+    }
+
+    pub(crate) async fn end(self) {
+        self.runtime.shutdown().await;
+        self.join.await.unwrap();
+    }
+}
+
+/// A request on its way, and the client's right to withdraw it.
+pub(crate) struct Relayed {
+    withdraw: Mutex<Option<oneshot::Sender<Message>>>,
+    pub(crate) answer: JoinHandle<Result<Option<Message>, CallError>>,
+}
+
+impl Relayed {
+    pub(crate) async fn answered(self) -> Result<Option<String>, CallError> {
+        let answer = timeout(GIVE_UP, self.answer).await.expect("no answer").unwrap()?;
+        Ok(answer.map(|message| message.text().to_string()))
+    }
+
+    pub(crate) fn withdraw(&self, words: &str) {
+        let words = Message::read(words.to_owned().into()).unwrap();
+        self.withdraw.lock().unwrap().take().unwrap().send(words).unwrap();
+    }
+
+    /// The client is gone.
+    pub(crate) fn drop(self) {
+        self.answer.abort();
+    }
+}
