@@ -1,0 +1,5 @@
+//! The MCP endpoint: every client's way in.
+
+pub mod names;
+pub mod search;
+pub mod tools;
