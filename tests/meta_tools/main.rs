@@ -103,7 +103,8 @@ async fn tools_and_resources_are_found_only_while_their_server_is_online_or_asle
         let listed = house.finds("list_mcp_resources", "{}").await;
         (names(&found, "tools", "tool_path"), names(&listed, "resources", "uri").len())
     };
-    let (all, one) = (["files:a:b", "files:read", "git:hang", "git:log", "git:refuse"], ["git:hang", "git:log", "git:refuse"]);
+    let (all, one) =
+        (["files:a:b", "files:read", "git:hang", "git:log", "git:refuse"], ["git:hang", "git:log", "git:refuse"]);
     assert_eq!(paths().await, (all.map(str::to_owned).to_vec(), 1));
     house.runtime.stop(&id("a")).await.unwrap();
     assert_eq!(paths().await, (one.map(str::to_owned).to_vec(), 0));
@@ -126,10 +127,7 @@ async fn the_answer_to_a_call_is_the_servers_own_unchanged() {
     let told = answer.outcome().unwrap();
     // The token is one of ours; all else is as it was sent.
     let (before, after) = told.split_once(r#""progressToken":"#).unwrap();
-    assert_eq!(
-        before,
-        r#"{"content":[],"x-reflected":{"name":"a:b","arguments":{ "n":1e400,"n":[ ]},"_meta":{"#
-    );
+    assert_eq!(before, r#"{"content":[],"x-reflected":{"name":"a:b","arguments":{ "n":1e400,"n":[ ]},"_meta":{"#);
     assert!(after.ends_with(r#","x":12345678901234567890}}}"#), "{after}");
 
     let error = house.asks("execute_mcp_tool", r#"{"tool_path":"git:refuse","arguments":{}}"#).await;
@@ -219,7 +217,10 @@ async fn a_call_that_cannot_be_made_says_what_can_be_done() {
     house.sees("m", |view| view.status == Status::AwaitingUserConfig).await;
 
     let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"mail:send"}"#).await;
-    assert_eq!((&error["kind"], &error["status"], &error["fate"]), (&json!("refused"), &json!("awaiting_user_config"), &json!("not_sent")));
+    assert_eq!(
+        (&error["kind"], &error["status"], &error["fate"]),
+        (&json!("refused"), &json!("awaiting_user_config"), &json!("not_sent"))
+    );
     assert!(text.ends_with("Ask the user to give API_KEY in the configuration of `mail`."), "{text}");
 
     let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"broken:x"}"#).await;

@@ -79,7 +79,7 @@ impl Connector for Stage {
     fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
         let Some(lists) = self.0.get(spec.id.installation.as_str()).copied().filter(|lists| !lists.tools.is_empty())
         else {
-            return async { Err(OpenError::new("cannot start `played`: not found")) }.boxed();
+            return async { Err(OpenError("cannot start `played`: not found".to_owned())) }.boxed();
         };
         let (ours, theirs) = duplex(1024 * 1024);
         tokio::spawn(serve(theirs, lists));
@@ -198,9 +198,7 @@ impl House {
         let (_withdraw, withdrawn) = oneshot::channel();
         match self.outcome(&format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#), withdrawn).await {
             Outcome::Result(text) => text,
-            Outcome::Message(message) => {
-                String::from_utf8(joined(&message.answering("\"c\"")).to_vec()).unwrap()
-            }
+            Outcome::Message(message) => String::from_utf8(joined(&message.answering("\"c\"")).to_vec()).unwrap(),
             other => panic!("{other:?}"),
         }
     }

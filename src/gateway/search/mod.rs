@@ -313,18 +313,32 @@ impl Question {
         for (at, text) in self.texts.iter().enumerate() {
             let mut known = false;
             for (page, label) in pages.iter_mut().zip(&labels) {
-                known |= page.look(at, self.texts.len(), &shelves[page.shelf], label, &mut |index, tell| {
-                    index.related(text, tell);
-                }, &|word| nearness(text, word));
+                known |= page.look(
+                    at,
+                    self.texts.len(),
+                    &shelves[page.shelf],
+                    label,
+                    &mut |index, tell| {
+                        index.related(text, tell);
+                    },
+                    &|word| nearness(text, word),
+                );
             }
             if known {
                 continue;
             }
             let shape = Shape::of(text);
             for (page, label) in pages.iter_mut().zip(&labels) {
-                page.look(at, self.texts.len(), &shelves[page.shelf], label, &mut |index, tell| {
-                    index.misspelled((text, shape), tell);
-                }, &|word| nearness_of_slips((text, shape), (word, Shape::of(word))));
+                page.look(
+                    at,
+                    self.texts.len(),
+                    &shelves[page.shelf],
+                    label,
+                    &mut |index, tell| {
+                        index.misspelled((text, shape), tell);
+                    },
+                    &|word| nearness_of_slips((text, shape), (word, Shape::of(word))),
+                );
             }
         }
         let weights = self.weights(shelves, &pages);

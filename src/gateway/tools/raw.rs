@@ -22,7 +22,7 @@ fn at<'a>(json: &'a str, path: &[&str]) -> Option<&'a RawValue> {
 }
 
 /// The same text, with the string at the end of a path spelled anew; unchanged if there is none.
-pub(super) fn respelled(json: &str, path: &[&str], spell: impl FnOnce(&str) -> String) -> String {
+pub(in crate::gateway) fn respelled(json: &str, path: &[&str], spell: impl FnOnce(&str) -> String) -> String {
     let found = at(json, path).and_then(|value| Some((value.get(), serde_json::from_str::<String>(value.get()).ok()?)));
     let Some((value, text)) = found else { return json.to_owned() };
     let start = value.as_ptr() as usize - json.as_ptr() as usize;
@@ -51,7 +51,8 @@ mod tests {
     #[test]
     fn one_string_is_spelled_anew_and_all_else_stays_as_it_is() {
         let spell = |text: &str| format!("git|{text}");
-        let sent = "{ \"uri\" : \"a\\u0062\" , \"n\":1e400,\n\"_meta\":{\"ui\":{\"resourceUri\":\"ui:\\\\x\"},\"y\":[ ]}}";
+        let sent =
+            "{ \"uri\" : \"a\\u0062\" , \"n\":1e400,\n\"_meta\":{\"ui\":{\"resourceUri\":\"ui:\\\\x\"},\"y\":[ ]}}";
         let once = respelled(sent, &["uri"], spell);
         assert_eq!(once, sent.replace("a\\u0062", "git|ab"));
         let twice = respelled(&once, &["_meta", "ui", "resourceUri"], spell);

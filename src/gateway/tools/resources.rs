@@ -14,7 +14,7 @@ use super::trouble::Trouble;
 use super::{Outcome, structured, structured_with};
 
 /// Where a tool or a resource names the resource that shows it.
-pub(super) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
+pub(in crate::gateway) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
 
 /// What stands between a server and a URI.
 const SEPARATOR: char = '|';
@@ -26,7 +26,7 @@ struct Resources {
 }
 
 /// How a resource is called in a list of all.
-pub(super) fn qualified(label: &str, uri: &str) -> String {
+pub(in crate::gateway) fn qualified(label: &str, uri: &str) -> String {
     format!("{label}{SEPARATOR}{uri}")
 }
 
@@ -37,9 +37,7 @@ pub fn list(caller: &Caller, arguments: Option<&str>) -> Result<String, Trouble>
     for (label, view) in caller.servers() {
         let Some(catalogue) = view.offered() else { continue };
         let spell = |uri: &str| qualified(&label, uri);
-        let entry = |entry: &Entry, key: &str| {
-            raw(respelled(&respelled(entry.raw.get(), &[key], spell), &UI, spell))
-        };
+        let entry = |entry: &Entry, key: &str| raw(respelled(&respelled(entry.raw.get(), &[key], spell), &UI, spell));
         all.resources.extend(catalogue.resources.iter().map(|resource| entry(resource, "uri")));
         all.resource_templates
             .extend(catalogue.resource_templates.iter().map(|template| entry(template, "uriTemplate")));

@@ -43,6 +43,8 @@ struct Server {
     health: Health,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_check_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    consecutive_health_failures: Option<u64>,
     degraded: bool,
     dormant: bool,
     want: Want,
@@ -84,6 +86,8 @@ impl Server {
             next_retry_ms: view.next_retry_at.map(|at| milliseconds(at.saturating_duration_since(now))),
             health: view.health,
             last_check_at: view.counters.last_check(),
+            // Of a process nobody counts them.
+            consecutive_health_failures: (connected && view.spec.is_remote()).then(|| view.counters.failed_checks()),
             degraded: view.health == Health::Degraded,
             dormant: view.dormant,
             want: view.want,
@@ -106,11 +110,7 @@ fn milliseconds(duration: std::time::Duration) -> u64 {
 }
 
 /// Answers `reconnect_server`. A process is started again.
-pub async fn reconnect(
-    runtime: &RuntimeHandle,
-    caller: &Caller,
-    arguments: Option<&str>,
-) -> Result<String, Trouble> {
+pub async fn reconnect(runtime: &RuntimeHandle, caller: &Caller, arguments: Option<&str>) -> Result<String, Trouble> {
     #[derive(Serialize)]
     struct Reconnected {
         success: bool,
