@@ -5,6 +5,7 @@
 mod support;
 
 use mcp_satellite::gateway::tools::{Outcome, schema};
+use mcp_satellite_actors::model::catalogue::Aspect;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rpc::Message;
 use serde_json::{Value, json};
@@ -16,13 +17,15 @@ const FILES: Lists = Lists {
     tools: r#"[{"name":"read","description":"Reads a file","inputSchema":{"type":"object","x":1},"outputSchema":{"type":"object"},"annotations":{"readOnlyHint":true},"_meta":{"ui":{"resourceUri":"ui://view"},"n":[1]}},{"name":"a:b","description":"Odd"}]"#,
     resources: r#"[{"name":"R", "uri":"file:///a|b","x-unknown":[null],"_meta":{"ui":{"resourceUri":"ui://view"}}}]"#,
     templates: r#"[{"uriTemplate":"file:///{path}","name":"T"}]"#,
+    prompts: r#"[{"name":"ask","x":1e400}]"#,
 };
 const GIT: Lists = Lists {
     tools: r#"[{"name":"log","description":"Shows the commits"},{"name":"hang"},{"name":"refuse"}]"#,
     resources: "",
     templates: "",
+    prompts: "",
 };
-const BROKEN: Lists = Lists { tools: "", resources: "", templates: "" };
+const BROKEN: Lists = Lists { tools: "", resources: "", templates: "", prompts: "" };
 
 async fn house() -> House {
     House::with(&[("files", "a", FILES), ("git", "b", GIT)]).await
@@ -287,5 +290,59 @@ async fn servers_are_told_as_they_are_and_one_is_started_again() {
     let again = house.finds("reconnect_server", r#"{"name":"git"}"#).await;
     fits("reconnect_server", &again);
     house.sees("b", |view| view.status == Status::Online && view.restarts == 1).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() {
+    let house = house().await;
+    let flat = house.flat();
+    let tools: Value = serde_json::from_str(&flat.tools()).unwrap();
+    let all = names(&tools, "tools", "name");
+    let odd = &all[1];
+    assert!(odd.starts_with("files__a_b_") && odd.len() == 11 + 8, "{odd}");
+    assert_eq!(all, ["files__read", odd, "git__log", "git__hang", "git__refuse"]);
+    assert_eq!(flat.tool(odd), Some((&id("a"), "a:b")));
+    assert_eq!(flat.tool("git__log"), Some((&id("b"), "log")));
+    assert_eq!((flat.tool("log"), flat.tool("secret__hush")), (None, None));
+    let read = r#"{"name":"files__read","description":"Reads a file","inputSchema":{"type":"object","x":1},"outputSchema":{"type":"object"},"annotations":{"readOnlyHint":true},"_meta":{"ui":{"resourceUri":"files|ui://view"},"n":[1]}}"#;
+    assert!(flat.tools().contains(read), "{}", flat.tools());
+    assert_eq!(flat.prompts(), r#"{"prompts":[{"name":"files__ask","x":1e400}]}"#);
+    assert_eq!(flat.prompt("files__ask"), Some((&id("a"), "ask")));
+    assert!(flat.resources().starts_with(r#"{"resources":[{"name":"R", "uri":"files|file:///a|b","#));
+    assert_eq!(
+        flat.resource_templates(),
+        r#"{"resourceTemplates":[{"uriTemplate":"files|file:///{path}","name":"T"}]}"#
+    );
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_flat_mode_a_picture_differs_only_where_something_is_different() {
+    let house = house().await;
+    let before = house.flat();
+    house.runtime.stop(&id("b")).await.unwrap();
+    let without = house.flat();
+    assert_eq!(without.since(&before), [Aspect::Tools]);
+    assert_eq!(without.tool("git__log"), None);
+    house.runtime.start(&id("b")).await.unwrap();
+    house.sees("b", |view| view.status == Status::Online).await;
+    assert_eq!(house.flat().since(&before), []);
+    house.runtime.stop(&id("a")).await.unwrap();
+    assert_eq!(house.flat().since(&before), [Aspect::Tools, Aspect::Resources, Aspect::Prompts]);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_flat_mode_no_two_tools_ever_share_a_name() {
+    let c = Lists { tools: r#"[{"name":"c"},{"name":"c"}]"#, ..Lists::default() };
+    let other = Lists { tools: r#"[{"name":"b__c"}]"#, ..Lists::default() };
+    let house = House::with(&[("a__b", "one", c), ("a", "two", other)]).await;
+    let flat = house.flat();
+    let tools: Value = serde_json::from_str(&flat.tools()).unwrap();
+    let all = names(&tools, "tools", "name");
+    let whose: Vec<_> = all.iter().map(|name| flat.tool(name).unwrap()).collect();
+    assert_eq!(whose, [(&id("one"), "c"), (&id("two"), "b__c")]);
+    assert_ne!(all[0], all[1]);
     house.end().await;
 }

@@ -7,8 +7,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
+use mcp_satellite::gateway::flat::Flat;
 use mcp_satellite::gateway::search::Indexes;
-use mcp_satellite::gateway::tools::{Call, Outcome, call};
+use mcp_satellite::gateway::tools::{Call, Caller, Outcome, call};
 use mcp_satellite_actors::audience::Origin;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
@@ -71,6 +72,7 @@ pub(crate) struct Lists {
     pub(crate) tools: &'static str,
     pub(crate) resources: &'static str,
     pub(crate) templates: &'static str,
+    pub(crate) prompts: &'static str,
 }
 
 struct Stage(HashMap<String, Lists>);
@@ -104,10 +106,11 @@ async fn serve(pipe: DuplexStream, lists: Lists) {
         let params = message.params().unwrap_or("null");
         let or_none = |list: &'static str| if list.is_empty() { "[]" } else { list };
         let outcome = match method {
-            "initialize" => r#""result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"resources":{}},"serverInfo":{"name":"played","version":"1"}}"#.to_owned(),
+            "initialize" => r#""result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"resources":{},"prompts":{}},"serverInfo":{"name":"played","version":"1"}}"#.to_owned(),
             "tools/list" => format!(r#""result":{{"tools":{}}}"#, lists.tools),
             "resources/list" => format!(r#""result":{{"resources":{}}}"#, or_none(lists.resources)),
             "resources/templates/list" => format!(r#""result":{{"resourceTemplates":{}}}"#, or_none(lists.templates)),
+            "prompts/list" => format!(r#""result":{{"prompts":{}}}"#, or_none(lists.prompts)),
             "tools/call" if params.contains(r#""name":"hang""#) => continue,
             "tools/call" if params.contains(r#""name":"refuse""#) => {
                 r#""error":{"code":-32602,"message":"no","data":{"n":1e400}}"#.to_owned()
@@ -201,6 +204,11 @@ impl House {
             Outcome::Message(message) => String::from_utf8(joined(&message.answering("\"c\"")).to_vec()).unwrap(),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// What alice sees in flat mode.
+    pub(crate) fn flat(&self) -> Flat {
+        Flat::of(&Caller::new(self.runtime.snapshot(), &"acme".into(), &"alice".into()))
     }
 
     /// The structured content of an answer, which is also its text.
