@@ -61,24 +61,23 @@ fn found(servers: &BTreeMap<String, Arc<Catalogue>>, shelves: &[Shelf<'_>], text
     search(text, shelves, 50).best.iter().map(path).collect()
 }
 
-/// What clients without such a tool do: every word stands somewhere in the path or the description, and what has it in
-/// its path comes first.
-fn by_substring(servers: &BTreeMap<String, Arc<Catalogue>>, text: &str) -> Vec<String> {
+/// What is found without a search of our own: every tool whose path or description has the `needles` in it, ordered by
+/// how many they are, how many are in the path, and how short that is.
+fn by_substring(servers: &BTreeMap<String, Arc<Catalogue>>, needles: &[&str]) -> Vec<String> {
     #[derive(Deserialize)]
     struct Known {
         description: String,
     }
-    let words: Vec<String> = text.to_lowercase().split(' ').map(str::to_owned).collect();
+    let needles: Vec<String> = needles.iter().map(|needle| needle.to_lowercase()).collect();
     let mut found = Vec::new();
     for (server, catalogue) in servers {
         for tool in &catalogue.tools {
             let path = format!("{server}:{}", tool.name);
             let description = serde_json::from_str::<Known>(tool.raw.get()).unwrap().description;
             let (path_text, text) = (path.to_lowercase(), format!("{path} {description}").to_lowercase());
-            let in_path = words.iter().filter(|word| path_text.contains(&**word)).count();
-            let somewhere = words.iter().filter(|word| text.contains(&**word)).count();
-            if somewhere > 0 {
-                found.push((std::cmp::Reverse((somewhere, in_path)), path.len(), path));
+            let count = |text: &str| needles.iter().filter(|needle| text.contains(&**needle)).count();
+            if count(&text) > 0 {
+                found.push((std::cmp::Reverse((count(&text), count(&path_text))), path.len(), path));
             }
         }
     }
@@ -117,35 +116,31 @@ fn rank(paths: &[String], wants: &[String]) -> Option<usize> {
 fn what_people_ask_for_is_found_better_than_by_substring() {
     let servers = servers();
     let shelves = shelves(&servers);
-    let (mut ours, mut theirs) = (BTreeMap::<String, Score>::new(), BTreeMap::<String, Score>::new());
+    let mut scores = BTreeMap::<(String, &str), Score>::new();
     for query in queries() {
-        let paths = found(&servers, &shelves, &query.text);
-        let (our_rank, their_rank) =
-            (rank(&paths, &query.wants), rank(&by_substring(&servers, &query.text), &query.wants));
-        if our_rank != Some(1) {
-            let first: Vec<_> = paths.iter().take(3).collect();
-            println!("{:11} {:45} {our_rank:?} (substring {their_rank:?}) {first:?}", query.kind, query.text);
+        let text = &*query.text;
+        let ours = found(&servers, &shelves, text);
+        if rank(&ours, &query.wants) != Some(1) {
+            println!("{:?}: {:?}", text, ours.iter().take(5).collect::<Vec<_>>());
         }
-        for kind in [&query.kind, "all"] {
-            ours.entry(kind.to_owned()).or_default().take(our_rank);
-            theirs.entry(kind.to_owned()).or_default().take(their_rank);
+        let words: Vec<&str> = text.split(' ').collect();
+        let ways =
+            [("ours", ours), ("substring", by_substring(&servers, &[text])), ("words", by_substring(&servers, &words))];
+        for (way, paths) in ways {
+            for kind in [&*query.kind, "all"] {
+                scores.entry((kind.to_owned(), way)).or_default().take(rank(&paths, &query.wants));
+            }
         }
     }
-    for (kind, score) in &ours {
-        let other = &theirs[kind];
-        println!(
-            "{kind:11} {:2} queries: MRR {:.3} (substring {:.3}), recall@5 {:.3} (substring {:.3})",
-            score.queries,
-            score.mrr(),
-            other.mrr(),
-            score.recall(),
-            other.recall()
-        );
+    for ((kind, way), score) in &scores {
+        println!("{kind:11} {way:9} MRR {:.3}, recall@5 {:.3}", score.mrr(), score.recall());
     }
-    let (ours, theirs) = (&ours["all"], &theirs["all"]);
-    assert_eq!(ours.queries, 60);
-    assert!(ours.mrr() >= 0.80 && ours.recall() >= 0.90, "{ours:?}");
-    assert!(ours.mrr() >= theirs.mrr() + 0.25, "{ours:?} against {theirs:?}");
+    let all = |way| &scores[&("all".to_owned(), way)];
+    assert_eq!(all("ours").queries, 60);
+    assert!(all("ours").mrr() >= 0.95 && all("ours").recall() >= 0.98, "{:?}", all("ours"));
+    // The whole question as one text, and, better, each of its words.
+    assert!(all("ours").mrr() >= all("substring").mrr() + 0.25, "{:?}", all("substring"));
+    assert!(all("ours").mrr() >= all("words").mrr() + 0.15, "{:?}", all("words"));
 }
 
 #[test]
@@ -199,7 +194,7 @@ fn a_catalogue_is_indexed_once_and_its_index_goes_with_it() {
     let catalogue = servers["git"].clone();
     assert!(Arc::ptr_eq(&indexes.of(&catalogue), &indexes.of(&catalogue)));
     assert_eq!(indexes.len(), 1);
-    for _ in 0..10_000 {
+    for _ in 0..2_000 {
         drop(indexes.of(&Arc::new(Catalogue::clone(&catalogue))));
     }
     assert!(indexes.len() < 200, "{} indexes of catalogues that are gone", indexes.len());

@@ -62,11 +62,16 @@ pub enum Found {
 }
 
 /// Looks a text up: a full name always means its server, another one only if it means no second.
-pub fn find<'a>(own: impl Iterator<Item = Names<'a>> + Clone, text: &str) -> Found {
-    if let Some(at) = own.clone().position(|names| names.full == text) {
-        return Found::One(at);
+pub fn find<'a>(own: impl Iterator<Item = Names<'a>>, text: &str) -> Found {
+    let mut matching = Vec::new();
+    for (at, names) in own.enumerate() {
+        if names.full == text {
+            return Found::One(at);
+        }
+        if names.is_short(text) {
+            matching.push(at);
+        }
     }
-    let matching: Vec<usize> = own.enumerate().filter(|(_, names)| names.is_short(text)).map(|(at, _)| at).collect();
     match matching.as_slice() {
         [] => Found::None,
         [one] => Found::One(*one),

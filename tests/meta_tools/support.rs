@@ -192,7 +192,8 @@ impl House {
         let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
         let message = Message::read(text.into()).unwrap();
         let call_of = Call { message: &message, origin: Origin { client: 1, call: 1 }, withdrawn };
-        let answer = call(&self.runtime, &self.indexes, (&"acme".into(), &"alice".into()), call_of);
+        let (team, user) = ("acme".into(), "alice".into());
+        let answer = call(&self.runtime, &self.indexes, (&team, &user), call_of);
         timeout(GIVE_UP, answer).await.expect("no answer")
     }
 

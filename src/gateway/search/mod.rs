@@ -32,6 +32,8 @@ const SCORE_MIN: f32 = 0.05;
 const DESCRIPTION_MAX: usize = 8 * 1024;
 /// So many words of a question are looked for.
 const WORDS_MAX: usize = 24;
+/// So many words are tried in the place of one that is misspelled.
+const MEANT_MAX: usize = 16;
 /// So many tools are kept indexed before all is forgotten and what is asked for is read anew.
 const INDEXED_TOOLS_MAX: usize = 200_000;
 
@@ -327,18 +329,17 @@ impl Question {
             if known {
                 continue;
             }
-            let shape = Shape::of(text);
-            for (page, label) in pages.iter_mut().zip(&labels) {
-                page.look(
-                    at,
-                    self.texts.len(),
-                    &shelves[page.shelf],
-                    label,
-                    &mut |index, tell| {
-                        index.misspelled((text, shape), tell);
-                    },
-                    &|word| nearness_of_slips((text, shape), (word, Shape::of(word))),
-                );
+            for (word, slips) in meant(text, shelves, &labels) {
+                for (page, label) in pages.iter_mut().zip(&labels) {
+                    page.look(
+                        at,
+                        self.texts.len(),
+                        &shelves[page.shelf],
+                        label,
+                        &mut |index, tell| index.related(&word, &mut |term, near| tell(term, slips * near)),
+                        &|other| slips * nearness(&word, other),
+                    );
+                }
             }
         }
         let weights = self.weights(shelves, &pages);
@@ -402,6 +403,27 @@ impl Question {
         let name = name * (NAME_BASE + (1.0 - NAME_BASE) * share);
         (NAME * name + DESCRIPTION * description + SERVER * server) / sum
     }
+}
+
+/// The words that one that is nobody's may be a misspelling of, with how near they are, the nearest first.
+fn meant(text: &str, shelves: &[Shelf<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
+    let asked = (text, Shape::of(text));
+    let mut words: HashMap<String, f32> = HashMap::new();
+    for shelf in shelves {
+        shelf.index.misspelled(asked, &mut |term, near| {
+            words.entry(term.text.to_string()).or_insert(near);
+        });
+    }
+    for word in labels.iter().flatten().flat_map(|word| word.parts.iter().chain([&word.whole])) {
+        let near = nearness_of_slips(asked, (word, Shape::of(word)));
+        if near > 0.0 {
+            words.insert(word.clone(), near);
+        }
+    }
+    let mut words: Vec<_> = words.into_iter().collect();
+    words.sort_unstable_by(|one, other| other.1.total_cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+    words.truncate(MEANT_MAX);
+    words
 }
 
 impl Asked {

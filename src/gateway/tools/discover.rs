@@ -61,8 +61,10 @@ pub fn discover(caller: &Caller, indexes: &Indexes, arguments: Option<&str>) -> 
         .servers()
         .filter_map(|(label, view)| Some((label, view.spec.transport(), view.offered()?.clone())))
         .collect();
-    let shelf = |(label, _, catalogue): &_| Shelf { label, index: indexes.of(catalogue) };
-    let shelves: Vec<Shelf<'_>> = offered.iter().map(shelf).collect();
+    let mut shelves = Vec::with_capacity(offered.len());
+    for (label, _, catalogue) in &offered {
+        shelves.push(Shelf { label, index: indexes.of(catalogue) });
+    }
     let hits = search(&query, &shelves, limit);
     let anything = raw(r#"{"type":"object"}"#.to_owned());
     let offer = |hit: &Hit| {

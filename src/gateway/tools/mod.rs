@@ -16,7 +16,6 @@ pub mod schema;
 mod servers;
 mod trouble;
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
