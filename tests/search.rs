@@ -137,10 +137,10 @@ fn what_people_ask_for_is_found_better_than_by_substring() {
     }
     let all = |way| &scores[&("all".to_owned(), way)];
     assert_eq!(all("ours").queries, 60);
-    assert!(all("ours").mrr() >= 0.95 && all("ours").recall() >= 0.98, "{:?}", all("ours"));
+    assert!(all("ours").mrr() >= 0.97 && all("ours").recall() >= 0.98, "{:?}", all("ours"));
     // The whole question as one text, and, better, each of its words.
     assert!(all("ours").mrr() >= all("substring").mrr() + 0.25, "{:?}", all("substring"));
-    assert!(all("ours").mrr() >= all("words").mrr() + 0.15, "{:?}", all("words"));
+    assert!(all("ours").mrr() >= all("words").mrr() + 0.20, "{:?}", all("words"));
 }
 
 #[test]
