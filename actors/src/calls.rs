@@ -223,6 +223,7 @@ pub struct Counters {
     malformed: AtomicU64,
     last_activity: AtomicI64,
     last_check: AtomicI64,
+    failed_checks: AtomicU64,
 }
 
 impl Counters {
@@ -266,6 +267,21 @@ impl Counters {
 
     pub(crate) fn checked(&self, at: Timestamp) {
         self.last_check.store(at.as_millisecond(), Ordering::Relaxed);
+        self.is_well();
+    }
+
+    pub(crate) fn is_well(&self) {
+        self.failed_checks.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn check_failed(&self, at: Timestamp) {
+        self.last_check.store(at.as_millisecond(), Ordering::Relaxed);
+        self.failed_checks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Checks of its health in a row that have failed.
+    pub fn failed_checks(&self) -> u64 {
+        self.failed_checks.load(Ordering::Relaxed)
     }
 
     /// When the server last said something.

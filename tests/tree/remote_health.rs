@@ -97,11 +97,13 @@ async fn three_checks_that_fail_in_a_row_degrade_it_which_is_told_once_and_the_n
         let view = fleet.view(&id);
         assert_eq!((view.status, view.health), (Status::Online, Health::Degraded), "it is told, and nothing else");
         assert!(view.offered().is_some());
+        assert_eq!(view.counters.failed_checks(), 6);
         assert_eq!(told_by_health(&fleet, &id).await, [format!("degraded after 3: {reason}")]);
         remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
         until_health(&fleet, &id, Health::Healthy).await;
         let told = told_by_health(&fleet, &id).await;
         assert_eq!(told[1..], [format!("restored after 6: {reason}")]);
+        assert_eq!(view.counters.failed_checks(), 0);
         assert_eq!(remote.attempts().len(), 1);
         fleet.finish().await;
     }

@@ -206,6 +206,7 @@ impl Session {
             Heard::Initialized => self.checks = Some(Checks::new(policy, self.talk.dice.clone(), now)),
             Heard::Answer => {
                 self.server_errors = 0;
+                self.talk.counters.is_well();
                 let restored = self.checks.as_mut().and_then(Checks::is_well);
                 self.restored(restored);
             }
@@ -345,7 +346,7 @@ impl Session {
 
     fn check_failed(&mut self, why: &str) -> Option<Over> {
         let (policy, now) = (&self.talk.spec.policy.health, Instant::now().into_std());
-        self.talk.counters.checked((self.talk.wall)());
+        self.talk.counters.check_failed((self.talk.wall)());
         match self.checks.as_mut()?.failed(policy, why.to_owned(), now) {
             Verdict::Wait => None,
             Verdict::Degraded(failures) => {

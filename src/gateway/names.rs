@@ -1,0 +1,287 @@
+//! What a caller's servers are called, and their tools where all of them stand in one list. A name never depends on an
+//! order or on who came first: where two things come to the same, both are told apart.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
+
+use ring::digest::{SHA256, digest};
+
+/// The longest name of a tool that every client takes.
+const FLAT_MAX: usize = 64;
+
+/// What one of a caller's servers can be called by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Names<'a> {
+    /// Its slug, which the caller may have twice.
+    pub server: &'a str,
+    /// The installation's id.
+    pub installation: &'a str,
+    /// The full name of the instance.
+    pub full: &'a str,
+}
+
+impl Names<'_> {
+    /// `slug-installation`.
+    fn is_longer(&self, text: &str) -> bool {
+        text.strip_prefix(self.server).and_then(|rest| rest.strip_prefix('-')) == Some(self.installation)
+    }
+
+    fn is_short(&self, text: &str) -> bool {
+        self.server == text || self.is_longer(text)
+    }
+}
+
+/// What each of a caller's servers is called in lists: its slug; where that is a name of another one, too,
+/// `slug-installation`; and where even that is, its full name.
+pub fn labels(own: &[Names<'_>]) -> Vec<String> {
+    let longer = |names: &Names<'_>| format!("{}-{}", names.server, names.installation);
+    let mut times: HashMap<String, usize> = HashMap::new();
+    for names in own {
+        // A server whose names are the same twice is no other one.
+        let all = HashSet::from([names.server.to_owned(), longer(names), names.full.to_owned()]);
+        for name in all {
+            *times.entry(name).or_default() += 1;
+        }
+    }
+    let label = |names: &Names<'_>| {
+        let short = [names.server.to_owned(), longer(names)];
+        short.into_iter().find(|name| times.get(name) == Some(&1)).unwrap_or_else(|| names.full.to_owned())
+    };
+    own.iter().map(label).collect()
+}
+
+/// Which of a caller's servers a text names, by position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// This one.
+    One(usize),
+    /// All of these; the caller must say which.
+    Several(Vec<usize>),
+    /// None.
+    None,
+}
+
+/// Looks a text up: a full name always means its server, another one only if it means no second.
+pub fn find<'a>(own: impl Iterator<Item = Names<'a>>, text: &str) -> Found {
+    let mut matching = Vec::new();
+    for (at, names) in own.enumerate() {
+        if names.full == text {
+            return Found::One(at);
+        }
+        if names.is_short(text) {
+            matching.push(at);
+        }
+    }
+    match matching.as_slice() {
+        [] => Found::None,
+        [one] => Found::One(*one),
+        _ => Found::Several(matching),
+    }
+}
+
+/// Takes `server:tool` or `server|uri` apart at the first separator before which a name stands that means something.
+/// None if there is no separator; the rest is what stands behind it.
+pub fn split<'a, 't>(
+    own: impl Iterator<Item = Names<'a>> + Clone,
+    text: &'t str,
+    separator: char,
+) -> Option<(Found, &'t str, &'t str)> {
+    let mut unknown = None;
+    for (at, _) in text.match_indices(separator) {
+        let (label, rest) = (&text[..at], &text[at + separator.len_utf8()..]);
+        match find(own.clone(), label) {
+            Found::None => unknown = unknown.or(Some((Found::None, label, rest))),
+            found => return Some((found, label, rest)),
+        }
+    }
+    unknown
+}
+
+/// The names of tools or prompts in one list of all, for pairs of a label and a server's own name: `label__name` in
+/// letters that every client takes. One that had to be changed or cut, and all that come to the same, end with a digest
+/// of what they stand for.
+pub fn flat(things: &[(&str, &str)]) -> Vec<String> {
+    let mut digits: Vec<Digits> = things.iter().map(|(label, name)| Digits::least(label, name)).collect();
+    loop {
+        let names: Vec<String> =
+            things.iter().zip(&digits).map(|((label, name), digits)| spelled(label, name, *digits)).collect();
+        let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
+        for (at, name) in names.iter().enumerate() {
+            by_name.entry(name).or_default().push(at);
+        }
+        let mut changed = false;
+        for same in by_name.into_values() {
+            // A server that lists the same twice means the same.
+            if same.iter().all(|at| things[*at] == things[same[0]]) {
+                continue;
+            }
+            for at in same {
+                let more = digits[at].more();
+                changed |= more != digits[at];
+                digits[at] = more;
+            }
+        }
+        if !changed {
+            return names;
+        }
+    }
+}
+
+/// How much of a digest a name ends with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Digits {
+    No,
+    Eight,
+    /// Somebody has gone to some trouble for two names with the same eight.
+    Sixteen,
+    All,
+}
+
+impl Digits {
+    fn least(label: &str, name: &str) -> Self {
+        let plain = |text: &str| text.chars().all(is_legal);
+        let length = label.len() + "__".len() + name.len();
+        if plain(label) && plain(name) && length <= FLAT_MAX { Self::No } else { Self::Eight }
+    }
+
+    fn more(self) -> Self {
+        match self {
+            Self::No => Self::Eight,
+            Self::Eight => Self::Sixteen,
+            Self::Sixteen | Self::All => Self::All,
+        }
+    }
+
+    fn count(self) -> usize {
+        match self {
+            Self::No => 0,
+            Self::Eight => 8,
+            Self::Sixteen => 16,
+            Self::All => 62,
+        }
+    }
+}
+
+fn is_legal(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-')
+}
+
+fn spelled(label: &str, name: &str, digits: Digits) -> String {
+    let legal = |letter: char| if is_legal(letter) { letter } else { '_' };
+    let mut flat: String = label.chars().chain("__".chars()).chain(name.chars()).map(legal).collect();
+    if digits == Digits::No {
+        return flat;
+    }
+    let count = digits.count();
+    flat.truncate(FLAT_MAX - "_".len() - count);
+    flat.push('_');
+    let hash = digest(&SHA256, format!("{label}\0{name}").as_bytes());
+    for byte in &hash.as_ref()[..count / 2] {
+        // Writing to a string does not fail.
+        let _ = write!(flat, "{byte:02x}");
+    }
+    flat
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FULL: [&str; 3] = ["files-acme-alice-a", "files-acme-alice-b", "git-acme-alice-c"];
+
+    fn names<'a>(server: &'a str, installation: &'a str, full: &'a str) -> Names<'a> {
+        Names { server, installation, full }
+    }
+
+    fn own() -> [Names<'static>; 3] {
+        [names("files", "a", FULL[0]), names("files", "b", FULL[1]), names("git", "c", FULL[2])]
+    }
+
+    #[test]
+    fn a_server_is_called_by_its_slug_and_by_more_only_where_it_is_there_twice() {
+        assert_eq!(labels(&own()), ["files-a", "files-b", "git"]);
+        // What tells two apart may be the name of a third.
+        let third = names("files-a", "d", "files-a-acme-alice-d");
+        let [one, two, git] = own();
+        assert_eq!(labels(&[third, one, two, git]), ["files-a-d", FULL[0], "files-b", "git"]);
+    }
+
+    #[test]
+    fn a_server_is_found_by_each_of_its_names_and_never_by_one_that_means_two() {
+        let find = |text: &str| find(own().into_iter(), text);
+        assert_eq!(find("git"), Found::One(2));
+        assert_eq!(find("git-c"), Found::One(2));
+        assert_eq!(find("files-b"), Found::One(1));
+        assert_eq!(find(FULL[0]), Found::One(0));
+        assert_eq!(find("files"), Found::Several(vec![0, 1]));
+        for nothing in ["", "fil", "files-", "files-c", "git-acme", "GIT"] {
+            assert_eq!(find(nothing), Found::None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_taken_apart_where_a_name_ends_that_means_something() {
+        let split = |text, separator| split(own().into_iter(), text, separator);
+        assert_eq!(split("git:log", ':'), Some((Found::One(2), "git", "log")));
+        assert_eq!(split("git:a:b", ':'), Some((Found::One(2), "git", "a:b")));
+        assert_eq!(split("files:read", ':'), Some((Found::Several(vec![0, 1]), "files", "read")));
+        assert_eq!(split("nobody:a:b", ':'), Some((Found::None, "nobody", "a:b")));
+        assert_eq!(split("git|file:///a|b", '|'), Some((Found::One(2), "git", "file:///a|b")));
+        assert_eq!(split("git", ':'), None);
+    }
+
+    #[test]
+    fn a_tool_keeps_its_name_in_the_list_of_all_where_every_client_takes_it() {
+        let long = "t".repeat(60);
+        let flat = flat(&[("files", "read_file"), ("files", "read.file"), ("files", &long), ("a.b", "c"), ("a", "ü")]);
+        assert_eq!(flat[0], "files__read_file");
+        assert!(flat[1].starts_with("files__read_file_") && flat[1].len() == 17 + 8, "{}", flat[1]);
+        assert!(flat[2].starts_with("files__tttt") && flat[2].len() == FLAT_MAX, "{}", flat[2]);
+        assert!(flat[3].starts_with("a_b__c_"), "{}", flat[3]);
+        assert!(flat[4].starts_with("a___"), "{}", flat[4]);
+    }
+
+    #[test]
+    fn tools_that_come_to_the_same_name_are_all_told_apart_and_the_same_tool_twice_is_not() {
+        let same = flat(&[("a__b", "c"), ("a", "b__c"), ("a", "c"), ("a", "c")]);
+        assert!(same[0].starts_with("a__b__c_") && same[1].starts_with("a__b__c_"), "{same:?}");
+        assert_ne!(same[0], same[1]);
+        assert_eq!(same[2..], ["a__c", "a__c"]);
+        // One that calls itself what another one is called because of that.
+        let taken = same[0].strip_prefix("a__").unwrap_or_default();
+        let again = flat(&[("a__b", "c"), ("a", "b__c"), ("a", taken)]);
+        assert_eq!(again.iter().collect::<HashSet<_>>().len(), 3, "{again:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_there_is_has_a_name_of_its_own_that_depends_on_no_order(
+            pairs in proptest::collection::hash_set(("[ab_]{1,4}", "[ab_.ü]{1,70}|[ab_]{1,3}"), 1..20),
+        ) {
+            let mut pairs: Vec<(&str, &str)> = pairs.iter().map(|(label, name)| (&**label, &**name)).collect();
+            let names: HashMap<_, _> = pairs.iter().copied().zip(flat(&pairs)).collect();
+            prop_assert_eq!(names.values().collect::<HashSet<_>>().len(), pairs.len());
+            for name in names.values() {
+                prop_assert!(name.len() <= FLAT_MAX && name.chars().all(is_legal), "{}", name);
+            }
+            pairs.reverse();
+            for (pair, name) in pairs.iter().zip(flat(&pairs)) {
+                prop_assert_eq!(&names[pair], &name);
+            }
+        }
+
+        #[test]
+        fn what_a_server_is_called_in_lists_finds_it(
+            slugs in proptest::collection::hash_set(("[ab]{1,2}(-[ab])?", "[ab](-[ab])?"), 1..12),
+        ) {
+            let full: Vec<String> = slugs.iter().map(|(server, id)| format!("{server}-t-u-{id}")).collect();
+            let own: Vec<Names<'_>> = slugs.iter().zip(&full)
+                .map(|((server, installation), full)| Names { server, installation, full }).collect();
+            for (at, label) in labels(&own).iter().enumerate() {
+                prop_assert_eq!(find(own.iter().copied(), label), Found::One(at), "{}", label);
+            }
+        }
+    }
+}

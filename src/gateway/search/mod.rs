@@ -1,0 +1,474 @@
+//! Finds tools by a few words, misspelled ones too. What is looked through is an index of each server's catalogue, made
+//! when it is first asked for and kept as long as that catalogue is: one that changes is read anew, and no other.
+//!
+//! ```text
+//! score = 0.40 · name + 0.35 · description + 0.25 · server
+//! each of them = Σ weight · nearness of the nearest word / Σ weight, over the words that were asked for
+//! ```
+//!
+//! A word weighs the more the fewer of the caller's tools it fits. Slips are looked for only where a word is nobody's as
+//! it is written.
+
+mod text;
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
+use serde_json::value::RawValue;
+
+use self::text::{Shape, Word, nearness, nearness_of_slips, squeezed};
+
+const NAME: f32 = 0.40;
+const DESCRIPTION: f32 = 0.35;
+const SERVER: f32 = 0.25;
+/// How much of what a name is worth does not depend on how much of it was asked for.
+const NAME_BASE: f32 = 0.85;
+/// What scores less was not found.
+const SCORE_MIN: f32 = 0.05;
+/// So much of a description is looked through, in bytes.
+const DESCRIPTION_MAX: usize = 8 * 1024;
+/// So many words of a question are looked for.
+const WORDS_MAX: usize = 24;
+/// So many words are tried in the place of one that is misspelled.
+const MEANT_MAX: usize = 16;
+/// So many tools are kept indexed before all is forgotten and what is asked for is read anew.
+const INDEXED_TOOLS_MAX: usize = 200_000;
+
+/// The words of one server's tools.
+#[derive(Debug)]
+pub struct CatalogueIndex {
+    /// Ordered by their text.
+    terms: Vec<Term>,
+    tools: Vec<Indexed>,
+}
+
+/// One word, and the tools that it stands in.
+#[derive(Debug)]
+struct Term {
+    text: Box<str>,
+    shape: Shape,
+    in_names: Box<[u32]>,
+    in_descriptions: Box<[u32]>,
+}
+
+/// One tool.
+#[derive(Debug)]
+struct Indexed {
+    name: Box<str>,
+    /// Its name's letters and digits.
+    squeezed: Box<str>,
+    /// Of how many words its name is made.
+    words: usize,
+}
+
+impl CatalogueIndex {
+    /// Reads the names and descriptions of all tools.
+    pub fn new(catalogue: &Catalogue) -> Self {
+        let mut places: HashMap<String, (Vec<u32>, Vec<u32>)> = HashMap::new();
+        let mut tools = Vec::with_capacity(catalogue.tools.len());
+        for (tool, at) in catalogue.tools.iter().zip(0u32..) {
+            let mut enter = |word: Word, in_name: bool| {
+                for text in word.parts.into_iter().chain([word.whole]) {
+                    let (names, descriptions) = places.entry(text).or_default();
+                    let list = if in_name { names } else { descriptions };
+                    if list.last() != Some(&at) {
+                        list.push(at);
+                    }
+                }
+            };
+            let in_name = text::words(&tool.name);
+            let words = in_name.iter().map(|word| word.parts.len().max(1)).sum();
+            in_name.into_iter().for_each(|word| enter(word, true));
+            text::words(&description(tool)).into_iter().for_each(|word| enter(word, false));
+            tools.push(Indexed { name: tool.name.clone(), squeezed: squeezed(&tool.name).into(), words });
+        }
+        let term = |(text, (names, descriptions)): (String, (Vec<u32>, Vec<u32>))| Term {
+            shape: Shape::of(&text),
+            text: text.into(),
+            in_names: names.into(),
+            in_descriptions: descriptions.into(),
+        };
+        let mut terms: Vec<Term> = places.into_iter().map(term).collect();
+        terms.sort_unstable_by(|one, other| one.text.cmp(&other.text));
+        Self { terms, tools }
+    }
+
+    /// Tells each word that is the same as `asked` or of its family, and how near it is.
+    fn related(&self, asked: &str, tell: &mut dyn FnMut(&Term, f32)) {
+        // All of them begin with the same letters: those that a stem or a beginning must share.
+        let letters = asked.chars().count();
+        let shared = text::shortest_beginning(letters).min(letters).min(5);
+        let start: String = asked.chars().take(shared).collect();
+        let from = self.terms.partition_point(|term| *term.text < *start);
+        for term in self.terms[from..].iter().take_while(|term| term.text.starts_with(&start)) {
+            let near = nearness(asked, &term.text);
+            if near > 0.0 {
+                tell(term, near);
+            }
+        }
+    }
+
+    /// Tells each word of which `asked` may be a misspelling, and how near it is.
+    fn misspelled(&self, asked: (&str, Shape), tell: &mut dyn FnMut(&Term, f32)) {
+        for term in &self.terms {
+            let near = nearness_of_slips(asked, (&term.text, term.shape));
+            if near > 0.0 {
+                tell(term, near);
+            }
+        }
+    }
+}
+
+/// What a tool says of itself for people: its title and its description.
+fn description(tool: &Tool) -> String {
+    let Ok(fields) = serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(tool.raw.get()) else {
+        return String::new();
+    };
+    let text = |name: &str| fields.get(name).and_then(|raw| serde_json::from_str::<String>(raw.get()).ok());
+    let mut told = text("title").unwrap_or_default();
+    told.push('\n');
+    told.push_str(&text("description").unwrap_or_default());
+    told.truncate(told.floor_char_boundary(DESCRIPTION_MAX));
+    told
+}
+
+/// The indexes of the catalogues that are there. One lives as long as its catalogue.
+#[derive(Debug, Default)]
+pub struct Indexes(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// By address, which is not given to another catalogue as long as it is held here.
+    by_address: HashMap<usize, (Weak<Catalogue>, Arc<CatalogueIndex>)>,
+    tools: usize,
+    /// At this many it is looked which of them are still needed.
+    tidy_at: usize,
+}
+
+impl Indexes {
+    /// The index of a catalogue, made now if there is none.
+    pub fn of(&self, catalogue: &Arc<Catalogue>) -> Arc<CatalogueIndex> {
+        let address = Arc::as_ptr(catalogue) as usize;
+        if let Some((_, index)) = self.kept().by_address.get(&address) {
+            return index.clone();
+        }
+        // Not while others wait: two that ask at once may both make it.
+        let index = Arc::new(CatalogueIndex::new(catalogue));
+        let mut kept = self.kept();
+        kept.tidy();
+        kept.tools += index.tools.len();
+        kept.by_address.insert(address, (Arc::downgrade(catalogue), index.clone()));
+        index
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.kept().by_address.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        // Whoever panicked with it in hand has left a map that is whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn tidy(&mut self) {
+        if self.by_address.len() < self.tidy_at && self.tools < INDEXED_TOOLS_MAX {
+            return;
+        }
+        self.by_address.retain(|_, (catalogue, _)| catalogue.strong_count() > 0);
+        self.tools = self.by_address.values().map(|(_, index)| index.tools.len()).sum();
+        if self.tools >= INDEXED_TOOLS_MAX {
+            self.by_address.clear();
+            self.tools = 0;
+        }
+        self.tidy_at = 2 * self.by_address.len() + 64;
+    }
+}
+
+/// One of the caller's servers, with its tools.
+#[derive(Debug, Clone)]
+pub struct Shelf<'a> {
+    /// What the server is called.
+    pub label: &'a str,
+    /// Its tools.
+    pub index: Arc<CatalogueIndex>,
+}
+
+/// One tool that was found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hit {
+    /// On which shelf.
+    pub shelf: usize,
+    /// Which tool of that catalogue.
+    pub tool: usize,
+    /// From 0 to 1.
+    pub score: f32,
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hits {
+    /// The best, the best first.
+    pub best: Vec<Hit>,
+    /// How many there are in all.
+    pub total: usize,
+}
+
+/// Looks for tools. A question without a word finds all, ordered by their paths.
+pub fn search(question: &str, shelves: &[Shelf<'_>], limit: usize) -> Hits {
+    let question = Question::read(question);
+    let mut found = if question.words.is_empty() { all(shelves) } else { question.answer(shelves) };
+    let path = |hit: &Hit| (shelves[hit.shelf].label, &*shelves[hit.shelf].index.tools[hit.tool].name);
+    let shorter = |one: &Hit, other: &Hit| {
+        if question.words.is_empty() { Ordering::Equal } else { path(one).1.len().cmp(&path(other).1.len()) }
+    };
+    let order = |one: &Hit, other: &Hit| {
+        let by_path = || path(one).cmp(&path(other)).then(one.tool.cmp(&other.tool));
+        other.score.total_cmp(&one.score).then_with(|| shorter(one, other)).then_with(by_path)
+    };
+    let total = found.len();
+    if limit < total {
+        found.select_nth_unstable_by(limit, order);
+        found.truncate(limit);
+    }
+    found.sort_unstable_by(order);
+    Hits { best: found, total }
+}
+
+fn all(shelves: &[Shelf<'_>]) -> Vec<Hit> {
+    let of = |(at, shelf): (usize, &Shelf<'_>)| {
+        (0..shelf.index.tools.len()).map(move |tool| Hit { shelf: at, tool, score: 0.0 }).collect::<Vec<_>>()
+    };
+    shelves.iter().enumerate().flat_map(of).collect()
+}
+
+/// What is asked.
+struct Question {
+    /// Every text that is looked for, once.
+    texts: Vec<String>,
+    words: Vec<Asked>,
+    /// All of its letters and digits.
+    squeezed: String,
+}
+
+/// One word of a question: positions among its texts.
+struct Asked {
+    whole: usize,
+    parts: Vec<usize>,
+}
+
+/// How near each text of a question comes to one tool.
+#[derive(Debug, Clone, Copy, Default)]
+struct Near {
+    name: f32,
+    description: f32,
+}
+
+/// The tools of one shelf in which something was found.
+struct Page {
+    shelf: usize,
+    /// Of each text of the question.
+    server: Vec<f32>,
+    /// For each tool, of each text of the question; empty if none of its tools has any.
+    near: Vec<Near>,
+}
+
+impl Question {
+    fn read(text: &str) -> Self {
+        let mut asked = text::words(text);
+        if asked.iter().any(|word| !text::is_stop_word(&word.whole)) {
+            asked.retain(|word| !text::is_stop_word(&word.whole));
+        }
+        let mut texts: Vec<String> = Vec::new();
+        let mut place = |text: String| {
+            texts.iter().position(|known| *known == text).unwrap_or_else(|| {
+                texts.push(text);
+                texts.len() - 1
+            })
+        };
+        let mut words: Vec<Asked> = Vec::new();
+        for word in asked.into_iter().take(WORDS_MAX) {
+            let whole = place(word.whole);
+            let parts = word.parts.into_iter().map(&mut place).collect();
+            if words.iter().all(|known| known.whole != whole) {
+                words.push(Asked { whole, parts });
+            }
+        }
+        Self { texts, words, squeezed: squeezed(text) }
+    }
+
+    fn answer(&self, shelves: &[Shelf<'_>]) -> Vec<Hit> {
+        let labels: Vec<Vec<Word>> = shelves.iter().map(|shelf| text::words(shelf.label)).collect();
+        let mut pages: Vec<Page> = (0..shelves.len())
+            .map(|shelf| Page { shelf, server: vec![0.0; self.texts.len()], near: Vec::new() })
+            .collect();
+        for (at, text) in self.texts.iter().enumerate() {
+            let mut known = false;
+            for (page, label) in pages.iter_mut().zip(&labels) {
+                known |= page.look(
+                    at,
+                    self.texts.len(),
+                    &shelves[page.shelf],
+                    label,
+                    &mut |index, tell| {
+                        index.related(text, tell);
+                    },
+                    &|word| nearness(text, word),
+                );
+            }
+            if known {
+                continue;
+            }
+            for (word, slips) in meant(text, shelves, &labels) {
+                for (page, label) in pages.iter_mut().zip(&labels) {
+                    page.look(
+                        at,
+                        self.texts.len(),
+                        &shelves[page.shelf],
+                        label,
+                        &mut |index, tell| index.related(&word, &mut |term, near| tell(term, slips * near)),
+                        &|other| slips * nearness(&word, other),
+                    );
+                }
+            }
+        }
+        let weights = self.weights(shelves, &pages);
+        let mut hits = Vec::new();
+        for page in &pages {
+            let shelf = &shelves[page.shelf];
+            let label = squeezed(shelf.label);
+            for (tool, indexed) in shelf.index.tools.iter().enumerate() {
+                let score = if self.names(&label, indexed) { 1.0 } else { self.score(page, tool, indexed, &weights) };
+                if score >= SCORE_MIN {
+                    hits.push(Hit { shelf: page.shelf, tool, score });
+                }
+            }
+        }
+        hits
+    }
+
+    /// Whether it is a tool's very name, with or without its server's.
+    fn names(&self, label: &str, tool: &Indexed) -> bool {
+        let Some(rest) = self.squeezed.strip_suffix(&*tool.squeezed) else { return false };
+        !tool.squeezed.is_empty() && (rest.is_empty() || rest == label)
+    }
+
+    /// What each word weighs: the logarithm of how rarely it is found.
+    fn weights(&self, shelves: &[Shelf<'_>], pages: &[Page]) -> Vec<f32> {
+        let tools: usize = shelves.iter().map(|shelf| shelf.index.tools.len()).sum();
+        let weight = |word: &Asked| {
+            let fits = |page: &Page| {
+                let tools = shelves[page.shelf].index.tools.len();
+                if word.near(|text| page.server[text]) > 0.0 {
+                    return tools;
+                }
+                let near = |tool: &usize| {
+                    let near = |of: fn(&Near) -> f32| word.near(|text| page.near(*tool, text, self.texts.len(), of));
+                    near(|near| near.name) > 0.0 || near(|near| near.description) > 0.0
+                };
+                if page.near.is_empty() { 0 } else { (0..tools).filter(near).count() }
+            };
+            // What nobody has says as little of one tool as of another; it counts as if one had it.
+            let fitting = pages.iter().map(fits).sum::<usize>().max(1) as f32;
+            (1.0 + (tools as f32 - fitting + 0.5) / (fitting + 0.5)).ln()
+        };
+        self.words.iter().map(weight).collect()
+    }
+
+    fn score(&self, page: &Page, tool: usize, indexed: &Indexed, weights: &[f32]) -> f32 {
+        let (mut name, mut description, mut server, mut sum) = (0.0, 0.0, 0.0, 0.0);
+        let mut asked_of_name = 0;
+        for (word, weight) in self.words.iter().zip(weights) {
+            let near = |of: fn(&Near) -> f32| word.near(|text| page.near(tool, text, self.texts.len(), of));
+            let in_name = near(|near| near.name);
+            if in_name > 0.0 {
+                asked_of_name += word.parts.len().max(1);
+            }
+            name += weight * in_name;
+            description += weight * near(|near| near.description);
+            server += weight * word.near(|text| page.server[text]);
+            sum += weight;
+        }
+        let share = (asked_of_name as f32 / indexed.words.max(1) as f32).min(1.0);
+        let name = name * (NAME_BASE + (1.0 - NAME_BASE) * share);
+        (NAME * name + DESCRIPTION * description + SERVER * server) / sum
+    }
+}
+
+/// The words that one that is nobody's may be a misspelling of, with how near they are, the nearest first.
+fn meant(text: &str, shelves: &[Shelf<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
+    let asked = (text, Shape::of(text));
+    let mut words: HashMap<String, f32> = HashMap::new();
+    for shelf in shelves {
+        shelf.index.misspelled(asked, &mut |term, near| {
+            words.entry(term.text.to_string()).or_insert(near);
+        });
+    }
+    for word in labels.iter().flatten().flat_map(|word| word.parts.iter().chain([&word.whole])) {
+        let near = nearness_of_slips(asked, (word, Shape::of(word)));
+        if near > 0.0 {
+            words.insert(word.clone(), near);
+        }
+    }
+    let mut words: Vec<_> = words.into_iter().collect();
+    words.sort_unstable_by(|one, other| other.1.total_cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+    words.truncate(MEANT_MAX);
+    words
+}
+
+impl Asked {
+    /// As near as it comes as a whole or, on the average, in its parts.
+    fn near(&self, text: impl Fn(usize) -> f32) -> f32 {
+        let whole = text(self.whole);
+        if self.parts.is_empty() {
+            return whole;
+        }
+        let sum: f32 = self.parts.iter().map(|part| text(*part)).sum();
+        whole.max(sum / self.parts.len() as f32)
+    }
+}
+
+impl Page {
+    /// Looks for one text of a question, and says whether it was found.
+    fn look(
+        &mut self,
+        text: usize,
+        texts: usize,
+        shelf: &Shelf<'_>,
+        label: &[Word],
+        terms: &mut dyn FnMut(&CatalogueIndex, &mut dyn FnMut(&Term, f32)),
+        nearness: &dyn Fn(&str) -> f32,
+    ) -> bool {
+        let of_label = label.iter().flat_map(|word| word.parts.iter().chain([&word.whole]));
+        self.server[text] = of_label.map(|word| nearness(word)).fold(0.0, f32::max);
+        let mut known = self.server[text] > 0.0;
+        let (near, tools) = (&mut self.near, shelf.index.tools.len());
+        terms(&shelf.index, &mut |term, nearness| {
+            known = true;
+            near.resize(tools * texts, Near::default());
+            for tool in &*term.in_names {
+                let place = &mut near[*tool as usize * texts + text];
+                place.name = place.name.max(nearness);
+            }
+            for tool in &*term.in_descriptions {
+                let place = &mut near[*tool as usize * texts + text];
+                place.description = place.description.max(nearness);
+            }
+        });
+        known
+    }
+
+    fn near(&self, tool: usize, text: usize, texts: usize, of: fn(&Near) -> f32) -> f32 {
+        self.near.get(tool * texts + text).map_or(0.0, of)
+    }
+}

@@ -1,0 +1,226 @@
+//! Words: how a text comes apart into them, and how near one is to another.
+
+use std::ops::Range;
+
+/// A longer word is nobody's: part of a key, an address or an image.
+const LETTERS_MAX: usize = 40;
+
+/// Dropped from what is asked, unless nothing else is asked.
+const STOP_WORDS: [&str; 33] = [
+    "a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "for", "from", "how", "i", "in", "into", "is", "it",
+    "me", "my", "of", "on", "or", "please", "that", "the", "this", "to", "tool", "tools", "want", "which", "with",
+];
+
+/// Whether a word says nothing of what is looked for.
+pub(super) fn is_stop_word(word: &str) -> bool {
+    STOP_WORDS.binary_search(&word).is_ok()
+}
+
+/// One word, in lower case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Word {
+    /// `github`
+    pub(super) whole: String,
+    /// `git` and `hub` where it was written `GitHub`; none if it is of one piece.
+    pub(super) parts: Vec<String>,
+}
+
+/// The words of a text: what is between anything that is no letter and no digit.
+pub(super) fn words(text: &str) -> Vec<Word> {
+    let runs = text.split(|letter: char| !letter.is_alphanumeric());
+    let fits = |run: &&str| !run.is_empty() && run.chars().nth(LETTERS_MAX).is_none();
+    runs.filter(fits)
+        .map(|run| {
+            let parts: Vec<String> = pieces(run).map(|range| run[range].to_lowercase()).collect();
+            Word { whole: run.to_lowercase(), parts: if parts.len() > 1 { parts } else { Vec::new() } }
+        })
+        .collect()
+}
+
+/// `readFile2` → `read`, `File`, `2`; `HTTPServer` → `HTTP`, `Server`.
+fn pieces(run: &str) -> impl Iterator<Item = Range<usize>> {
+    let letters: Vec<(usize, char)> = run.char_indices().collect();
+    let mut starts = vec![0];
+    for at in 1..letters.len() {
+        let (before, (start, here)) = (letters[at - 1].1, letters[at]);
+        let next_is_small = letters.get(at + 1).is_some_and(|(_, next)| next.is_lowercase());
+        let starts_a_piece = before.is_numeric() != here.is_numeric()
+            || (before.is_lowercase() && here.is_uppercase())
+            || (before.is_uppercase() && here.is_uppercase() && next_is_small);
+        if starts_a_piece {
+            starts.push(start);
+        }
+    }
+    starts.push(run.len());
+    (1..starts.len()).map(move |at| starts[at - 1]..starts[at])
+}
+
+/// The letters and digits of a text, in lower case: two names that differ only in how they are written are the same.
+pub(super) fn squeezed(text: &str) -> String {
+    text.chars().filter(|letter| letter.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+}
+
+/// A word of an index, or one that is looked for, with what is known of it at a glance.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// How many letters it has.
+    pub(super) letters: usize,
+    /// Which letters it has: one bit each, some of them sharing one.
+    mask: u64,
+}
+
+impl Shape {
+    pub(super) fn of(word: &str) -> Self {
+        let bit = |letter: char| match letter {
+            'a'..='z' => u32::from(letter) - u32::from('a'),
+            '0'..='9' => 26 + u32::from(letter) - u32::from('0'),
+            other => 36 + u32::from(other) % 28,
+        };
+        let mask = word.chars().fold(0, |mask, letter| mask | 1 << bit(letter));
+        Self { letters: word.chars().count(), mask }
+    }
+
+    /// Whether so many slips can make one of the other: each changes the length by one at most, and two letters.
+    fn may_be(self, other: Self, slips: u32) -> bool {
+        self.letters.abs_diff(other.letters) <= slips as usize && (self.mask ^ other.mask).count_ones() <= 2 * slips
+    }
+}
+
+/// The same word.
+const SAME: f32 = 1.0;
+/// One is how the other begins.
+const BEGINNING: f32 = 0.9;
+/// Two words of one stem: `directory` and `directories`.
+const STEM: f32 = 0.8;
+/// One slip: a letter wrong, missing, too many, or two of them swapped.
+const ONE_SLIP: f32 = 0.8;
+/// Two slips.
+const TWO_SLIPS: f32 = 0.6;
+
+/// How much of a word its beginning must be at least.
+pub(super) fn shortest_beginning(letters: usize) -> usize {
+    letters.div_ceil(2).max(3)
+}
+
+/// How near two words are as they are written; `shared` is the number of letters with which both begin.
+fn by_beginning(one: usize, other: usize, shared: usize) -> f32 {
+    let (short, long) = (one.min(other), one.max(other));
+    if shared == long {
+        SAME
+    } else if shared == short && short >= shortest_beginning(long) {
+        BEGINNING
+    } else if shared >= 5 && short - shared <= 1 && long - shared <= 3 {
+        STEM
+    } else {
+        0.0
+    }
+}
+
+/// How near a word is to one that was asked for, if that one is spelled well: 1 for the same, 0 for another.
+pub(super) fn nearness(asked: &str, word: &str) -> f32 {
+    let shared = asked.chars().zip(word.chars()).take_while(|(one, other)| one == other).count();
+    by_beginning(asked.chars().count(), word.chars().count(), shared)
+}
+
+/// How near a word is to one that nobody knows, and that may be misspelled.
+pub(super) fn nearness_of_slips(asked: (&str, Shape), word: (&str, Shape)) -> f32 {
+    let slips = match asked.1.letters {
+        0..4 => return 0.0,
+        4..8 => 1,
+        _ => 2,
+    };
+    if !asked.1.may_be(word.1, slips) {
+        return 0.0;
+    }
+    match strsim::osa_distance(asked.0, word.0) {
+        0 => SAME,
+        1 => ONE_SLIP,
+        2 if slips == 2 => TWO_SLIPS,
+        _ => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn flat(text: &str) -> Vec<String> {
+        words(text).into_iter().flat_map(|word| [vec![word.whole], word.parts].concat()).collect()
+    }
+
+    #[test]
+    fn a_text_comes_apart_at_what_is_no_letter_and_where_its_writing_changes() {
+        assert_eq!(flat("read_file.v2/now"), ["read", "file", "v2", "v", "2", "now"]);
+        assert_eq!(flat("GitHub"), ["github", "git", "hub"]);
+        assert_eq!(flat("parseHTTPServer"), ["parsehttpserver", "parse", "http", "server"]);
+        assert_eq!(flat("Größe, ÄNDERN"), ["größe", "ändern"]);
+        assert_eq!(flat(" -- "), Vec::<String>::new());
+        assert_eq!(flat(&"x".repeat(41)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_words_that_say_nothing_are_in_order() {
+        assert!(STOP_WORDS.is_sorted());
+        assert!(is_stop_word("the") && is_stop_word("a") && is_stop_word("with") && !is_stop_word("file"));
+    }
+
+    #[test]
+    fn a_word_is_near_to_itself_to_its_beginning_and_to_its_family() {
+        for (asked, word, near) in [
+            ("file", "file", SAME),
+            ("file", "files", BEGINNING),
+            ("files", "file", BEGINNING),
+            ("search", "searching", BEGINNING),
+            ("fi", "file", 0.0),
+            ("dir", "directories", 0.0),
+            ("directory", "directories", STEM),
+            ("creating", "create", STEM),
+            ("pull", "push", 0.0),
+            ("commit", "comment", 0.0),
+        ] {
+            assert!((nearness(asked, word) - near).abs() < f32::EPSILON, "{asked}, {word}: {}", nearness(asked, word));
+        }
+    }
+
+    #[test]
+    fn a_slip_is_forgiven_in_a_word_and_two_in_a_long_one() {
+        for (asked, word, near) in [
+            ("serach", "search", ONE_SLIP),
+            ("comit", "commit", ONE_SLIP),
+            ("brannch", "branch", ONE_SLIP),
+            ("messsagee", "message", TWO_SLIPS),
+            ("repisotory", "repository", TWO_SLIPS),
+            ("lsit", "list", ONE_SLIP),
+            ("gti", "git", 0.0),
+            ("brunhc", "branch", 0.0),
+        ] {
+            let found = nearness_of_slips((asked, Shape::of(asked)), (word, Shape::of(word)));
+            assert!((found - near).abs() < f32::EPSILON, "{asked}, {word}: {found}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_glance_never_hides_what_a_slip_away(word in "[a-z0-9äß日]{4,12}", at in 0usize..12, with in "[a-zé7]") {
+            let mut letters: Vec<char> = word.chars().collect();
+            let at = at % letters.len();
+            letters.splice(at..at, with.chars());
+            let inserted: String = letters.iter().collect();
+            letters.remove((at + 1) % letters.len());
+            let replaced: String = letters.iter().collect();
+            for (other, slips) in [(inserted, 1), (replaced, 2)] {
+                prop_assert!(Shape::of(&word).may_be(Shape::of(&other), slips), "{} {}", word, other);
+            }
+        }
+
+        #[test]
+        fn no_text_is_too_strange(text in any::<String>()) {
+            for word in words(&text) {
+                let _ = nearness(&word.whole, "word");
+            }
+            let _ = squeezed(&text);
+        }
+    }
+}

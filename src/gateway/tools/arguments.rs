@@ -1,0 +1,45 @@
+//! What a meta-tool is given, read member by member, so that what is wrong is told with the member's name.
+
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::raw::{Members, members};
+use super::trouble::Trouble;
+
+/// The arguments of one call.
+#[derive(Debug)]
+pub(super) struct Arguments<'a>(Members<'a>);
+
+impl<'a> Arguments<'a> {
+    /// Reads an object, or nothing; no member of it may be unknown.
+    pub(super) fn read(json: Option<&'a str>, known: &[&str]) -> Result<Self, Trouble> {
+        let json = json.unwrap_or("{}");
+        let members = members(json).ok_or_else(|| Trouble::bad_input("the arguments of a tool are a JSON object"))?;
+        if let Some(unknown) = members.keys().find(|name| !known.contains(&&***name)) {
+            let message = match known {
+                [] => format!("`{unknown}` is not known: this tool takes no arguments"),
+                known => format!("`{unknown}` is not known: this tool takes `{}`", known.join("`, `")),
+            };
+            return Err(Trouble::bad_input(message));
+        }
+        Ok(Self(members))
+    }
+
+    /// A member as sent; null counts as not given.
+    pub(super) fn raw(&self, name: &str) -> Option<&'a RawValue> {
+        self.0.get(name).copied().filter(|value| value.get() != "null")
+    }
+
+    /// A member, if it is there; `what` it must be.
+    pub(super) fn optional<T: DeserializeOwned>(&self, name: &str, what: &str) -> Result<Option<T>, Trouble> {
+        let Some(value) = self.raw(name) else { return Ok(None) };
+        let value = serde_json::from_str(value.get());
+        value.map(Some).map_err(|_| Trouble::bad_input(format!("`{name}` must be {what}")))
+    }
+
+    /// A text that must be there.
+    pub(super) fn text(&self, name: &str) -> Result<String, Trouble> {
+        let text = self.optional(name, "a string")?;
+        text.ok_or_else(|| Trouble::bad_input(format!("`{name}` is missing")))
+    }
+}

@@ -1,0 +1,96 @@
+//! `discover_mcp_tools`: the tools that fit a few words, with what a model needs to call them.
+
+use std::time::Instant;
+
+use mcp_satellite_actors::model::catalogue::Tool;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::arguments::Arguments;
+use super::caller::Caller;
+use super::raw::{members, raw, respelled};
+use super::resources::{UI, qualified};
+use super::structured;
+use super::trouble::Trouble;
+use crate::gateway::search::{Hit, Indexes, Shelf, search};
+
+const QUERY_MAX: usize = 512;
+const LIMIT_MAX: usize = 50;
+const LIMIT: usize = 10;
+
+#[derive(Serialize)]
+struct Discovered<'a> {
+    tools: Vec<Offer<'a>>,
+    total_found: usize,
+    search_time_ms: f64,
+}
+
+/// A tool, for somebody who may call it.
+#[derive(Serialize)]
+struct Offer<'a> {
+    tool_path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<&'a RawValue>,
+    input_schema: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_schema: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    annotations: Option<&'a RawValue>,
+    server_name: &'a str,
+    transport: &'static str,
+    relevance_score: f64,
+    #[serde(rename = "_meta", skip_serializing_if = "Option::is_none")]
+    meta: Option<Box<RawValue>>,
+}
+
+/// The result of the tool.
+pub fn discover(caller: &Caller, indexes: &Indexes, arguments: Option<&str>) -> Result<String, Trouble> {
+    let started = Instant::now();
+    let arguments = Arguments::read(arguments, &["query", "limit"])?;
+    let query = arguments.text("query")?;
+    if query.chars().nth(QUERY_MAX).is_some() {
+        return Err(Trouble::bad_input(format!("`query` must have at most {QUERY_MAX} characters")));
+    }
+    let range = format!("a whole number from 1 to {LIMIT_MAX}");
+    let limit = arguments.optional::<usize>("limit", &range)?.unwrap_or(LIMIT);
+    if !(1..=LIMIT_MAX).contains(&limit) {
+        return Err(Trouble::bad_input(format!("`limit` must be {range}")));
+    }
+
+    let offered: Vec<_> = caller
+        .servers()
+        .filter_map(|(label, view)| Some((label, view.spec.transport(), view.offered()?.clone())))
+        .collect();
+    let mut shelves = Vec::with_capacity(offered.len());
+    for (label, _, catalogue) in &offered {
+        shelves.push(Shelf { label, index: indexes.of(catalogue) });
+    }
+    let hits = search(&query, &shelves, limit);
+    let anything = raw(r#"{"type":"object"}"#.to_owned());
+    let offer = |hit: &Hit| {
+        let (label, transport, catalogue) = &offered[hit.shelf];
+        Offer::of(label, transport, &catalogue.tools[hit.tool], hit.score, &anything)
+    };
+    let tools = hits.best.iter().map(offer).collect();
+    let search_time_ms = started.elapsed().as_micros() as f64 / 1000.0;
+    Ok(structured(&Discovered { tools, total_found: hits.total, search_time_ms }))
+}
+
+impl<'a> Offer<'a> {
+    fn of(label: &'a str, transport: &'static str, tool: &'a Tool, score: f32, anything: &'a RawValue) -> Self {
+        let known = members(tool.raw.get()).unwrap_or_default();
+        let part = |name: &str| known.get(name).copied().filter(|value| value.get() != "null");
+        let meta = |meta: &RawValue| raw(respelled(meta.get(), &UI[1..], |uri| qualified(label, uri)));
+        Self {
+            tool_path: format!("{label}:{}", tool.name),
+            description: part("description"),
+            input_schema: part("inputSchema").unwrap_or(anything),
+            output_schema: part("outputSchema"),
+            annotations: part("annotations"),
+            server_name: label,
+            transport,
+            relevance_score: (f64::from(score) * 1000.0).round() / 1000.0,
+            meta: part("_meta").map(meta),
+        }
+    }
+}

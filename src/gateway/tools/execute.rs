@@ -1,0 +1,87 @@
+//! `execute_mcp_tool`: a tool of a server, by its path. The server's result is the answer, unchanged; so are its
+//! errors, and progress, questions and cancellations go both ways as if the tool had been called directly.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::{Relay, RuntimeHandle};
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+
+use super::Outcome;
+use super::arguments::Arguments;
+use super::caller::Caller;
+use super::raw::quoted;
+use super::trouble::Trouble;
+
+/// A call of a meta-tool that goes on to a server.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    /// What the meta-tool is given.
+    pub arguments: Option<&'a str>,
+    /// What the client says beside it, its progress token too.
+    pub meta: Option<&'a RawValue>,
+    /// Who asks.
+    pub origin: Origin,
+    /// The client's own cancellation, if it comes.
+    pub withdrawn: oneshot::Receiver<Message>,
+}
+
+/// Answers `execute_mcp_tool`.
+pub async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Outcome, Trouble> {
+    let arguments = Arguments::read(asked.arguments, &["tool_path", "arguments"])?;
+    let path = arguments.text("tool_path")?;
+    let (view, label, tool) = caller.part(&path, ':', "server:tool")?;
+    let given = arguments.raw("arguments");
+    if given.is_some_and(|given| !given.get().starts_with('{')) {
+        return Err(Trouble::bad_input("`arguments` must be an object"));
+    }
+    let name = [("name", quoted(tool))];
+    let params = name.into_iter().chain(given.map(|given| ("arguments", given.get().to_owned())));
+    let params: Vec<(&str, String)> = params.collect();
+    match pass_on(runtime, view, "tools/call", &params, asked, Passed::Tool(tool)).await {
+        Ok(Some(answer)) => Ok(Outcome::Message(answer)),
+        Ok(None) => Ok(Outcome::Withdrawn),
+        Err(error) => Err(Trouble::of_call(error, label, view)),
+    }
+}
+
+/// What is passed on.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Passed<'a> {
+    /// A call of this tool.
+    Tool(&'a str),
+    /// Reading, which may be repeated.
+    Resource,
+}
+
+/// Sends a request of ours to a server for the client, whose progress token it carries; the server's answer, or none if
+/// the client takes its own request back.
+pub(super) async fn pass_on(
+    runtime: &RuntimeHandle,
+    view: &Arc<InstanceView>,
+    method: &str,
+    params: &[(&str, String)],
+    asked: Asked<'_>,
+    passed: Passed<'_>,
+) -> Result<Option<Message>, CallError> {
+    let meta = asked.meta.map(|meta| ("_meta", meta.get()));
+    let params = params.iter().map(|(name, value)| (*name, &**value)).chain(meta);
+    let params: Vec<String> = params.map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    // Its id is replaced on the way.
+    let text = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{{{}}}}}"#, params.join(","));
+    let message = Message::read(Bytes::from(text)).map_err(|why| CallError::BadInput(why.to_string()))?;
+    let (repeatable, tool) = match passed {
+        Passed::Tool(name) => {
+            let known = view.catalogue.as_deref().and_then(|catalogue| catalogue.tool(name));
+            (known.is_some_and(|tool| tool.repeatable), Some(name.to_owned()))
+        }
+        Passed::Resource => (true, None),
+    };
+    let relay = Relay { message, origin: asked.origin, repeatable, tool };
+    runtime.relay(&view.spec.id, relay, None, asked.withdrawn).await
+}

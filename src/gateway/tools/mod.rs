@@ -1,0 +1,126 @@
+//! The six tools behind which `/mcp` keeps everything of a caller, so that a client's context is not filled. Four of them
+//! answer from a snapshot; `execute_mcp_tool` and `read_mcp_resource` pass a request on to a server.
+//!
+//! ```text
+//! tools/call ──> Caller (its own instances, now) ──> discover, list… ──> Result
+//!                                               └──> execute, read  ──> runtime.relay ──> the server's own answer
+//! ```
+
+mod arguments;
+mod caller;
+mod discover;
+mod execute;
+pub(super) mod raw;
+pub(super) mod resources;
+pub mod schema;
+mod servers;
+mod trouble;
+
+use std::time::Instant;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use mcp_satellite_actors::rpc::Message;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+
+pub use self::caller::Caller;
+pub use self::discover::discover;
+pub use self::execute::{Asked, execute};
+pub use self::resources::{list as list_resources, read as read_resource};
+pub use self::servers::{list as list_servers, reconnect};
+pub use self::trouble::Trouble;
+use super::search::Indexes;
+
+const INVALID_PARAMS: i64 = -32602;
+
+/// The answer to a `tools/call`; it goes out under the id that the client gave.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// A server's own message, a result or an error, under whatever id.
+    Message(Message),
+    /// A result of ours, as JSON text.
+    Result(String),
+    /// An error of ours.
+    Error {
+        /// Its JSON-RPC code.
+        code: i64,
+        /// What went wrong.
+        message: String,
+    },
+    /// The client has taken its request back, and waits for no answer.
+    Withdrawn,
+}
+
+/// A `tools/call` of a client, whose message this is.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// The request, as it came.
+    pub message: &'a Message,
+    /// Who has made it.
+    pub origin: Origin,
+    /// The client's own cancellation, if it comes.
+    pub withdrawn: oneshot::Receiver<Message>,
+}
+
+/// Answers a `tools/call` of this user. Dropping the future cancels it.
+pub async fn call(
+    runtime: &RuntimeHandle,
+    indexes: &Indexes,
+    (team, user): (&TeamId, &UserId),
+    call: Call<'_>,
+) -> Outcome {
+    let params = call.message.params().and_then(raw::members).unwrap_or_default();
+    let name = params.get("name").and_then(|name| serde_json::from_str::<String>(name.get()).ok());
+    let Some(name) = name else {
+        return Outcome::Error { code: INVALID_PARAMS, message: "`name` is missing, or not a string".to_owned() };
+    };
+    let given = params.get("arguments").map(|arguments| arguments.get()).filter(|arguments| *arguments != "null");
+    let meta = params.get("_meta").copied();
+    let asked = || Asked { arguments: given, meta, origin: call.origin, withdrawn: call.withdrawn };
+    let caller = Caller::new(runtime.snapshot(), team, user);
+    let answered = match &*name {
+        "discover_mcp_tools" => discover(&caller, indexes, given).map(Outcome::Result),
+        "execute_mcp_tool" => execute(runtime, &caller, asked()).await,
+        "list_mcp_resources" => list_resources(&caller, given).map(Outcome::Result),
+        "read_mcp_resource" => read_resource(runtime, &caller, asked()).await,
+        "list_servers" => list_servers(&caller, given, Instant::now(), Timestamp::now()).map(Outcome::Result),
+        "reconnect_server" => reconnect(runtime, &caller, given).await.map(Outcome::Result),
+        _ => {
+            return Outcome::Error {
+                code: INVALID_PARAMS,
+                message: format!(
+                    "unknown tool `{name}`; tools of servers are called by execute_mcp_tool, with `{name}` in their tool_path"
+                ),
+            };
+        }
+    };
+    answered.unwrap_or_else(|trouble| Outcome::Result(trouble.result()))
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Told<'a, C: Serialize> {
+    content: C,
+    structured_content: &'a RawValue,
+}
+
+/// The result of a tool: the same as data and, for clients that know no data, as text.
+fn structured(data: &impl Serialize) -> String {
+    #[derive(Serialize)]
+    struct Text<'a> {
+        r#type: &'static str,
+        text: &'a str,
+    }
+    let data = raw::raw(raw::written(data));
+    raw::written(&Told { content: [Text { r#type: "text", text: data.get() }], structured_content: &data })
+}
+
+/// With content of its own beside the data.
+fn structured_with(content: &impl Serialize, data: &impl Serialize) -> String {
+    let data = raw::raw(raw::written(data));
+    raw::written(&Told { content, structured_content: &data })
+}

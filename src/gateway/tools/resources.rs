@@ -1,0 +1,92 @@
+//! `list_mcp_resources` and `read_mcp_resource`: what the caller's servers have to be read, by `server|uri`.
+
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::catalogue::Entry;
+use mcp_satellite_actors::rpc::Kind;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::arguments::Arguments;
+use super::caller::Caller;
+use super::execute::{Asked, Passed, pass_on};
+use super::raw::{members, quoted, raw, respelled};
+use super::trouble::Trouble;
+use super::{Outcome, structured, structured_with};
+
+/// Where a tool or a resource names the resource that shows it.
+pub(in crate::gateway) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
+
+/// What stands between a server and a URI.
+const SEPARATOR: char = '|';
+
+#[derive(Serialize)]
+struct Resources {
+    resources: Vec<Box<RawValue>>,
+    resource_templates: Vec<Box<RawValue>>,
+}
+
+/// How a resource is called in a list of all.
+pub(in crate::gateway) fn qualified(label: &str, uri: &str) -> String {
+    format!("{label}{SEPARATOR}{uri}")
+}
+
+/// The result of `list_mcp_resources`: what is offered now, as its servers describe it, but for the URIs.
+pub fn list(caller: &Caller, arguments: Option<&str>) -> Result<String, Trouble> {
+    Arguments::read(arguments, &[])?;
+    let mut all = Resources { resources: Vec::new(), resource_templates: Vec::new() };
+    for (label, view) in caller.servers() {
+        let Some(catalogue) = view.offered() else { continue };
+        let spell = |uri: &str| qualified(&label, uri);
+        let entry = |entry: &Entry, key: &str| raw(respelled(&respelled(entry.raw.get(), &[key], spell), &UI, spell));
+        all.resources.extend(catalogue.resources.iter().map(|resource| entry(resource, "uri")));
+        all.resource_templates
+            .extend(catalogue.resource_templates.iter().map(|template| entry(template, "uriTemplate")));
+    }
+    Ok(structured(&all))
+}
+
+/// Answers `read_mcp_resource`: the server is asked each time.
+pub async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Outcome, Trouble> {
+    let uri = Arguments::read(asked.arguments, &["uri"])?.text("uri")?;
+    let (view, label, uri) = caller.part(&uri, SEPARATOR, "server|uri")?;
+    let params = [("uri", quoted(uri))];
+    match pass_on(runtime, view, "resources/read", &params, asked, Passed::Resource).await {
+        Err(error) => Err(Trouble::of_call(error, label, view)),
+        Ok(None) => Ok(Outcome::Withdrawn),
+        Ok(Some(answer)) => {
+            let outcome = answer.outcome().unwrap_or_default();
+            match answer.kind() {
+                Kind::Result => contents(outcome).map(Outcome::Result),
+                Kind::Error | Kind::Request | Kind::Notification => Err(refused(outcome)),
+            }
+        }
+    }
+}
+
+/// What was read, as the result of a tool.
+fn contents(result: &str) -> Result<String, Trouble> {
+    #[derive(Serialize)]
+    struct Contents<'a> {
+        contents: Vec<&'a RawValue>,
+    }
+    #[derive(Serialize)]
+    struct Block<'a> {
+        r#type: &'static str,
+        resource: &'a RawValue,
+    }
+    let found = members(result).and_then(|members| members.get("contents").copied());
+    let contents: Option<Vec<&RawValue>> = found.and_then(|contents| serde_json::from_str(contents.get()).ok());
+    let Some(contents) = contents else {
+        return Err(Trouble::new("server_error", "the server's answer has no `contents`"));
+    };
+    let blocks: Vec<Block<'_>> = contents.iter().map(|resource| Block { r#type: "resource", resource }).collect();
+    Ok(structured_with(&blocks, &Contents { contents }))
+}
+
+/// The server's own error.
+fn refused(error: &str) -> Trouble {
+    let told = members(error).unwrap_or_default();
+    let message = told.get("message").and_then(|message| serde_json::from_str::<String>(message.get()).ok());
+    let code = told.get("code").map_or("", |code| code.get());
+    Trouble::new("server_error", format!("server error {code}: {}", message.unwrap_or_default()))
+}

@@ -1,0 +1,143 @@
+//! `list_servers` and `reconnect_server`: how the caller's servers are, and a new start for one.
+
+use std::time::Instant;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::Target;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::slot::Want;
+use serde::Serialize;
+
+use super::arguments::Arguments;
+use super::caller::Caller;
+use super::structured;
+use super::trouble::Trouble;
+
+#[derive(Serialize)]
+struct Servers {
+    servers: Vec<Server>,
+}
+
+/// What does not apply is left out.
+#[derive(Serialize)]
+struct Server {
+    name: String,
+    transport: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    status: Status,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status_message: Option<String>,
+    connected: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connected_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reconnect_attempt: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_retry_ms: Option<u64>,
+    health: Health,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_check_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    consecutive_health_failures: Option<u64>,
+    degraded: bool,
+    dormant: bool,
+    want: Want,
+    tool_count: usize,
+}
+
+/// The result of `list_servers`. A run knows when it began by the clock that timers go by, `now`; people know it by
+/// `today`.
+pub fn list(caller: &Caller, arguments: Option<&str>, now: Instant, today: Timestamp) -> Result<String, Trouble> {
+    Arguments::read(arguments, &[])?;
+    let servers = caller.servers().map(|(name, view)| Server::of(name, view, now, today)).collect();
+    Ok(structured(&Servers { servers }))
+}
+
+impl Server {
+    fn of(name: String, view: &InstanceView, now: Instant, today: Timestamp) -> Self {
+        let url = match &view.spec.target {
+            Target::Stdio { .. } => None,
+            Target::Remote { url, .. } => Some(shown(url)),
+        };
+        let connected = match view.connection {
+            Some(connection) => connection == Connection::Connected,
+            None => view.port.is_some(),
+        };
+        let age = |at: Instant| now.saturating_duration_since(at);
+        let connected_at = view.initialized_at.filter(|_| connected).and_then(|at| today.checked_sub(age(at)).ok());
+        // Nothing is known in more detail than this of when it began.
+        let to_seconds = |at: Timestamp| Timestamp::from_second(at.as_second()).ok();
+        Self {
+            name,
+            transport: view.spec.transport(),
+            url,
+            status: view.status,
+            status_message: view.message.clone(),
+            connected,
+            connected_at: connected_at.and_then(to_seconds),
+            last_error: view.last_error.clone(),
+            reconnect_attempt: view.attempt.filter(|_| !connected),
+            next_retry_ms: view.next_retry_at.map(|at| milliseconds(at.saturating_duration_since(now))),
+            health: view.health,
+            last_check_at: view.counters.last_check(),
+            // Of a process nobody counts them.
+            consecutive_health_failures: (connected && view.spec.is_remote()).then(|| view.counters.failed_checks()),
+            degraded: view.health == Health::Degraded,
+            dormant: view.dormant,
+            want: view.want,
+            tool_count: view.offered().map_or(0, |catalogue| catalogue.tools.len()),
+        }
+    }
+}
+
+/// An address without what may be a secret: who asks, and what it asks with.
+fn shown(url: &str) -> String {
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    format!("{scheme}://{host}{path}")
+}
+
+fn milliseconds(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Answers `reconnect_server`. A process is started again.
+pub async fn reconnect(runtime: &RuntimeHandle, caller: &Caller, arguments: Option<&str>) -> Result<String, Trouble> {
+    #[derive(Serialize)]
+    struct Reconnected {
+        success: bool,
+        status: Status,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        status_message: Option<String>,
+    }
+    let name = Arguments::read(arguments, &["name"])?.text("name")?;
+    let view = caller.server(&name)?;
+    let outcome = runtime.reconnect(&view.spec.id).await.map_err(|error| Trouble::of_control(&error, &name))?;
+    let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
+    Ok(structured(&Reconnected { success, status, status_message }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_shown_without_its_secrets() {
+        for (url, told) in [
+            ("https://mcp.example/v1/mcp?key=hush", "https://mcp.example/v1/mcp"),
+            ("https://me:hush@mcp.example:8443/a@b", "https://mcp.example:8443/a@b"),
+            ("http://127.0.0.1:80#hush", "http://127.0.0.1:80"),
+            ("nothing", "nothing"),
+        ] {
+            assert_eq!(shown(url), told);
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! The six tools of `/mcp`, without HTTP, over a runtime in paused time.
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use mcp_satellite::gateway::tools::{Outcome, schema};
+use mcp_satellite_actors::model::catalogue::Aspect;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::Message;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use self::support::{House, Lists, id, spec};
+
+const FILES: Lists = Lists {
+    tools: r#"[{"name":"read","description":"Reads a file","inputSchema":{"type":"object","x":1},"outputSchema":{"type":"object"},"annotations":{"readOnlyHint":true},"_meta":{"ui":{"resourceUri":"ui://view"},"n":[1]}},{"name":"a:b","description":"Odd"}]"#,
+    resources: r#"[{"name":"R", "uri":"file:///a|b","x-unknown":[null],"_meta":{"ui":{"resourceUri":"ui://view"}}}]"#,
+    templates: r#"[{"uriTemplate":"file:///{path}","name":"T"}]"#,
+    prompts: r#"[{"name":"ask","x":1e400}]"#,
+};
+const GIT: Lists = Lists {
+    tools: r#"[{"name":"log","description":"Shows the commits"},{"name":"hang"},{"name":"refuse"}]"#,
+    resources: "",
+    templates: "",
+    prompts: "",
+};
+const BROKEN: Lists = Lists { tools: "", resources: "", templates: "", prompts: "" };
+
+async fn house() -> House {
+    House::with(&[("files", "a", FILES), ("git", "b", GIT)]).await
+}
+
+fn names(found: &Value, list: &str, name: &str) -> Vec<String> {
+    found[list].as_array().unwrap().iter().map(|one| one[name].as_str().unwrap().to_owned()).collect()
+}
+
+/// Holds an answer against what the tool promised: all that is required is there, and nothing that is not described.
+fn fits(tool: &str, found: &Value) {
+    fn holds(schema: &Value, value: &Value, at: &str) {
+        let known = match schema["type"].as_str().unwrap() {
+            "object" => {
+                let members = value.as_object().unwrap_or_else(|| panic!("{at} is no object: {value}"));
+                let empty = serde_json::Map::new();
+                let properties = schema["properties"].as_object().unwrap_or(&empty);
+                for required in schema["required"].as_array().into_iter().flatten() {
+                    assert!(members.contains_key(required.as_str().unwrap()), "{at} has no {required}: {value}");
+                }
+                for (name, member) in members {
+                    if let Some(schema) = properties.get(name) {
+                        holds(schema, member, &format!("{at}.{name}"));
+                    }
+                }
+                true
+            }
+            "array" => {
+                value.as_array().unwrap().iter().for_each(|item| holds(&schema["items"], item, at));
+                true
+            }
+            "string" => value.is_string(),
+            "number" => value.is_number(),
+            "integer" => value.is_u64(),
+            "boolean" => value.is_boolean(),
+            other => panic!("{other}"),
+        };
+        assert!(known, "{at} is not as promised: {value}");
+        if let Some(known) = schema["enum"].as_array() {
+            assert!(known.contains(value), "{at} is not as promised: {value}");
+        }
+    }
+    let list: Value = serde_json::from_str(schema::TOOLS).unwrap();
+    let tool = list["tools"].as_array().unwrap().iter().find(|one| one["name"] == tool).unwrap();
+    holds(&tool["outputSchema"], found, "the answer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tool_is_found_with_all_that_is_needed_to_call_it() {
+    let house = house().await;
+    let found = house.finds("discover_mcp_tools", r#"{"query":"read fiel"}"#).await;
+    fits("discover_mcp_tools", &found);
+    let tool = &found["tools"][0];
+    assert!(tool["relevance_score"].as_f64().unwrap() > 0.3, "{tool}");
+    let mut tool = tool.clone();
+    tool.as_object_mut().unwrap().remove("relevance_score");
+    assert_eq!(
+        tool,
+        json!({
+            "tool_path": "files:read", "description": "Reads a file", "input_schema": {"type": "object", "x": 1},
+            "output_schema": {"type": "object"}, "annotations": {"readOnlyHint": true},
+            "server_name": "files", "transport": "stdio",
+            "_meta": {"ui": {"resourceUri": "files|ui://view"}, "n": [1]},
+        })
+    );
+    let all = house.finds("discover_mcp_tools", r#"{"query":"","limit":2}"#).await;
+    assert_eq!(names(&all, "tools", "tool_path"), ["files:a:b", "files:read"]);
+    assert_eq!(all["total_found"], 5);
+    assert_eq!(all["tools"][0]["input_schema"], json!({"type": "object"}));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn tools_and_resources_are_found_only_while_their_server_is_online_or_asleep() {
+    let house = house().await;
+    let paths = async || {
+        let found = house.finds("discover_mcp_tools", r#"{"query":""}"#).await;
+        let listed = house.finds("list_mcp_resources", "{}").await;
+        (names(&found, "tools", "tool_path"), names(&listed, "resources", "uri").len())
+    };
+    let (all, one) =
+        (["files:a:b", "files:read", "git:hang", "git:log", "git:refuse"], ["git:hang", "git:log", "git:refuse"]);
+    assert_eq!(paths().await, (all.map(str::to_owned).to_vec(), 1));
+    house.runtime.stop(&id("a")).await.unwrap();
+    assert_eq!(paths().await, (one.map(str::to_owned).to_vec(), 0));
+    house.runtime.start(&id("a")).await.unwrap();
+    house.sees("a", |view| view.status == Status::Online).await;
+    house.sees("a", |view| view.dormant).await;
+    assert_eq!(paths().await, (all.map(str::to_owned).to_vec(), 1));
+    // What sleeps is woken by a call.
+    let answer = house.asks("execute_mcp_tool", r#"{"tool_path":"files:read"}"#).await;
+    assert!(answer.contains("x-reflected"), "{answer}");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_to_a_call_is_the_servers_own_unchanged() {
+    let house = house().await;
+    let (_withdraw, withdrawn) = oneshot::channel();
+    let params = r#"{"name":"execute_mcp_tool","arguments":{"arguments":{ "n":1e400,"n":[ ]},"tool_path":"files:a:b"},"_meta":{"progressToken":"p","x":12345678901234567890}}"#;
+    let Outcome::Message(answer) = house.outcome(params, withdrawn).await else { panic!("no answer of the server") };
+    let told = answer.outcome().unwrap();
+    // The token is one of ours; all else is as it was sent.
+    let (before, after) = told.split_once(r#""progressToken":"#).unwrap();
+    assert_eq!(before, r#"{"content":[],"x-reflected":{"name":"a:b","arguments":{ "n":1e400,"n":[ ]},"_meta":{"#);
+    assert!(after.ends_with(r#","x":12345678901234567890}}}"#), "{after}");
+
+    let error = house.asks("execute_mcp_tool", r#"{"tool_path":"git:refuse","arguments":{}}"#).await;
+    assert_eq!(error, r#"{"jsonrpc":"2.0","id":"c","error":{"code":-32602,"message":"no","data":{"n":1e400}}}"#);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_its_call_back_waits_for_no_answer() {
+    let house = house().await;
+    let (withdraw, withdrawn) = oneshot::channel();
+    let words = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"c"}}"#;
+    withdraw.send(Message::read(words.to_owned().into()).unwrap()).unwrap();
+    let params = r#"{"name":"execute_mcp_tool","arguments":{"tool_path":"git:hang"}}"#;
+    assert!(matches!(house.outcome(params, withdrawn).await, Outcome::Withdrawn));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn resources_are_listed_as_they_are_but_for_where_they_are_read() {
+    let house = house().await;
+    let listed = house.asks("list_mcp_resources", "null").await;
+    let expected = [
+        r#"{"name":"R", "uri":"files|file:///a|b","x-unknown":[null],"_meta":{"ui":{"resourceUri":"files|ui://view"}}}"#,
+        r#"{"uriTemplate":"files|file:///{path}","name":"T"}"#,
+    ];
+    for one in expected {
+        assert!(listed.contains(one), "{listed}");
+    }
+    fits("list_mcp_resources", &house.finds("list_mcp_resources", "{}").await);
+
+    let read = house.asks("read_mcp_resource", r#"{"uri":"files|file:///a|b"}"#).await;
+    let resource = r#"{"uri":"a:b","text":"t","x":1e400,"params":{"uri":"file:///a|b"}}"#;
+    assert_eq!(
+        read,
+        format!(
+            r#"{{"content":[{{"type":"resource","resource":{resource}}}],"structuredContent":{{"contents":[{resource}]}}}}"#
+        )
+    );
+    let (error, _) = house.fails("read_mcp_resource", r#"{"uri":"files|nothing"}"#).await;
+    assert_eq!(error["message"], "server error -32002: no such resource");
+    let (error, _) = house.fails("read_mcp_resource", r#"{"uri":"files|odd"}"#).await;
+    assert_eq!(error["kind"], "server_error");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_anothers_does_not_exist() {
+    let house = house().await;
+    for (tool, mine, theirs) in [
+        ("execute_mcp_tool", r#"{"tool_path":"nobody:hush"}"#, r#"{"tool_path":"secret:hush"}"#),
+        ("execute_mcp_tool", r#"{"tool_path":"nobody-acme-bob-s:hush"}"#, r#"{"tool_path":"secret-acme-bob-s:hush"}"#),
+        ("read_mcp_resource", r#"{"uri":"nobody|x"}"#, r#"{"uri":"secret|x"}"#),
+        ("reconnect_server", r#"{"name":"nobody"}"#, r#"{"name":"secret"}"#),
+    ] {
+        let (nothing, hidden) = (house.asks(tool, mine).await, house.asks(tool, theirs).await);
+        assert_eq!(nothing.replace("nobody", "secret"), hidden);
+        assert!(hidden.contains("there is no server"), "{hidden}");
+    }
+    let found = house.finds("discover_mcp_tools", r#"{"query":"hush"}"#).await;
+    assert_eq!(found["total_found"], 0);
+    assert!(!house.asks("list_servers", "{}").await.contains("secret"));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_there_twice_is_called_by_more_than_its_slug() {
+    let house = House::with(&[("git", "one", GIT), ("git", "two", GIT)]).await;
+    let found = house.finds("discover_mcp_tools", r#"{"query":"log"}"#).await;
+    assert_eq!(names(&found, "tools", "tool_path"), ["git-one:log", "git-two:log"]);
+    for name in ["git-two", "git-acme-alice-two"] {
+        let answer = house.asks("execute_mcp_tool", &format!(r#"{{"tool_path":"{name}:log"}}"#)).await;
+        assert!(answer.contains(r#""x-reflected":{"name":"log"}"#), "{answer}");
+    }
+    let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"git:log"}"#).await;
+    assert_eq!(error["kind"], "ambiguous");
+    assert_eq!(text, "`git` names 2 servers. Use one of `git-one`, `git-two`.");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_cannot_be_made_says_what_can_be_done() {
+    let house = House::with(&[("git", "b", GIT), ("broken", "x", BROKEN)]).await;
+    let mut incomplete = spec("mail", "m", "alice");
+    incomplete.missing = vec!["API_KEY".to_owned()];
+    house.runtime.install(incomplete).await.unwrap();
+    house.sees("m", |view| view.status == Status::AwaitingUserConfig).await;
+
+    let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"mail:send"}"#).await;
+    assert_eq!(
+        (&error["kind"], &error["status"], &error["fate"]),
+        (&json!("refused"), &json!("awaiting_user_config"), &json!("not_sent"))
+    );
+    assert!(text.ends_with("Ask the user to give API_KEY in the configuration of `mail`."), "{text}");
+
+    let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"broken:x"}"#).await;
+    assert_eq!(error["status"], "permanently_failed");
+    assert!(text.contains("reconnect_server with name `broken`"), "{text}");
+
+    house.runtime.stop(&id("b")).await.unwrap();
+    let (error, text) = house.fails("read_mcp_resource", r#"{"uri":"git|x"}"#).await;
+    assert_eq!(error["status"], "offline");
+    assert!(text.contains("`satellite start git-acme-alice-b`"), "{text}");
+    house.runtime.start(&id("b")).await.unwrap();
+
+    let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"git:hang"}"#).await;
+    assert_eq!((&error["kind"], &error["fate"]), (&json!("timed_out"), &json!("timed_out")));
+    assert!(text.starts_with("no answer within 30 s. It may have been carried out"), "{text}");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn wrong_arguments_are_told_by_name() {
+    let house = house().await;
+    for (tool, arguments, told) in [
+        ("discover_mcp_tools", "{}", "`query` is missing"),
+        ("discover_mcp_tools", "[]", "the arguments of a tool are a JSON object"),
+        ("discover_mcp_tools", r#"{"query":7}"#, "`query` must be a string"),
+        ("discover_mcp_tools", r#"{"query":"x","limit":0}"#, "`limit` must be a whole number from 1 to 50"),
+        ("discover_mcp_tools", r#"{"query":"x","limit":2.5}"#, "`limit` must be a whole number from 1 to 50"),
+        ("discover_mcp_tools", r#"{"query":"x","q":1}"#, "`q` is not known: this tool takes `query`, `limit`"),
+        ("execute_mcp_tool", r#"{"tool_path":"log"}"#, "`log` is not of the form `server:tool`"),
+        ("execute_mcp_tool", r#"{"tool_path":"git:log","arguments":[]}"#, "`arguments` must be an object"),
+        ("list_servers", r#"{"a":1}"#, "`a` is not known: this tool takes no arguments"),
+        ("read_mcp_resource", r#"{"uri":null}"#, "`uri` is missing"),
+    ] {
+        let (error, text) = house.fails(tool, arguments).await;
+        assert_eq!((&error["kind"], &error["message"]), (&json!("bad_input"), &json!(told)), "{tool} {arguments}");
+        assert!(text.starts_with(told), "{text}");
+    }
+    let long = format!(r#"{{"query":"{}"}}"#, "ü".repeat(513));
+    assert_eq!(house.fails("discover_mcp_tools", &long).await.0["message"], "`query` must have at most 512 characters");
+    let (_withdraw, withdrawn) = oneshot::channel();
+    let Outcome::Error { code, message } = house.outcome(r#"{"name":"log"}"#, withdrawn).await else { panic!() };
+    assert_eq!(code, -32602);
+    assert!(message.starts_with("unknown tool `log`"), "{message}");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn servers_are_told_as_they_are_and_one_is_started_again() {
+    let house = House::with(&[("git", "b", GIT), ("broken", "x", BROKEN)]).await;
+    let told = house.finds("list_servers", "{}").await;
+    fits("list_servers", &told);
+    let (git, broken) = (&told["servers"][0], &told["servers"][1]);
+    assert_eq!(
+        (&git["name"], &git["status"], &git["connected"], &git["tool_count"]),
+        (&json!("git"), &json!("online"), &json!(true), &json!(3))
+    );
+    assert!(git["connected_at"].is_string() && git.get("url").is_none() && git.get("last_error").is_none(), "{git}");
+    assert_eq!(
+        (&broken["name"], &broken["status"], &broken["connected"], &broken["tool_count"]),
+        (&json!("broken"), &json!("permanently_failed"), &json!(false), &json!(0))
+    );
+    assert!(broken["status_message"].is_string() && broken.get("connected_at").is_none(), "{broken}");
+
+    let again = house.finds("reconnect_server", r#"{"name":"git"}"#).await;
+    fits("reconnect_server", &again);
+    house.sees("b", |view| view.status == Status::Online && view.restarts == 1).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() {
+    let house = house().await;
+    let flat = house.flat();
+    let tools: Value = serde_json::from_str(&flat.tools()).unwrap();
+    let all = names(&tools, "tools", "name");
+    let odd = &all[1];
+    assert!(odd.starts_with("files__a_b_") && odd.len() == 11 + 8, "{odd}");
+    assert_eq!(all, ["files__read", odd, "git__log", "git__hang", "git__refuse"]);
+    assert_eq!(flat.tool(odd), Some((&id("a"), "a:b")));
+    assert_eq!(flat.tool("git__log"), Some((&id("b"), "log")));
+    assert_eq!((flat.tool("log"), flat.tool("secret__hush")), (None, None));
+    let read = r#"{"name":"files__read","description":"Reads a file","inputSchema":{"type":"object","x":1},"outputSchema":{"type":"object"},"annotations":{"readOnlyHint":true},"_meta":{"ui":{"resourceUri":"files|ui://view"},"n":[1]}}"#;
+    assert!(flat.tools().contains(read), "{}", flat.tools());
+    assert_eq!(flat.prompts(), r#"{"prompts":[{"name":"files__ask","x":1e400}]}"#);
+    assert_eq!(flat.prompt("files__ask"), Some((&id("a"), "ask")));
+    assert!(flat.resources().starts_with(r#"{"resources":[{"name":"R", "uri":"files|file:///a|b","#));
+    assert_eq!(
+        flat.resource_templates(),
+        r#"{"resourceTemplates":[{"uriTemplate":"files|file:///{path}","name":"T"}]}"#
+    );
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_flat_mode_a_picture_differs_only_where_something_is_different() {
+    let house = house().await;
+    let before = house.flat();
+    house.runtime.stop(&id("b")).await.unwrap();
+    let without = house.flat();
+    assert_eq!(without.since(&before), [Aspect::Tools]);
+    assert_eq!(without.tool("git__log"), None);
+    house.runtime.start(&id("b")).await.unwrap();
+    house.sees("b", |view| view.status == Status::Online).await;
+    assert_eq!(house.flat().since(&before), []);
+    house.runtime.stop(&id("a")).await.unwrap();
+    assert_eq!(house.flat().since(&before), [Aspect::Tools, Aspect::Resources, Aspect::Prompts]);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_flat_mode_no_two_tools_ever_share_a_name() {
+    let c = Lists { tools: r#"[{"name":"c"},{"name":"c"}]"#, ..Lists::default() };
+    let other = Lists { tools: r#"[{"name":"b__c"}]"#, ..Lists::default() };
+    let house = House::with(&[("a__b", "one", c), ("a", "two", other)]).await;
+    let flat = house.flat();
+    let tools: Value = serde_json::from_str(&flat.tools()).unwrap();
+    let all = names(&tools, "tools", "name");
+    let whose: Vec<_> = all.iter().map(|name| flat.tool(name).unwrap()).collect();
+    assert_eq!(whose, [(&id("one"), "c"), (&id("two"), "b__c")]);
+    assert_ne!(all[0], all[1]);
+    house.end().await;
+}

@@ -1,0 +1,237 @@
+//! A user's servers, each of which lists what a test says and reflects what it is asked.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, pending};
+use jiff::Timestamp;
+use mcp_satellite::gateway::flat::Flat;
+use mcp_satellite::gateway::search::Indexes;
+use mcp_satellite::gateway::tools::{Call, Caller, Outcome, call};
+use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::{Message, joined};
+use mcp_satellite_actors::seam::{
+    Answer, Batch, Connector, EventSink, Line, Link, OpenError, Process, ProcessEnd, Unserved,
+};
+use mcp_satellite_actors::{Options, RuntimeHandle, start};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex, split};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// In paused time it costs nothing.
+const GIVE_UP: Duration = Duration::from_secs(3600);
+
+struct Nothing;
+
+impl EventSink for Nothing {
+    fn send(&self, _batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        async { Answer::Accepted }.boxed()
+    }
+}
+
+/// It ends when it is told to.
+struct Played {
+    told_to_end: bool,
+}
+
+impl Process for Played {
+    fn pid(&self) -> Option<u32> {
+        None
+    }
+
+    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+        if self.told_to_end { async { ProcessEnd { code: Some(0), signal: None } }.boxed() } else { pending().boxed() }
+    }
+
+    fn gone(&mut self) -> BoxFuture<'_, ()> {
+        self.ended().map(|_| ()).boxed()
+    }
+
+    fn terminate(&mut self) {
+        self.told_to_end = true;
+    }
+
+    fn kill(&mut self) {
+        self.told_to_end = true;
+    }
+}
+
+/// What one server lists, as JSON texts of arrays. One that lists nothing cannot be started.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Lists {
+    pub(crate) tools: &'static str,
+    pub(crate) resources: &'static str,
+    pub(crate) templates: &'static str,
+    pub(crate) prompts: &'static str,
+}
+
+struct Stage(HashMap<String, Lists>);
+
+impl Connector for Stage {
+    fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+        let Some(lists) = self.0.get(spec.id.installation.as_str()).copied().filter(|lists| !lists.tools.is_empty())
+        else {
+            return async { Err(OpenError("cannot start `played`: not found".to_owned())) }.boxed();
+        };
+        let (ours, theirs) = duplex(1024 * 1024);
+        tokio::spawn(serve(theirs, lists));
+        let (reader, writer) = split(ours);
+        let process = Box::new(Played { told_to_end: false });
+        let link =
+            Link { reader: Box::new(reader), writer: Box::new(writer), stderr: None, process, guard: Box::new(()) };
+        async { Ok(link) }.boxed()
+    }
+
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
+        Box::new(Unserved::default())
+    }
+}
+
+async fn serve(pipe: DuplexStream, lists: Lists) {
+    let (reader, mut writer) = split(pipe);
+    let mut lines = BufReader::new(reader).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let message = Message::read(line.into()).unwrap();
+        let (Some(id), Some(method)) = (message.id(), message.method()) else { continue };
+        let params = message.params().unwrap_or("null");
+        let or_none = |list: &'static str| if list.is_empty() { "[]" } else { list };
+        let outcome = match method {
+            "initialize" => r#""result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"resources":{},"prompts":{}},"serverInfo":{"name":"played","version":"1"}}"#.to_owned(),
+            "tools/list" => format!(r#""result":{{"tools":{}}}"#, lists.tools),
+            "resources/list" => format!(r#""result":{{"resources":{}}}"#, or_none(lists.resources)),
+            "resources/templates/list" => format!(r#""result":{{"resourceTemplates":{}}}"#, or_none(lists.templates)),
+            "prompts/list" => format!(r#""result":{{"prompts":{}}}"#, or_none(lists.prompts)),
+            "tools/call" if params.contains(r#""name":"hang""#) => continue,
+            "tools/call" if params.contains(r#""name":"refuse""#) => {
+                r#""error":{"code":-32602,"message":"no","data":{"n":1e400}}"#.to_owned()
+            }
+            "tools/call" => format!(r#""result":{{"content":[],"x-reflected":{params}}}"#),
+            "resources/read" if params.contains("nothing") => {
+                r#""error":{"code":-32002,"message":"no such resource"}"#.to_owned()
+            }
+            "resources/read" if params.contains("odd") => r#""result":{"contents":7}"#.to_owned(),
+            "resources/read" => format!(r#""result":{{"contents":[{{"uri":"a:b","text":"t","x":1e400,"params":{params}}}]}}"#),
+            _ => r#""result":{}"#.to_owned(),
+        };
+        let answer = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},{outcome}}}\n");
+        if writer.write_all(answer.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A satellite in which alice of acme has some servers, and bob one called `secret`.
+pub(crate) struct House {
+    pub(crate) runtime: RuntimeHandle,
+    indexes: Indexes,
+    join: JoinHandle<()>,
+}
+
+pub(crate) fn id(installation: &str) -> InstanceId {
+    InstanceId::new("acme".into(), "alice".into(), installation.into())
+}
+
+pub(crate) fn spec(server: &str, installation: &str, user: &str) -> InstanceSpec {
+    InstanceSpec {
+        id: InstanceId::new("acme".into(), user.into(), installation.into()),
+        name: format!("{server}-acme-{user}-{installation}").into(),
+        server: server.into(),
+        team_slug: "acme".into(),
+        user_slug: user.into(),
+        target: Target::Stdio { command: "played".to_owned(), cwd: None },
+        args: Vec::new(),
+        env: BTreeMap::new(),
+        headers: BTreeMap::new(),
+        query: BTreeMap::new(),
+        missing: Vec::new(),
+        keep: Keep::Listed,
+        on_update: OnUpdate::default(),
+        request_logging: true,
+        mask: Mask::default(),
+        policy: Arc::new(Policy::default()),
+    }
+}
+
+impl House {
+    /// Each server with its installation's id and what it lists.
+    pub(crate) async fn with(servers: &[(&str, &str, Lists)]) -> Self {
+        let secret = ("secret", "s", Lists { tools: r#"[{"name":"hush"}]"#, ..Lists::default() });
+        let all = || servers.iter().chain([&secret]);
+        let stage = Stage(all().map(|(_, installation, lists)| ((*installation).to_owned(), *lists)).collect());
+        let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
+        let (runtime, join) = start(Options::new(Arc::new(stage), Arc::new(Nothing), wall)).await.unwrap();
+        for (server, installation, _) in all() {
+            let user = if *server == "secret" { "bob" } else { "alice" };
+            runtime.install(spec(server, installation, user)).await.unwrap();
+        }
+        let house = Self { runtime, indexes: Indexes::default(), join };
+        for (_, installation, lists) in servers {
+            let wanted = if lists.tools.is_empty() { Status::PermanentlyFailed } else { Status::Online };
+            house.sees(installation, move |view| view.status == wanted).await;
+        }
+        house
+    }
+
+    pub(crate) async fn sees(&self, installation: &str, wanted: impl FnMut(&InstanceView) -> bool) {
+        let id = id(installation);
+        timeout(GIVE_UP, self.runtime.wait_for(&id, wanted)).await.expect("it does not come to that").unwrap();
+    }
+
+    /// What a call of this meta-tool by alice comes to, with these params as they are.
+    pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<Message>) -> Outcome {
+        let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
+        let message = Message::read(text.into()).unwrap();
+        let call_of = Call { message: &message, origin: Origin { client: 1, call: 1 }, withdrawn };
+        let (team, user) = ("acme".into(), "alice".into());
+        let answer = call(&self.runtime, &self.indexes, (&team, &user), call_of);
+        timeout(GIVE_UP, answer).await.expect("no answer")
+    }
+
+    /// The outcome of a message to the client, as text: `"result":…` or `"error":…`.
+    pub(crate) async fn asks(&self, tool: &str, arguments: &str) -> String {
+        let (_withdraw, withdrawn) = oneshot::channel();
+        match self.outcome(&format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#), withdrawn).await {
+            Outcome::Result(text) => text,
+            Outcome::Message(message) => String::from_utf8(joined(&message.answering("\"c\"")).to_vec()).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What alice sees in flat mode.
+    pub(crate) fn flat(&self) -> Flat {
+        Flat::of(&Caller::new(self.runtime.snapshot(), &"acme".into(), &"alice".into()))
+    }
+
+    /// The structured content of an answer, which is also its text.
+    pub(crate) async fn finds(&self, tool: &str, arguments: &str) -> Value {
+        let answer: Value = serde_json::from_str(&self.asks(tool, arguments).await).unwrap();
+        let structured = &answer["structuredContent"];
+        assert!(structured.is_object(), "{answer}");
+        assert!(answer.get("isError").is_none(), "{answer}");
+        structured.clone()
+    }
+
+    /// The error of an answer, with the text that a model reads.
+    pub(crate) async fn fails(&self, tool: &str, arguments: &str) -> (Value, String) {
+        let answer: Value = serde_json::from_str(&self.asks(tool, arguments).await).unwrap();
+        assert_eq!(answer["isError"], true, "{answer}");
+        assert!(answer.get("structuredContent").is_none(), "{answer}");
+        let text = answer["content"][0]["text"].as_str().unwrap().to_owned();
+        (answer["_meta"]["mcp-satellite/error"].clone(), text)
+    }
+
+    pub(crate) async fn end(self) {
+        self.runtime.shutdown().await;
+        self.join.await.unwrap();
+    }
+}
