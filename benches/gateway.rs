@@ -5,10 +5,10 @@
 //! `mcp-proxy` 0.6.0 is measured where `MCP_PROXY` says it is, or `target/tools/bin/mcp-proxy`.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
-mod common;
 #[path = "gateway/client.rs"]
 mod client;
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
 #[path = "gateway/gateways.rs"]
 mod gateways;
 #[path = "gateway/pipe.rs"]

@@ -37,7 +37,8 @@ async fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address).await?;
     println!("http://{}/mcp", listener.local_addr()?);
     let sessions = LocalSessionManager::default().into();
-    let service = StreamableHttpService::new(|| Ok(Fixture::default()), sessions, StreamableHttpServerConfig::default());
+    let service =
+        StreamableHttpService::new(|| Ok(Fixture::default()), sessions, StreamableHttpServerConfig::default());
     axum::serve(listener, axum::Router::new().nest_service("/mcp", service)).await?;
     Ok(())
 }

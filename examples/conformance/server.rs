@@ -64,11 +64,7 @@ impl ServerHandler for Fixture {
         told(value(TOOLS)?)
     }
 
-    async fn call_tool(
-        &self,
-        request: CallToolRequestParams,
-        context: Context,
-    ) -> Result<CallToolResponse, ErrorData> {
+    async fn call_tool(&self, request: CallToolRequestParams, context: Context) -> Result<CallToolResponse, ErrorData> {
         let arguments = Value::Object(request.arguments.unwrap_or_default());
         let content = match request.name.as_ref() {
             "test_simple_text" => json!([text("This is a simple text response for testing.")]),
