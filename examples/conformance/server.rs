@@ -1,5 +1,7 @@
 //! What it has, and what it answers: the words and numbers are the suite's.
 
+#![expect(deprecated, reason = "what is of 2025-11-25 is deprecated in rmcp")]
+
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -148,12 +150,10 @@ impl ServerHandler for Fixture {
         told::<ReadResourceResult>(json!({"contents": [content]})).map(Into::into)
     }
 
-    #[expect(deprecated, reason = "it is of 2025-11-25")]
     async fn subscribe(&self, _: SubscribeRequestParams, _: Context) -> Result<(), ErrorData> {
         Ok(())
     }
 
-    #[expect(deprecated, reason = "it is of 2025-11-25")]
     async fn unsubscribe(&self, _: UnsubscribeRequestParams, _: Context) -> Result<(), ErrorData> {
         Ok(())
     }
