@@ -1,0 +1,183 @@
+//! What the endpoint costs: calls of an echo tool behind one stdio server, through the endpoint in each of its ways,
+//! against the same server's bare pipe, against rmcp's own HTTP server before the same runtime, and against `mcp-proxy`.
+//! Every gateway is a process of its own, and its CPU time is its own alone; the bench is the clients.
+//!
+//! `mcp-proxy` 0.6.0 is measured where `MCP_PROXY` says it is, or `target/tools/bin/mcp-proxy`.
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+
+#[path = "gateway/client.rs"]
+mod client;
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
+#[path = "gateway/gateways.rs"]
+mod gateways;
+#[path = "gateway/pipe.rs"]
+mod pipe;
+#[path = "gateway/sdk.rs"]
+mod sdk;
+
+use std::time::{Duration, Instant};
+
+use client::Client;
+use common::{Report, median, number, quantile, time};
+use gateways::Gateway;
+use pipe::Pipe;
+
+/// Clients at once, and calls of a round by all of them together: a round takes about as long with each.
+const LOADS: [(usize, usize); 3] = [(1, 5_000), (8, 20_000), (32, 20_000)];
+
+/// Of each way, in turns; the one in the middle is reported.
+const ROUNDS: usize = 7;
+
+/// Of each client, before the first round.
+const WARM_UP: usize = 200;
+
+/// What one round has taken.
+struct Round {
+    wall: Duration,
+    cpu: Option<Duration>,
+    calls: Vec<Duration>,
+}
+
+/// Where the calls go.
+enum Way {
+    Pipe(Pipe),
+    /// A gateway, and its clients. A client is away while it calls.
+    Gateway(Gateway, Vec<Client>),
+}
+
+impl Way {
+    async fn open(gateway: Gateway) -> Self {
+        let mut clients = Vec::new();
+        let most = LOADS.iter().map(|(clients, _)| *clients).max().unwrap();
+        for _ in 0..most {
+            let mut client = Client::open(&gateway.url, gateway.call.clone()).await;
+            for _ in 0..WARM_UP {
+                client.call().await;
+            }
+            clients.push(client);
+        }
+        Self::Gateway(gateway, clients)
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Pipe(_) => "the server's pipe",
+            Self::Gateway(gateway, _) => gateway.name,
+        }
+    }
+
+    async fn round(&mut self, clients: usize, calls: usize) -> Round {
+        let each = calls / clients;
+        match self {
+            Self::Pipe(pipe) => {
+                let began = Instant::now();
+                let tasks: Vec<_> = (0..clients).map(|_| tokio::spawn(pipe.caller().calls(each))).collect();
+                Round { calls: joined(tasks).await, wall: began.elapsed(), cpu: None }
+            }
+            Self::Gateway(gateway, idle) => {
+                let (began, cpu) = (Instant::now(), gateway.cpu());
+                let start = |mut client: Client| {
+                    tokio::spawn(async move {
+                        let mut took = Vec::with_capacity(each);
+                        for _ in 0..each {
+                            let began = Instant::now();
+                            client.call().await;
+                            took.push(began.elapsed());
+                        }
+                        (client, took)
+                    })
+                };
+                let tasks: Vec<_> = idle.drain(..clients).map(start).collect();
+                let mut calls = Vec::with_capacity(each * clients);
+                for task in tasks {
+                    let (client, took) = task.await.unwrap();
+                    idle.push(client);
+                    calls.extend(took);
+                }
+                Round { wall: began.elapsed(), cpu: Some(gateway.cpu().saturating_sub(cpu)), calls }
+            }
+        }
+    }
+}
+
+async fn joined(tasks: Vec<tokio::task::JoinHandle<Vec<Duration>>>) -> Vec<Duration> {
+    let mut all = Vec::new();
+    for task in tasks {
+        all.extend(task.await.unwrap());
+    }
+    all
+}
+
+/// What was found of one way under one load.
+struct Found {
+    per_second: f64,
+    cpu: Option<Duration>,
+}
+
+fn main() {
+    if sdk::is_child() {
+        common::tokio_runtime().block_on(sdk::serve());
+    } else {
+        common::tokio_runtime().block_on(measure());
+    }
+}
+
+async fn measure() {
+    let mut ways = vec![Way::Pipe(Pipe::start(&gateways::echo(0)).await)];
+    for gateway in gateways::all().await {
+        ways.push(Way::open(gateway).await);
+    }
+    let columns = ["way", "clients", "requests/s", "median", "99 %", "gateway's CPU a call", "its memory"];
+    let mut report = Report::new("gateway", columns);
+    for (clients, calls) in LOADS {
+        let mut rounds: Vec<Vec<Round>> = ways.iter().map(|_| Vec::new()).collect();
+        for _ in 0..ROUNDS {
+            for (way, rounds) in ways.iter_mut().zip(&mut rounds) {
+                rounds.push(way.round(clients, calls).await);
+            }
+        }
+        let found: Vec<Found> = ways.iter().zip(&rounds).map(|(way, of)| row(&mut report, way, clients, of)).collect();
+        goals(&mut report, &ways, &found, clients);
+    }
+    report.publish();
+}
+
+fn row(report: &mut Report, way: &Way, clients: usize, rounds: &[Round]) -> Found {
+    let of_a_call = |what: Duration, round: &Round| what / u32::try_from(round.calls.len()).unwrap();
+    let wall = median(rounds.iter().map(|round| of_a_call(round.wall, round)));
+    let cpu: Option<Vec<Duration>> = rounds.iter().map(|round| round.cpu.map(|cpu| of_a_call(cpu, round))).collect();
+    let found = Found { per_second: 1.0 / wall.as_secs_f64(), cpu: cpu.map(median) };
+    let calls = |part| median(rounds.iter().map(|round| quantile(round.calls.iter().copied(), part)));
+    let none = || "-".to_owned();
+    let memory = match way {
+        Way::Pipe(_) => none(),
+        Way::Gateway(gateway, _) => format!("{} MiB", number(gateway.resident() as f64 / 1024.0 / 1024.0)),
+    };
+    report.row([
+        way.name().to_owned(),
+        clients.to_string(),
+        number(found.per_second),
+        time(calls(0.5)),
+        time(calls(0.99)),
+        found.cpu.map_or_else(none, time),
+        memory,
+    ]);
+    found
+}
+
+/// Half the CPU time of `mcp-proxy`, and one and a half times its requests.
+fn goals(report: &mut Report, ways: &[Way], found: &[Found], clients: usize) {
+    let of = |name: &str| ways.iter().zip(found).find(|(way, _)| way.name() == name).map(|(_, found)| found);
+    let Some(proxy) = of(gateways::MCP_PROXY) else { return };
+    for name in [gateways::INSTANCE, gateways::EXECUTE] {
+        let Some(ours) = of(name) else { continue };
+        if let (Some(cpu), Some(proxy)) = (ours.cpu, proxy.cpu) {
+            let ratio = cpu.div_duration_f64(proxy);
+            report.goal(&format!("CPU of a call against mcp-proxy's, {name}, {clients} clients"), 0.5, "×", ratio);
+        }
+        let ratio = proxy.per_second / ours.per_second;
+        let what = format!("requests/s of mcp-proxy against ours, {name}, {clients} clients");
+        report.goal(&what, 1.0 / 1.5, "×", ratio);
+    }
+}

