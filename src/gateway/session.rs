@@ -229,8 +229,8 @@ impl Session {
         self.began
     }
 
-    pub(crate) fn tools_called(&self) -> &AtomicU64 {
-        &self.tools_called
+    pub(crate) fn count_tool(&self) {
+        self.tools_called.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How many tools its client has called.
