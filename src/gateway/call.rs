@@ -85,7 +85,9 @@ pub(crate) async fn answer(
 ) -> Response {
     let id = message.id().unwrap_or("null").to_owned();
     let streams = manner.form != Form::Json;
-    let Ok(Begun { open, id, answer: mut coming }) = begin(faces, session, message, streams) else { return in_use(&id) };
+    let Ok(Begun { open, id, answer: mut coming }) = begin(faces, session, message, streams) else {
+        return in_use(&id);
+    };
     let call = open.call;
     if manner.form != Form::Stream {
         tokio::select! {
@@ -107,7 +109,13 @@ pub(crate) async fn answer(
 }
 
 /// Goes on with a call whose client reads a stream.
-async fn stream(open: Open, id: String, coming: BoxFuture<'static, Answer>, grace: Duration, held: impl Send + 'static) {
+async fn stream(
+    open: Open,
+    id: String,
+    coming: BoxFuture<'static, Answer>,
+    grace: Duration,
+    held: impl Send + 'static,
+) {
     let Open { session, call } = &open;
     tokio::select! {
         biased;

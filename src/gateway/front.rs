@@ -17,14 +17,14 @@ use serde_json::value::RawValue;
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::access::User;
+use super::access::{Access, Denied, Pass, User};
 use super::call::{self, Form, Manner};
-use super::face::{Endpoint, Faces, Greeting};
+use super::face::{Answer, Endpoint, Faces, Greeting, RpcError};
 use super::refusal::SERVER_ERROR;
 use super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, SESSION_ID};
 use super::session::{End, Opening, Session, UNASKED};
 use super::sessions::{Full, Sessions};
-use super::{Auth, Settings, Teller, era, guard, metadata, stream};
+use super::{Settings, Teller, era, metadata, stream};
 
 /// A body that takes longer is not worth waiting for.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,8 +32,6 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 const SSE_AFTER: Duration = Duration::from_secs(1);
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-const FORWARDED: [&str; 5] =
-    ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
 const TEXT_MAX: usize = 256;
 
 /// What the handlers know.
@@ -41,6 +39,7 @@ pub(crate) struct Front {
     pub(crate) faces: Arc<dyn Faces>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) tell: Teller,
+    pub(crate) access: Arc<Access>,
     settings: RwLock<Arc<Settings>>,
     draining: AtomicBool,
     /// What is being answered, streams included.
@@ -80,9 +79,15 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str>, bool)
 }
 
 impl Front {
-    pub(crate) fn new(faces: Arc<dyn Faces>, sessions: Arc<Sessions>, tell: Teller, settings: Arc<Settings>) -> Self {
-        let (settings, draining) = (RwLock::new(settings), AtomicBool::new(false));
-        Self { faces, sessions, tell, settings, draining, work: TaskTracker::new() }
+    pub(crate) fn new(
+        faces: Arc<dyn Faces>,
+        sessions: Arc<Sessions>,
+        tell: Teller,
+        access: Arc<Access>,
+        settings: Settings,
+    ) -> Self {
+        let (settings, draining) = (RwLock::new(Arc::new(settings)), AtomicBool::new(false));
+        Self { faces, sessions, tell, access, settings, draining, work: TaskTracker::new() }
     }
 
     pub(crate) fn settings(&self) -> Arc<Settings> {
@@ -107,7 +112,7 @@ impl Front {
     /// A session is over, and was forgotten.
     pub(crate) fn gone(&self, session: &Arc<Session>) {
         self.faces.ended(session);
-        let user = &session.opening.user;
+        let user = session.user();
         (self.tell)(Event::ClientDisconnected {
             team_id: user.team.clone(),
             user_id: user.user.clone(),
@@ -121,7 +126,7 @@ impl Front {
     async fn answer(&self, peer: SocketAddr, parts: &request::Parts, body: Body) -> Checked<Response> {
         let settings = self.settings();
         let headers = &parts.headers;
-        let host = self.guarded(&settings, peer, headers)?;
+        let host = Self::guarded(&settings, headers)?;
         let full = parts.uri.path();
         let Some(path) = path(full) else {
             return Err(no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is nothing here"));
@@ -133,37 +138,46 @@ impl Front {
             }
             return Ok(metadata::document(&base, of, &settings.name, &settings.authorization_servers));
         }
-        let user = known(&settings, &parts.uri, headers, &base)?;
+        let pass = self.known(peer, parts, &base)?;
         match parts.method {
-            Method::POST => self.post(&settings, &user, &path, parts, body).await,
-            Method::GET => self.get(&user, &path, parts),
-            Method::DELETE => self.delete(&user, &path, parts),
+            Method::POST => self.post(&settings, &pass, &path, parts, body).await,
+            Method::GET => self.get(&pass.user, &path, parts),
+            Method::DELETE => self.delete(&pass.user, &path, parts),
             _ => Err(not_allowed("GET, POST, DELETE")),
         }
     }
 
     /// Who may speak to us at all, and under which name of ours.
-    fn guarded<'a>(&self, settings: &Settings, peer: SocketAddr, headers: &'a HeaderMap) -> Checked<&'a str> {
+    fn guarded<'a>(settings: &Settings, headers: &'a HeaderMap) -> Checked<&'a str> {
         let forbidden = |why: &str| no(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
         let (host, several) = one(headers, &header::HOST);
         settings.guard.host(host, several).map_err(forbidden)?;
         let (origin, several) = one(headers, &header::ORIGIN);
         settings.guard.origin(origin, several).map_err(forbidden)?;
-        if matches!(settings.auth, Auth::Nobody(_)) {
-            if !guard::is_local(peer.ip()) {
-                return Err(forbidden("without authentication only this machine may use the endpoint"));
-            }
-            if FORWARDED.iter().any(|name| headers.contains_key(*name)) {
-                return Err(forbidden("without authentication the endpoint may not stand behind a proxy"));
-            }
-        }
         Ok(host.unwrap_or_default())
+    }
+
+    /// Who it is that asks.
+    fn known(&self, peer: SocketAddr, parts: &request::Parts, base: &str) -> Checked<Pass> {
+        if parts.uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("access_token="))) {
+            let why = "a token in an address is read by others; send it as a header";
+            return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
+        }
+        self.access.admit(&parts.headers, peer.ip()).map_err(|denied| {
+            Box::new(match &denied {
+                Denied::NoToken | Denied::WrongToken => metadata::challenge(base, parts.uri.path(), &denied),
+                Denied::TooMany(pause) => {
+                    reply::too_many(None, RpcError::new(SERVER_ERROR, denied.to_string()), *pause)
+                }
+                Denied::FromElsewhere => reply::refused(StatusCode::FORBIDDEN, None, SERVER_ERROR, &denied.to_string()),
+            })
+        })
     }
 
     async fn post(
         &self,
         settings: &Settings,
-        user: &Arc<User>,
+        pass: &Pass,
         path: &Path<'_>,
         parts: &request::Parts,
         body: Body,
@@ -185,21 +199,22 @@ impl Front {
         let body = read(body, headers, settings.body_max).await?;
         let manner = Manner { form, sse_after: SSE_AFTER, grace: settings.resume_grace };
         if body.trim_ascii_start().starts_with(b"[") {
-            return self.batch(user, path, parts, body).await;
+            return self.batch(&pass.user, path, parts, body).await;
         }
         let message = Message::read(body).map_err(|error| malformed(&error))?;
-        self.message(settings, user, path, parts, message, manner).await
+        self.message(settings, pass, path, parts, message, manner).await
     }
 
     async fn message(
         &self,
         settings: &Settings,
-        user: &Arc<User>,
+        pass: &Pass,
         path: &Path<'_>,
         parts: &request::Parts,
         message: Message,
         manner: Manner,
     ) -> Checked<Response> {
+        let user = &pass.user;
         let id = match message.kind() {
             Kind::Request => message.id().map(str::to_owned),
             Kind::Notification | Kind::Result | Kind::Error => None,
@@ -208,11 +223,11 @@ impl Front {
         if id.is_some() && self.draining.load(Ordering::Acquire) {
             return Err(no(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, "the satellite stops; try again later"));
         }
-        user.admit().map_err(|limited| reply::limited(id, limited))?;
+        user.request().map_err(|limited| Box::new(reply::limited(id, &limited)))?;
         let endpoint = self.endpoint(user, path, parts, id)?;
         version(&parts.headers, id)?;
         if id.is_some() && message.method() == Some("initialize") {
-            return self.initialize(settings, user, endpoint, parts, &message).await;
+            return self.initialize(settings, pass, endpoint, parts, &message).await;
         }
         if era::is_next(&message) && !parts.headers.contains_key(SESSION_ID) {
             let why = "this protocol version is not served here; begin with `initialize`";
@@ -223,7 +238,7 @@ impl Front {
             self.aside(&session, message);
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
-        let admission = user.begin().map_err(|limited| reply::limited(id, limited))?;
+        let admission = user.call().map_err(|limited| Box::new(reply::limited(id, &limited)))?;
         let held = (admission, self.work.token());
         Ok(call::answer(&*self.faces, &session, message, manner, held).await)
     }
@@ -245,17 +260,16 @@ impl Front {
         }
     }
 
-    async fn batch(
-        &self,
-        user: &Arc<User>,
-        path: &Path<'_>,
-        parts: &request::Parts,
-        body: Bytes,
-    ) -> Checked<Response> {
+    async fn batch(&self, user: &Arc<User>, path: &Path<'_>, parts: &request::Parts, body: Bytes) -> Checked<Response> {
         if self.draining.load(Ordering::Acquire) {
-            return Err(no(StatusCode::SERVICE_UNAVAILABLE, None, SERVER_ERROR, "the satellite stops; try again later"));
+            return Err(no(
+                StatusCode::SERVICE_UNAVAILABLE,
+                None,
+                SERVER_ERROR,
+                "the satellite stops; try again later",
+            ));
         }
-        user.admit().map_err(|limited| reply::limited(None, limited))?;
+        user.request().map_err(|limited| Box::new(reply::limited(None, &limited)))?;
         let endpoint = self.endpoint(user, path, parts, None)?;
         version(&parts.headers, None)?;
         let session = self.session(user, &endpoint, &parts.headers, None)?;
@@ -278,7 +292,7 @@ impl Front {
         if requests.is_empty() {
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
-        let begin = |_: &Message| user.begin().map_err(|limited| Box::new(reply::limited(None, limited)));
+        let begin = |_: &Message| user.call().map_err(|limited| Box::new(reply::limited(None, &limited)));
         let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
         Ok(call::batch(&*self.faces, &session, requests, admissions).await)
@@ -287,21 +301,22 @@ impl Front {
     async fn initialize(
         &self,
         settings: &Settings,
-        user: &Arc<User>,
+        pass: &Pass,
         endpoint: Endpoint,
         parts: &request::Parts,
         message: &Message,
     ) -> Checked<Response> {
+        let user = &pass.user;
         let id = message.id().unwrap_or("null");
         let greeting = Greeting::read(message.params());
-        let _admission = user.begin().map_err(|limited| reply::limited(Some(id), limited))?;
+        let _admission = user.call().map_err(|limited| reply::limited(Some(id), &limited))?;
         let _work = self.work.token();
         let welcome = match self.faces.initialize(user.clone(), endpoint.clone(), greeting.clone()).await {
             Ok(welcome) => welcome,
-            Err(error) => return Ok(reply::answer(&super::face::Answer::Error(error), id)),
+            Err(error) => return Ok(reply::answer(&Answer::Error(error), id)),
         };
         let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
-        let opening = Opening { user: user.clone(), endpoint, greeting, version: welcome.version, user_agent };
+        let opening = Opening { pass: pass.clone(), endpoint, greeting, version: welcome.version, user_agent };
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
         let (session, evicted) = opened.map_err(|full| {
             let why = match full {
@@ -323,7 +338,7 @@ impl Front {
             user_agent: session.opening.user_agent.clone(),
             transport: "streamable_http".to_owned(),
         });
-        let mut response = reply::answer(&super::face::Answer::Result(welcome.result), id);
+        let mut response = reply::answer(&Answer::Result(welcome.result), id);
         if let Ok(id) = HeaderValue::try_from(session.id()) {
             response.headers_mut().insert(SESSION_ID, id);
         }
@@ -337,9 +352,14 @@ impl Front {
             return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
         }
         if self.draining.load(Ordering::Acquire) {
-            return Err(no(StatusCode::SERVICE_UNAVAILABLE, None, SERVER_ERROR, "the satellite stops; try again later"));
+            return Err(no(
+                StatusCode::SERVICE_UNAVAILABLE,
+                None,
+                SERVER_ERROR,
+                "the satellite stops; try again later",
+            ));
         }
-        user.admit().map_err(|limited| reply::limited(None, limited))?;
+        user.request().map_err(|limited| Box::new(reply::limited(None, &limited)))?;
         let endpoint = self.endpoint(user, path, parts, None)?;
         version(headers, None)?;
         let session = self.session(user, &endpoint, headers, None)?;
@@ -353,7 +373,7 @@ impl Front {
     }
 
     fn delete(&self, user: &Arc<User>, path: &Path<'_>, parts: &request::Parts) -> Checked<Response> {
-        user.admit().map_err(|limited| reply::limited(None, limited))?;
+        user.request().map_err(|limited| Box::new(reply::limited(None, &limited)))?;
         let endpoint = self.endpoint(user, path, parts, None)?;
         let session = self.session(user, &endpoint, &parts.headers, None)?;
         if let Some(session) = self.sessions.close(&session, End::Closed) {
@@ -395,7 +415,12 @@ impl Front {
             }
         };
         let Some(session) = self.sessions.find(given, user, endpoint) else {
-            return Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such session; begin with `initialize`"));
+            return Err(no(
+                StatusCode::NOT_FOUND,
+                id,
+                SERVER_ERROR,
+                "there is no such session; begin with `initialize`",
+            ));
         };
         session.active(Instant::now());
         Ok(session)
@@ -421,26 +446,6 @@ fn not_allowed(allowed: &'static str) -> Box<Response> {
 fn malformed(error: &Malformed) -> Box<Response> {
     let code = if matches!(error, Malformed::NotJson(_)) { PARSE_ERROR } else { INVALID_REQUEST };
     no(StatusCode::BAD_REQUEST, None, code, &error.to_string())
-}
-
-/// Whose token it is that came with a request.
-fn known(settings: &Settings, uri: &axum::http::Uri, headers: &HeaderMap, base: &str) -> Checked<Arc<User>> {
-    let access = match &settings.auth {
-        Auth::Nobody(user) => return Ok(user.clone()),
-        Auth::Bearer(access) => access,
-    };
-    if uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("access_token="))) {
-        let why = "a token in an address is read by others; send it as a header";
-        return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
-    }
-    let (given, several) = one(headers, &header::AUTHORIZATION);
-    let token = given.filter(|_| !several).and_then(|given| {
-        let (scheme, token) = given.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then_some(token.trim_ascii())
-    });
-    token
-        .and_then(|token| access.who(token))
-        .ok_or_else(|| Box::new(metadata::challenge(base, uri.path(), given.is_some())))
 }
 
 fn version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {

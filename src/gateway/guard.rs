@@ -1,8 +1,6 @@
 //! What a request must say before anything else is looked at: a host that is ours, and an origin that may speak to us. A
 //! web page in the user's browser can reach loopback, under a name of its own that resolves there; it cannot forge either.
 
-use std::net::IpAddr;
-
 /// A refusal, with what is told.
 pub type Refused = &'static str;
 
@@ -23,7 +21,8 @@ impl Guard {
         let Some(host) = host.filter(|_| !several) else { return Err("a request has one Host header") };
         let Some((name, port)) = split(host) else { return Err("the Host header cannot be read") };
         let listed = |known: &String| {
-            split(known).is_some_and(|(known, its)| known.eq_ignore_ascii_case(name) && its.is_none_or(|its| Some(its) == port))
+            split(known)
+                .is_some_and(|(known, its)| known.eq_ignore_ascii_case(name) && its.is_none_or(|its| Some(its) == port))
         };
         if (self.loopback && is_loopback(name)) || self.hosts.iter().any(listed) {
             Ok(())
@@ -45,7 +44,8 @@ impl Guard {
             let Some((its_scheme, rest)) = known.split_once("://") else { return false };
             let (any_port, rest) = rest.strip_suffix(":*").map_or((false, rest), |rest| (true, rest));
             let same = |(its, its_port): (&str, Option<u16>)| {
-                its.eq_ignore_ascii_case(name) && (any_port || or_default(its_port, its_scheme) == or_default(port, scheme))
+                its.eq_ignore_ascii_case(name)
+                    && (any_port || or_default(its_port, its_scheme) == or_default(port, scheme))
             };
             its_scheme.eq_ignore_ascii_case(scheme) && split(rest).is_some_and(same)
         };
@@ -83,7 +83,9 @@ fn split(host: &str) -> Option<(&str, Option<u16>)> {
     match port {
         None => Some((name, None)),
         // `+80` is a number for Rust only.
-        Some(port) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => Some((name, Some(port.parse().ok()?))),
+        Some(port) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some((name, Some(port.parse().ok()?)))
+        }
         Some(_) => None,
     }
 }
@@ -91,11 +93,6 @@ fn split(host: &str) -> Option<(&str, Option<u16>)> {
 fn is_loopback(name: &str) -> bool {
     // Only what is written as loopback always is: 127.0.0.1 has many spellings, and a resolver knows them all.
     name.eq_ignore_ascii_case("localhost") || matches!(name, "127.0.0.1" | "[::1]")
-}
-
-/// Whether a peer is on this machine; an IPv4 address may come as IPv6.
-pub fn is_local(peer: IpAddr) -> bool {
-    peer.to_canonical().is_loopback()
 }
 
 #[cfg(test)]
@@ -111,15 +108,40 @@ mod tests {
     #[test]
     fn a_host_is_ours_or_refused() {
         for host in [
-            "localhost", "LOCALHOST:7300", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:7300", "mcp.example.com",
-            "MCP.example.com:7300", "other.example.com:8443",
+            "localhost",
+            "LOCALHOST:7300",
+            "127.0.0.1",
+            "127.0.0.1:1",
+            "[::1]",
+            "[::1]:7300",
+            "mcp.example.com",
+            "MCP.example.com:7300",
+            "other.example.com:8443",
         ] {
             assert_eq!(guard().host(Some(host), false), Ok(()), "{host}");
         }
         for host in [
-            "evil.example.com", "localhost.evil.com", "127.0.0.1.evil.com", "evil.com:7300", "other.example.com",
-            "other.example.com:8444", "", ":7300", "localhost:", "localhost:x", "localhost:+80", "localhost:70000", "[::1",
-            "[::1]x", "[::2]", "user@localhost", "localhost/x", "localhost, localhost", "local host", "127.1", "0.0.0.0",
+            "evil.example.com",
+            "localhost.evil.com",
+            "127.0.0.1.evil.com",
+            "evil.com:7300",
+            "other.example.com",
+            "other.example.com:8444",
+            "",
+            ":7300",
+            "localhost:",
+            "localhost:x",
+            "localhost:+80",
+            "localhost:70000",
+            "[::1",
+            "[::1]x",
+            "[::2]",
+            "user@localhost",
+            "localhost/x",
+            "localhost, localhost",
+            "local host",
+            "127.1",
+            "0.0.0.0",
             "localhost.",
         ] {
             assert!(guard().host(Some(host), false).is_err(), "{host}");
@@ -132,15 +154,30 @@ mod tests {
     #[test]
     fn an_origin_is_listed_or_loopback_or_refused() {
         for origin in [
-            "http://localhost", "http://localhost:5173", "https://127.0.0.1:1", "http://[::1]:8", "https://app.example.com",
-            "https://app.example.com:443", "http://dev.example.com:3000", "HTTP://DEV.example.com",
+            "http://localhost",
+            "http://localhost:5173",
+            "https://127.0.0.1:1",
+            "http://[::1]:8",
+            "https://app.example.com",
+            "https://app.example.com:443",
+            "http://dev.example.com:3000",
+            "HTTP://DEV.example.com",
         ] {
             assert_eq!(guard().origin(Some(origin), false), Ok(()), "{origin}");
         }
         for origin in [
-            "null", "", "http://evil.example.com", "http://app.example.com", "https://app.example.com:444",
-            "https://dev.example.com", "http://localhost.evil.com", "file://", "chrome-extension://localhost",
-            "http://localhost/", "http://evil.com@localhost", "localhost",
+            "null",
+            "",
+            "http://evil.example.com",
+            "http://app.example.com",
+            "https://app.example.com:444",
+            "https://dev.example.com",
+            "http://localhost.evil.com",
+            "file://",
+            "chrome-extension://localhost",
+            "http://localhost/",
+            "http://evil.com@localhost",
+            "localhost",
         ] {
             assert!(guard().origin(Some(origin), false).is_err(), "{origin}");
         }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::Router;
+use axum_server::Handle;
 use axum_server::accept::Accept;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
-use axum_server::Handle;
 use hyper_util::rt::TokioTimer;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;

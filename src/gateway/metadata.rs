@@ -4,16 +4,17 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
 
+use super::access::Denied;
 use super::reply;
 
 /// Where the metadata are; the path of the resource follows.
 pub(crate) const PATH: &str = "/.well-known/oauth-protected-resource";
 
-/// The answer to a request without a valid token; `given` says that there was one. `base` is the endpoint's own address.
-pub(crate) fn challenge(base: &str, path: &str, given: bool) -> Response {
-    let message = if given { "the token is not valid" } else { "a bearer token is needed" };
-    let mut response = reply::refused(StatusCode::UNAUTHORIZED, None, super::refusal::SERVER_ERROR, message);
-    let error = if given { r#", error="invalid_token""# } else { "" };
+/// The answer to a request without a valid token. `base` is the endpoint's own address.
+pub(crate) fn challenge(base: &str, path: &str, denied: &Denied) -> Response {
+    let why = denied.to_string();
+    let mut response = reply::refused(StatusCode::UNAUTHORIZED, None, super::refusal::SERVER_ERROR, &why);
+    let error = if matches!(denied, Denied::WrongToken) { r#", error="invalid_token""# } else { "" };
     let challenge = format!(r#"Bearer resource_metadata="{base}{PATH}{path}"{error}"#);
     // The path came in a request line and the base in a Host header that was checked: both are visible ASCII.
     if let Ok(challenge) = HeaderValue::try_from(challenge) {

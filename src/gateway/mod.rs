@@ -32,7 +32,7 @@ use mcp_satellite_actors::model::event::Event;
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, sleep, timeout};
 
-use access::{Access, User};
+use access::Access;
 use call::Form;
 use face::{Endpoint, Faces};
 use front::Front;
@@ -43,15 +43,6 @@ use sessions::{Limits, Sessions};
 
 /// Where events of clients go.
 pub type Teller = Box<dyn Fn(Event) + Send + Sync>;
-
-/// Who is let in.
-#[derive(Debug, Clone)]
-pub enum Auth {
-    /// Who has a token.
-    Bearer(Arc<Access>),
-    /// Whoever is on this machine, as this user.
-    Nobody(Arc<User>),
-}
 
 /// How answers are given to clients that take both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,8 +63,6 @@ pub struct Settings {
     pub public_url: Option<String>,
     /// Hosts and origins.
     pub guard: Guard,
-    /// Who is let in.
-    pub auth: Auth,
     /// Who gives tokens, for metadata.
     pub authorization_servers: Vec<String>,
     /// A certificate's chain and its key.
@@ -94,12 +83,11 @@ pub struct Settings {
 
 impl Settings {
     /// The defaults, for an endpoint on loopback.
-    pub fn new(name: impl Into<String>, auth: Auth) -> Self {
+    pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             public_url: None,
             guard: Guard { loopback: true, hosts: Vec::new(), origins: Vec::new() },
-            auth,
             authorization_servers: Vec::new(),
             tls: None,
             answers: Answers::default(),
@@ -163,6 +151,7 @@ impl Gateway {
     pub fn start(
         listener: TcpListener,
         settings: Settings,
+        access: Arc<Access>,
         faces: Arc<dyn Faces>,
         sessions: Arc<Sessions>,
         tell: Teller,
@@ -170,7 +159,7 @@ impl Gateway {
         let address = listener.local_addr()?;
         let identity = settings.identity()?;
         let connections_max = settings.connections_max;
-        let front = Arc::new(Front::new(faces, sessions, tell, Arc::new(settings)));
+        let front = Arc::new(Front::new(faces, sessions, tell, access, settings));
         // Paths are few and told apart in one place; the router is what the server takes.
         let router = axum::Router::new().fallback(front::handle).with_state(front.clone());
         let door = Door::open(listener, router, identity.as_ref(), connections_max)?;
@@ -188,19 +177,12 @@ impl Gateway {
         self.front.sessions.len()
     }
 
-    /// Goes on with other settings. Sessions of users that are not known any more end, and so do those of instances that
-    /// are not there any more. A certificate that cannot be read is told, and the old one stays.
+    /// Goes on with other settings. Sessions of clients that would not be let in any more end. A certificate that cannot be read is told, and the old one stays.
     pub fn apply(&self, settings: Settings) -> io::Result<()> {
         let renewed = settings.identity();
-        let settings = Arc::new(settings);
-        self.front.set(settings.clone());
+        self.front.set(Arc::new(settings));
         for session in self.front.sessions.all() {
-            let opening = &session.opening;
-            let is_known = match &settings.auth {
-                Auth::Bearer(access) => access.knows(&opening.user),
-                Auth::Nobody(user) => user.is(&opening.user),
-            };
-            if !is_known {
+            if !self.front.access.stands(&session.opening.pass) {
                 self.end(&session, End::Revoked);
             }
         }

@@ -93,7 +93,9 @@ fn next_step(error: &CallError) -> String {
         CallError::NotFound { .. } => "list what there is, and use a name from that list".to_owned(),
         CallError::Refused { status, .. } => match status {
             Status::AwaitingUserConfig => "ask the user to give what is missing with `satellite configure`",
-            Status::RequiresReauth => "ask the user to renew the server's credentials, for instance with `satellite auth`",
+            Status::RequiresReauth => {
+                "ask the user to renew the server's credentials, for instance with `satellite auth`"
+            }
             Status::PermanentlyFailed => "ask the user to look at `satellite logs` and to run `satellite restart`",
             Status::Offline => "ask the user whether it should run; `satellite start` starts it",
             Status::Provisioning

@@ -1,6 +1,8 @@
 //! Answers as HTTP. Every body is a JSON-RPC message or an event stream of them; a refusal carries the request's id where
 //! that is known, because a client waits for that id whatever the HTTP status is.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
@@ -44,17 +46,20 @@ pub(crate) fn refused(status: StatusCode, id: Option<&str>, code: i64, message: 
 }
 
 /// A limit of the user.
-pub(crate) fn limited(id: Option<&str>, limited: Limited) -> Response {
-    let Limited { kind, limit, retry_after_ms } = limited;
-    let message = match kind {
-        "busy" => format!("{limit} calls at once are all that you may have; wait for an answer"),
-        _ => format!("more than {limit} requests a second; try again in {retry_after_ms} ms"),
-    };
-    let data = format!(r#"{{"kind":"{kind}","limit":{limit},"retry_after_ms":{retry_after_ms}}}"#);
-    let error = RpcError { code: super::refusal::SERVER_ERROR, message, data: Some(data) };
+pub(crate) fn limited(id: Option<&str>, limited: &Limited) -> Response {
+    let Limited { kind, limit, retry_after } = limited;
+    let data = format!(r#"{{"kind":"{kind}","limit":{limit},"retry_after_ms":{}}}"#, retry_after.as_millis());
+    let error = RpcError { code: super::refusal::SERVER_ERROR, message: limited.to_string(), data: Some(data) };
+    too_many(id, error, *retry_after)
+}
+
+/// Not now.
+pub(crate) fn too_many(id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
     let body = whole(&Answer::Error(error), id.unwrap_or("null"));
     let mut response = with(StatusCode::TOO_MANY_REQUESTS, Some(JSON), Body::from(body));
-    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_ms.div_ceil(1000)));
+    // Whole seconds, and none is no pause.
+    let seconds = retry_after.as_millis().div_ceil(1000).max(1);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX)));
     response
 }
 
@@ -122,7 +127,8 @@ mod tests {
 
     #[test]
     fn an_answer_goes_out_under_the_id_of_its_client() {
-        let message = Message::read(Bytes::from_static(b"{\"x\":1e400, \"id\":7,\"jsonrpc\":\"2.0\",\"result\":{}}")).unwrap();
+        let message =
+            Message::read(Bytes::from_static(b"{\"x\":1e400, \"id\":7,\"jsonrpc\":\"2.0\",\"result\":{}}")).unwrap();
         let text = |answer: &Answer| String::from_utf8(whole(answer, "\"a\"").to_vec()).unwrap();
         assert_eq!(text(&Answer::Message(message)), r#"{"x":1e400, "id":"a","jsonrpc":"2.0","result":{}}"#);
         assert_eq!(text(&Answer::Result("[1]".into())), r#"{"jsonrpc":"2.0","id":"a","result":[1]}"#);

@@ -22,7 +22,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Duration, Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::access::User;
+use super::access::{Pass, User};
 use super::face::{Endpoint, Greeting};
 use super::stream::{Listener, Next, Slow, Stream, Way, way};
 
@@ -72,8 +72,8 @@ impl End {
 /// What a session is from its first moment.
 #[derive(Debug)]
 pub struct Opening {
-    /// Whose it is.
-    pub user: Arc<User>,
+    /// Whose it is, and by which token.
+    pub pass: Pass,
     /// What it is connected to.
     pub endpoint: Endpoint,
     /// What the client said of itself.
@@ -209,6 +209,11 @@ impl Session {
     /// Its number: `client` of an [`Origin`](mcp_satellite_actors::audience::Origin).
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Whose it is.
+    pub fn user(&self) -> &Arc<User> {
+        &self.opening.pass.user
     }
 
     /// What may be told of its id.

@@ -77,7 +77,7 @@ fn owner(user: &User) -> Owner {
 impl Table {
     fn remove(&mut self, number: u64) -> Option<Arc<Session>> {
         let session = self.all.remove(&number)?;
-        let owner = owner(&session.opening.user);
+        let owner = owner(session.user());
         if let Some(numbers) = self.of.get_mut(&owner) {
             numbers.remove(&number);
             if numbers.is_empty() {
@@ -113,7 +113,7 @@ impl Sessions {
     ) -> Result<(Arc<Session>, Vec<Arc<Session>>), Full> {
         let mut table = self.table();
         let mut evicted = Vec::new();
-        let owner = owner(&opening.user);
+        let owner = owner(&opening.pass.user);
         let own = table.of.get(&owner).map_or(0, HashSet::len);
         if own >= limits.per_user_max {
             let idlest = table.of.get(&owner).and_then(|numbers| table.idlest(numbers.iter()));
@@ -145,8 +145,8 @@ impl Sessions {
         let (number, secret) = parse(id)?;
         let session = self.table().all.get(&number)?.clone();
         let is_it = bool::from(secret.ct_eq(session.secret()));
-        let opening = &session.opening;
-        (is_it && opening.user.is(user) && opening.endpoint == *endpoint && session.ended().is_none()).then_some(session)
+        let is_theirs = session.user().is_same(user) && session.opening.endpoint == *endpoint;
+        (is_it && is_theirs && session.ended().is_none()).then_some(session)
     }
 
     /// The session of a number, which servers' messages are marked with.
@@ -211,18 +211,26 @@ fn parse(id: &str) -> Option<(u64, [u8; 16])> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use std::net::IpAddr;
+
+    use axum::http::HeaderValue;
+    use axum::http::header::AUTHORIZATION;
     use mcp_satellite_actors::model::ids::{InstallationId, InstanceId};
 
+    use super::super::access::{Access, Pass};
     use super::super::face::Greeting;
     use super::*;
 
-    fn user(name: &str) -> Arc<User> {
-        Arc::new(User::new("team".into(), "t".into(), name.into(), name.into(), false))
+    fn user(name: &str) -> Pass {
+        let access = Access::default();
+        access.set([("t", Arc::new(User::new("team".into(), "t".into(), name.into(), name.into(), false)))]);
+        let shown = [(AUTHORIZATION, HeaderValue::from_static("Bearer t"))].into_iter().collect();
+        access.admit(&shown, IpAddr::from([127, 0, 0, 1])).unwrap()
     }
 
-    fn opening(user: &Arc<User>, endpoint: Endpoint) -> Opening {
+    fn opening(pass: &Pass, endpoint: Endpoint) -> Opening {
         let greeting = Greeting::default();
-        Opening { user: user.clone(), endpoint, greeting, version: "2025-11-25".into(), user_agent: None }
+        Opening { pass: pass.clone(), endpoint, greeting, version: "2025-11-25".into(), user_agent: None }
     }
 
     fn instance(name: &str) -> Endpoint {
@@ -236,16 +244,16 @@ mod tests {
         let id = session.id();
         assert_eq!(id.len(), 48);
         // Read anew from the configuration it is the same user.
-        assert!(sessions.find(&id, &user("alice"), &Endpoint::Tools).is_some());
-        assert!(sessions.find(&id, &user("bob"), &Endpoint::Tools).is_none());
-        assert!(sessions.find(&id, &alice, &Endpoint::Flat).is_none());
-        assert!(sessions.find(&id, &alice, &instance("a")).is_none());
+        assert!(sessions.find(&id, &user("alice").user, &Endpoint::Tools).is_some());
+        assert!(sessions.find(&id, &user("bob").user, &Endpoint::Tools).is_none());
+        assert!(sessions.find(&id, &alice.user, &Endpoint::Flat).is_none());
+        assert!(sessions.find(&id, &alice.user, &instance("a")).is_none());
         let wrong = format!("{}{}", &id[..47], if id.ends_with('0') { '1' } else { '0' });
         for id in [wrong.as_str(), &id[..16], &id.to_uppercase().replace(char::is_numeric, "A"), "", "é"] {
-            assert!(sessions.find(id, &alice, &Endpoint::Tools).is_none(), "{id}");
+            assert!(sessions.find(id, &alice.user, &Endpoint::Tools).is_none(), "{id}");
         }
         assert!(sessions.close(&session, End::Closed).is_some());
-        assert!(sessions.find(&id, &alice, &Endpoint::Tools).is_none());
+        assert!(sessions.find(&id, &alice.user, &Endpoint::Tools).is_none());
         assert!(sessions.close(&session, End::Closed).is_none());
         assert!(sessions.is_empty() && sessions.table().of.is_empty());
     }
@@ -254,7 +262,7 @@ mod tests {
     fn over_the_limit_the_longest_idle_session_goes_and_one_at_work_stays() {
         let (sessions, alice, bob, start) = (Sessions::new(), user("alice"), user("bob"), Instant::now());
         let limits = Limits { sessions_max: 3, per_user_max: 2, ..Limits::default() };
-        let open = |user: &Arc<User>, seconds| {
+        let open = |user: &Pass, seconds| {
             sessions.open(opening(user, Endpoint::Tools), &limits, start + Duration::from_secs(seconds))
         };
         let (first, _) = open(&alice, 0).unwrap();
