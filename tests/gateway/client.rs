@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 /// One connection.
-pub struct Client {
+pub(crate) struct Client {
     io: BufReader<TcpStream>,
     pub address: SocketAddr,
     pub token: Option<String>,
@@ -19,63 +19,63 @@ pub struct Client {
 
 /// The head of an answer.
 #[derive(Debug, Clone)]
-pub struct Head {
+pub(crate) struct Head {
     pub status: u16,
     pub headers: Vec<(String, String)>,
 }
 
 impl Head {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    pub fn is_stream(&self) -> bool {
+    pub(crate) fn is_stream(&self) -> bool {
         self.header("content-type") == Some("text/event-stream")
     }
 }
 
 /// A whole answer.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub head: Head,
     pub body: String,
 }
 
 impl Answer {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 }
 
 /// One event of a stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Event {
+pub(crate) struct Event {
     pub id: String,
     pub retry: Option<u64>,
     pub data: String,
 }
 
 impl Event {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.data).unwrap_or_else(|error| panic!("{error}: {}", self.data))
     }
 }
 
-pub fn request(id: impl Into<Value>, method: &str, params: Value) -> Value {
+pub(crate) fn request(id: impl Into<Value>, method: &str, params: Value) -> Value {
     json!({"jsonrpc": "2.0", "id": id.into(), "method": method, "params": params})
 }
 
-pub fn notification(method: &str, params: Value) -> Value {
+pub(crate) fn notification(method: &str, params: Value) -> Value {
     json!({"jsonrpc": "2.0", "method": method, "params": params})
 }
 
-pub fn initialize(version: &str) -> Value {
+pub(crate) fn initialize(version: &str) -> Value {
     let params = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}});
     request(0, "initialize", params)
 }
 
 impl Client {
-    pub async fn connect(address: SocketAddr) -> Self {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
         let io = TcpStream::connect(address).await.unwrap();
         io.set_nodelay(true).unwrap();
         let (token, path) = (Some("alice-token".to_owned()), "/mcp".to_owned());
@@ -83,14 +83,14 @@ impl Client {
     }
 
     /// Another connection in the same session.
-    pub async fn again(&self) -> Self {
+    pub(crate) async fn again(&self) -> Self {
         let other = Self::connect(self.address).await;
         let (token, session, path) = (self.token.clone(), self.session.clone(), self.path.clone());
         Self { token, session, path, extra: self.extra.clone(), ..other }
     }
 
     /// With a session of its own.
-    pub async fn initialized(address: SocketAddr, version: &str) -> Self {
+    pub(crate) async fn initialized(address: SocketAddr, version: &str) -> Self {
         let mut client = Self::connect(address).await;
         let answer = client.post(&initialize(version)).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
@@ -100,12 +100,12 @@ impl Client {
     }
 
     /// Sends what is given, whatever it is.
-    pub async fn send_raw(&mut self, bytes: &[u8]) {
+    pub(crate) async fn send_raw(&mut self, bytes: &[u8]) {
         self.io.get_mut().write_all(bytes).await.unwrap();
     }
 
     /// Sends a request. A header that is given replaces the usual one, and an empty one takes it away.
-    pub async fn send(&mut self, method: &str, headers: &[(&str, &str)], body: &str) {
+    pub(crate) async fn send(&mut self, method: &str, headers: &[(&str, &str)], body: &str) {
         let mut usual = vec![("host", "localhost".to_owned())];
         usual.push(("accept", "application/json, text/event-stream".to_owned()));
         if !body.is_empty() {
@@ -140,7 +140,7 @@ impl Client {
     }
 
     /// The head of the next answer; none if the connection is closed.
-    pub async fn try_head(&mut self) -> Option<Head> {
+    pub(crate) async fn try_head(&mut self) -> Option<Head> {
         let line = self.line().await?;
         let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
         let status = status.unwrap_or_else(|| panic!("no status line: {line}"));
@@ -153,12 +153,12 @@ impl Client {
         Some(Head { status, headers })
     }
 
-    pub async fn head(&mut self) -> Head {
+    pub(crate) async fn head(&mut self) -> Head {
         self.try_head().await.expect("the connection was closed")
     }
 
     /// A piece of a chunked body; none at its end, or if the connection is closed.
-    pub async fn chunk(&mut self) -> Option<Vec<u8>> {
+    pub(crate) async fn chunk(&mut self) -> Option<Vec<u8>> {
         let size = usize::from_str_radix(&self.line().await?, 16).unwrap();
         let mut chunk = vec![0; size];
         self.io.read_exact(&mut chunk).await.ok()?;
@@ -166,7 +166,7 @@ impl Client {
         (size > 0).then_some(chunk)
     }
 
-    pub async fn body(&mut self, head: &Head) -> String {
+    pub(crate) async fn body(&mut self, head: &Head) -> String {
         let mut body = Vec::new();
         if head.header("transfer-encoding") == Some("chunked") {
             while let Some(chunk) = self.chunk().await {
@@ -181,19 +181,19 @@ impl Client {
     }
 
     /// A request and its whole answer.
-    pub async fn ask(&mut self, method: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub(crate) async fn ask(&mut self, method: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         self.send(method, headers, body).await;
         let head = self.head().await;
         let body = self.body(&head).await;
         Answer { head, body }
     }
 
-    pub async fn post(&mut self, message: &Value) -> Answer {
+    pub(crate) async fn post(&mut self, message: &Value) -> Answer {
         self.ask("POST", &[], &message.to_string()).await
     }
 
     /// Begins a request whose answer is a stream.
-    pub async fn open(&mut self, method: &str, headers: &[(&str, &str)], body: &str) -> Head {
+    pub(crate) async fn open(&mut self, method: &str, headers: &[(&str, &str)], body: &str) -> Head {
         self.send(method, headers, body).await;
         let head = self.head().await;
         assert!(head.status == 200 && head.is_stream(), "{head:?}");
@@ -201,7 +201,7 @@ impl Client {
     }
 
     /// The next event of a stream; none at its end. Each is a chunk, as it is written.
-    pub async fn event(&mut self) -> Option<Event> {
+    pub(crate) async fn event(&mut self) -> Option<Event> {
         loop {
             let chunk = String::from_utf8(self.chunk().await?).unwrap();
             if chunk.starts_with(':') {

@@ -18,7 +18,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 /// What the fake has seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub(crate) enum Seen {
     Began,
     Asked(String),
     Cancelled(String),
@@ -27,7 +27,7 @@ pub enum Seen {
     Ended(&'static str),
 }
 
-pub struct Fake {
+pub(crate) struct Fake {
     seen: mpsc::UnboundedSender<Seen>,
     /// `hold` and `talk` answer when there is a permit.
     pub release: Arc<Semaphore>,
@@ -125,7 +125,7 @@ impl Faces for Fake {
 }
 
 /// The endpoint in front of the fake.
-pub struct Stage {
+pub(crate) struct Stage {
     pub gateway: Gateway,
     pub address: SocketAddr,
     pub access: Arc<Access>,
@@ -139,13 +139,13 @@ fn user(name: &str) -> Arc<User> {
 }
 
 /// Alice and Bob.
-pub fn everybody() -> [(&'static str, Arc<User>); 3] {
+pub(crate) fn everybody() -> [(&'static str, Arc<User>); 3] {
     let alice = user("alice");
     [("alice-token", alice.clone()), ("alice-other-token", alice), ("bob-token", user("bob"))]
 }
 
 impl Stage {
-    pub fn new(set: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) fn new(set: impl FnOnce(&mut Settings)) -> Self {
         let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr().unwrap();
         let mut settings = Settings::new("test");
@@ -162,7 +162,7 @@ impl Stage {
     }
 
     /// Waits until the fake has seen it.
-    pub async fn saw(&mut self, wanted: Seen) {
+    pub(crate) async fn saw(&mut self, wanted: Seen) {
         while let Some(seen) = self.seen.recv().await {
             if seen == wanted {
                 return;
