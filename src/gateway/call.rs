@@ -1,0 +1,154 @@
+//! The answer to one request: JSON if it is the first thing that is said, else a stream of what is said until then. A client
+//! that goes away cancels it: at once, or, if it could come back, when it did not.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use futures::future::BoxFuture;
+use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::rpc::Message;
+use tokio::time::{Duration, sleep};
+
+use super::face::{Answer, Call, Faces};
+use super::reply;
+use super::session::{InUse, Session};
+
+/// What the client takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Only JSON: what is said before the answer waits for its GET.
+    Json,
+    /// Either, as it comes.
+    Either,
+    /// A stream, whatever comes.
+    Stream,
+}
+
+/// How answers are given.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manner {
+    pub(crate) form: Form,
+    /// A stream begins so long after the request without an answer.
+    pub(crate) sse_after: Duration,
+    /// How long a client that has gone may take to come back.
+    pub(crate) grace: Duration,
+}
+
+/// A request that is open. Dropped, it is not.
+struct Open {
+    session: Arc<Session>,
+    call: u64,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.session.close(self.call);
+    }
+}
+
+/// A request begins: what it takes to answer it.
+struct Begun {
+    open: Open,
+    id: String,
+    answer: BoxFuture<'static, Answer>,
+}
+
+fn begin(faces: &dyn Faces, session: &Arc<Session>, message: Message, streams: bool) -> Result<Begun, InUse> {
+    let id = message.id().unwrap_or("null").to_owned();
+    let (call, withdrawn) = session.begin(&id, streams)?;
+    if message.method() == Some("tools/call") {
+        session.count_tool();
+    }
+    let open = Open { session: session.clone(), call };
+    let origin = Origin { client: session.number(), call };
+    let answer = faces.request(session.clone(), Call { message, origin, withdrawn });
+    Ok(Begun { open, id, answer })
+}
+
+fn in_use(id: &str) -> Response {
+    let message = "a request with this id is not answered yet";
+    reply::refused(StatusCode::BAD_REQUEST, Some(id), reply::INVALID_REQUEST, message)
+}
+
+fn gone(id: &str) -> Response {
+    reply::refused(StatusCode::NOT_FOUND, Some(id), super::refusal::SERVER_ERROR, "the session has ended")
+}
+
+/// Answers one request. `held` is what the request holds of its user's limits until it is answered.
+pub(crate) async fn answer(
+    faces: &dyn Faces,
+    session: &Arc<Session>,
+    message: Message,
+    manner: Manner,
+    held: impl Send + 'static,
+) -> Response {
+    let id = message.id().unwrap_or("null").to_owned();
+    let streams = manner.form != Form::Json;
+    let Ok(Begun { open, id, answer: mut coming }) = begin(faces, session, message, streams) else {
+        return in_use(&id);
+    };
+    let call = open.call;
+    if manner.form != Form::Stream {
+        tokio::select! {
+            biased;
+            answer = &mut coming => {
+                if !session.has_word(call) {
+                    return reply::answer(&answer, &id);
+                }
+                coming = Box::pin(std::future::ready(answer));
+            }
+            () = session.over().cancelled() => return gone(&id),
+            () = session.first_word(call) => {}
+            () = sleep(manner.sse_after), if streams => {}
+        }
+    }
+    let Some(listening) = session.listen(call, None) else { return gone(&id) };
+    tokio::spawn(stream(open, id, coming, manner.grace, held));
+    reply::stream(listening)
+}
+
+/// Goes on with a call whose client reads a stream.
+async fn stream(
+    open: Open,
+    id: String,
+    coming: BoxFuture<'static, Answer>,
+    grace: Duration,
+    held: impl Send + 'static,
+) {
+    let Open { session, call } = &open;
+    tokio::select! {
+        biased;
+        answer = coming => reply::parts(&answer, &id, |parts| session.finish(*call, parts)),
+        () = session.over().cancelled() => return,
+        () = session.abandoned(*call, grace) => return,
+    }
+    // What is left is to be read; nothing works any more.
+    drop(held);
+    tokio::select! {
+        () = session.over().cancelled() => {}
+        () = session.abandoned(*call, grace) => {}
+    }
+}
+
+/// Answers the requests of a batch, all in one.
+pub(crate) async fn batch(
+    faces: &dyn Faces,
+    session: &Arc<Session>,
+    requests: Vec<Message>,
+    _held: impl Send + 'static,
+) -> Response {
+    let mut coming = Vec::with_capacity(requests.len());
+    for message in requests {
+        let id = message.id().unwrap_or("null").to_owned();
+        let Ok(begun) = begin(faces, session, message, false) else { return in_use(&id) };
+        coming.push(async move {
+            let Begun { open: _open, id, answer } = begun;
+            (id, answer.await)
+        });
+    }
+    tokio::select! {
+        answers = futures::future::join_all(coming) => reply::batch(&answers),
+        () = session.over().cancelled() => gone("null"),
+    }
+}

@@ -1,0 +1,29 @@
+//! The place of the next era of the protocol, which has no sessions and no `initialize`. Until it is served here, a client
+//! that asks for it is told so in a way that makes it go on with this one at once.
+
+use mcp_satellite_actors::rpc::Message;
+
+/// Whether a message without a session opens a conversation of the next era. It is answered with HTTP 400 and "method not
+/// found" under its own id: any other code makes some clients give up instead of falling back.
+pub(crate) fn is_next(message: &Message) -> bool {
+    message.method() == Some("server/discover")
+}
+
+/// Whether a protocol version in a header is one that is spoken here.
+pub(crate) fn is_served(version: &str) -> bool {
+    matches!(version, "2024-11-05" | "2025-03-26" | "2025-06-18" | "2025-11-25")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_next_era_begins_with_is_known() {
+        let read = |method: &str| Message::read(format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}"}}"#).into());
+        assert!(is_next(&read("server/discover").unwrap()));
+        assert!(!is_next(&read("initialize").unwrap()));
+        assert!(is_served("2025-11-25") && !is_served("2026-07-28") && !is_served(""));
+    }
+}

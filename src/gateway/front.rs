@@ -1,0 +1,520 @@
+//! Every request, in one order: guard → path → access → method → body → drain → rate → session → face. What fails first is
+//! what is told, and nothing behind it is looked at: without a token nobody learns what exists.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request};
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt as _;
+use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_actors::rpc::{Kind, Malformed, Message};
+use serde_json::value::RawValue;
+use tokio::time::{Duration, Instant, timeout};
+use tokio_util::task::TaskTracker;
+
+use super::access::{Access, Denied, Pass, User};
+use super::call::{self, Form, Manner};
+use super::face::{Answer, Endpoint, Faces, Greeting, RpcError};
+use super::refusal::SERVER_ERROR;
+use super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, SESSION_ID};
+use super::session::{End, Opening, Session, UNASKED};
+use super::sessions::{Full, Sessions};
+use super::{Settings, Teller, era, metadata, stream};
+
+/// A body that takes longer is not worth waiting for.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// A stream begins so long after its request without an answer: proxies close what is silent.
+const SSE_AFTER: Duration = Duration::from_secs(1);
+const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+const TEXT_MAX: usize = 256;
+
+/// What the handlers know.
+pub(crate) struct Front {
+    pub(crate) faces: Arc<dyn Faces>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) tell: Teller,
+    pub(crate) access: Arc<Access>,
+    settings: RwLock<Arc<Settings>>,
+    draining: AtomicBool,
+    /// What is being answered, streams included.
+    work: TaskTracker,
+}
+
+/// A refusal in the making: it is an answer already.
+type Checked<T> = Result<T, Box<Response>>;
+
+fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Box<Response> {
+    Box::new(reply::refused(status, id, code, message))
+}
+
+/// What a path asks for.
+enum Path<'a> {
+    Everything,
+    Instance(&'a str),
+    Metadata(&'a str),
+}
+
+fn path(path: &str) -> Option<Path<'_>> {
+    if path == "/mcp" {
+        return Some(Path::Everything);
+    }
+    if let Some(of) = path.strip_prefix(metadata::PATH) {
+        return (of.is_empty() || of.starts_with('/')).then_some(Path::Metadata(of));
+    }
+    let name = path.strip_prefix("/i/")?.strip_suffix("/mcp")?;
+    (!name.is_empty() && !name.contains('/')).then_some(Path::Instance(name))
+}
+
+/// A header that is there once, as text.
+fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str>, bool) {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next().map(|value| value.to_str().unwrap_or("\u{0}"));
+    (first, values.next().is_some())
+}
+
+impl Front {
+    pub(crate) fn new(
+        faces: Arc<dyn Faces>,
+        sessions: Arc<Sessions>,
+        tell: Teller,
+        access: Arc<Access>,
+        settings: Settings,
+    ) -> Self {
+        let (settings, draining) = (RwLock::new(Arc::new(settings)), AtomicBool::new(false));
+        Self { faces, sessions, tell, access, settings, draining, work: TaskTracker::new() }
+    }
+
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set(&self, settings: Arc<Settings>) {
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+    }
+
+    /// No request is taken any more; answers and notifications of open calls are.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Waits until everything is answered that is being answered.
+    pub(crate) async fn rest(&self) {
+        self.work.close();
+        self.work.wait().await;
+    }
+
+    /// A session is over, and was forgotten.
+    pub(crate) fn gone(&self, session: &Arc<Session>) {
+        self.faces.ended(session);
+        let user = session.user();
+        (self.tell)(Event::ClientDisconnected {
+            team_id: user.team.clone(),
+            user_id: user.user.clone(),
+            session_id: session.public_id(),
+            duration: session.began().elapsed().as_secs(),
+            tool_execution_count: session.tool_count(),
+            reason: session.ended().map_or("closed", End::as_str).to_owned(),
+        });
+    }
+
+    async fn answer(&self, peer: SocketAddr, parts: &request::Parts, body: Body) -> Checked<Response> {
+        let settings = self.settings();
+        let headers = &parts.headers;
+        let host = Self::guarded(&settings, headers)?;
+        let full = parts.uri.path();
+        let Some(path) = path(full) else {
+            return Err(no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is nothing here"));
+        };
+        let base = settings.base(host);
+        if let Path::Metadata(of) = path {
+            if parts.method != Method::GET {
+                return Err(not_allowed("GET"));
+            }
+            return Ok(metadata::document(&base, of, &settings.name, &settings.authorization_servers));
+        }
+        let pass = self.known(peer, parts, &base)?;
+        match parts.method {
+            Method::POST => self.post(&settings, &pass, &path, parts, body).await,
+            Method::GET => self.get(&pass.user, &path, parts),
+            Method::DELETE => self.delete(&pass.user, &path, parts),
+            _ => Err(not_allowed("GET, POST, DELETE")),
+        }
+    }
+
+    /// Who may speak to us at all, and under which name of ours.
+    fn guarded<'a>(settings: &Settings, headers: &'a HeaderMap) -> Checked<&'a str> {
+        let forbidden = |why: &str| no(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
+        let (host, several) = one(headers, &header::HOST);
+        settings.guard.host(host, several).map_err(forbidden)?;
+        let (origin, several) = one(headers, &header::ORIGIN);
+        settings.guard.origin(origin, several).map_err(forbidden)?;
+        Ok(host.unwrap_or_default())
+    }
+
+    /// Who it is that asks.
+    fn known(&self, peer: SocketAddr, parts: &request::Parts, base: &str) -> Checked<Pass> {
+        if parts.uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("access_token="))) {
+            let why = "a token in an address is read by others; send it as a header";
+            return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
+        }
+        self.access.admit(&parts.headers, peer.ip()).map_err(|denied| {
+            Box::new(match &denied {
+                Denied::NoToken | Denied::WrongToken => metadata::challenge(base, parts.uri.path(), &denied),
+                Denied::TooMany(pause) => {
+                    reply::too_many(None, RpcError::new(SERVER_ERROR, denied.to_string()), *pause)
+                }
+                Denied::FromElsewhere => reply::refused(StatusCode::FORBIDDEN, None, SERVER_ERROR, &denied.to_string()),
+            })
+        })
+    }
+
+    async fn post(
+        &self,
+        settings: &Settings,
+        pass: &Pass,
+        path: &Path<'_>,
+        parts: &request::Parts,
+        body: Body,
+    ) -> Checked<Response> {
+        let headers = &parts.headers;
+        if !is_json(headers) {
+            let why = "the body of a request is application/json";
+            return Err(no(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, INVALID_REQUEST, why));
+        }
+        let form = match accepted(headers) {
+            (true, true) => settings.form(),
+            (true, false) => Form::Json,
+            (false, true) => Form::Stream,
+            (false, false) => {
+                let why = "an answer is application/json or text/event-stream; accept one of them, or both";
+                return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
+            }
+        };
+        let body = read(body, headers, settings.body_max).await?;
+        let manner = Manner { form, sse_after: SSE_AFTER, grace: settings.resume_grace };
+        if body.trim_ascii_start().starts_with(b"[") {
+            return self.batch(&pass.user, path, parts, body).await;
+        }
+        let message = Message::read(body).map_err(|error| malformed(&error))?;
+        self.message(settings, pass, path, parts, message, manner).await
+    }
+
+    async fn message(
+        &self,
+        settings: &Settings,
+        pass: &Pass,
+        path: &Path<'_>,
+        parts: &request::Parts,
+        message: Message,
+        manner: Manner,
+    ) -> Checked<Response> {
+        let user = &pass.user;
+        let id = match message.kind() {
+            Kind::Request => message.id().map(str::to_owned),
+            Kind::Notification | Kind::Result | Kind::Error => None,
+        };
+        let id = id.as_deref();
+        if id.is_some() && self.draining.load(Ordering::Acquire) {
+            return Err(no(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, "the satellite stops; try again later"));
+        }
+        user.request().map_err(|limited| Box::new(reply::limited(id, &limited)))?;
+        let endpoint = self.endpoint(user, path, parts, id)?;
+        version(&parts.headers, id)?;
+        if id.is_some() && message.method() == Some("initialize") {
+            return self.initialize(settings, pass, endpoint, parts, &message).await;
+        }
+        if era::is_next(&message) && !parts.headers.contains_key(SESSION_ID) {
+            let why = "this protocol version is not served here; begin with `initialize`";
+            return Err(no(StatusCode::BAD_REQUEST, id, METHOD_NOT_FOUND, why));
+        }
+        let session = self.session(user, &endpoint, &parts.headers, id)?;
+        if id.is_none() {
+            self.aside(&session, message);
+            return Ok(reply::empty(StatusCode::ACCEPTED));
+        }
+        let admission = user.call().map_err(|limited| Box::new(reply::limited(id, &limited)))?;
+        let held = (admission, self.work.token());
+        Ok(call::answer(&*self.faces, &session, message, manner, held).await)
+    }
+
+    /// What wants no answer.
+    fn aside(&self, session: &Arc<Session>, message: Message) {
+        match message.kind() {
+            Kind::Result | Kind::Error => {
+                if !session.answered(message) {
+                    tracing::debug!(session_id = session.public_id(), "a client answered what it was not asked");
+                }
+            }
+            Kind::Notification | Kind::Request => {
+                let withdraws = message.method() == Some("notifications/cancelled");
+                if !(withdraws && session.cancel(message.clone())) {
+                    self.faces.notification(session, message);
+                }
+            }
+        }
+    }
+
+    async fn batch(&self, user: &Arc<User>, path: &Path<'_>, parts: &request::Parts, body: Bytes) -> Checked<Response> {
+        if self.draining.load(Ordering::Acquire) {
+            return Err(no(
+                StatusCode::SERVICE_UNAVAILABLE,
+                None,
+                SERVER_ERROR,
+                "the satellite stops; try again later",
+            ));
+        }
+        user.request().map_err(|limited| Box::new(reply::limited(None, &limited)))?;
+        let endpoint = self.endpoint(user, path, parts, None)?;
+        version(&parts.headers, None)?;
+        let session = self.session(user, &endpoint, &parts.headers, None)?;
+        if session.opening.version.as_str() > "2025-03-26" {
+            let why = "this protocol version has no batches; send one message at a time";
+            return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
+        }
+        let not_json = |error: serde_json::Error| malformed(&Malformed::NotJson(error.to_string()));
+        let texts: Vec<&RawValue> = serde_json::from_slice(&body).map_err(not_json)?;
+        let mut requests = Vec::new();
+        let mut others = Vec::new();
+        for text in texts {
+            let message = Message::read(body.slice_ref(text.get().as_bytes())).map_err(|error| malformed(&error))?;
+            let is_request = message.kind() == Kind::Request;
+            if is_request { requests.push(message) } else { others.push(message) }
+        }
+        for message in others {
+            self.aside(&session, message);
+        }
+        if requests.is_empty() {
+            return Ok(reply::empty(StatusCode::ACCEPTED));
+        }
+        let begin = |_: &Message| user.call().map_err(|limited| Box::new(reply::limited(None, &limited)));
+        let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
+        let _work = self.work.token();
+        Ok(call::batch(&*self.faces, &session, requests, admissions).await)
+    }
+
+    async fn initialize(
+        &self,
+        settings: &Settings,
+        pass: &Pass,
+        endpoint: Endpoint,
+        parts: &request::Parts,
+        message: &Message,
+    ) -> Checked<Response> {
+        let user = &pass.user;
+        let id = message.id().unwrap_or("null");
+        let greeting = Greeting::read(message.params());
+        let _admission = user.call().map_err(|limited| reply::limited(Some(id), &limited))?;
+        let _work = self.work.token();
+        let welcome = match self.faces.initialize(user.clone(), endpoint.clone(), greeting.clone()).await {
+            Ok(welcome) => welcome,
+            Err(error) => return Ok(reply::answer(&Answer::Error(error), id)),
+        };
+        let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
+        let opening = Opening { pass: pass.clone(), endpoint, greeting, version: welcome.version, user_agent };
+        let opened = self.sessions.open(opening, &settings.limits, Instant::now());
+        let (session, evicted) = opened.map_err(|full| {
+            let why = match full {
+                Full::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
+                Full::All(_) | Full::NoNumbers => "there is no room for another session; try again later".to_owned(),
+            };
+            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, &why)
+        })?;
+        for session in &evicted {
+            self.gone(session);
+        }
+        self.faces.began(&session);
+        let Greeting { name, client_version, .. } = &session.opening.greeting;
+        (self.tell)(Event::ClientConnected {
+            team_id: user.team.clone(),
+            user_id: user.user.clone(),
+            session_id: session.public_id(),
+            client_type: cut(&format!("{name}/{client_version}"), 64),
+            user_agent: session.opening.user_agent.clone(),
+            transport: "streamable_http".to_owned(),
+        });
+        let mut response = reply::answer(&Answer::Result(welcome.result), id);
+        if let Ok(id) = HeaderValue::try_from(session.id()) {
+            response.headers_mut().insert(SESSION_ID, id);
+        }
+        Ok(response)
+    }
+
+    fn get(&self, user: &Arc<User>, path: &Path<'_>, parts: &request::Parts) -> Checked<Response> {
+        let headers = &parts.headers;
+        if !accepted(headers).1 {
+            let why = "what is heard here is text/event-stream; accept it";
+            return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
+        }
+        if self.draining.load(Ordering::Acquire) {
+            return Err(no(
+                StatusCode::SERVICE_UNAVAILABLE,
+                None,
+                SERVER_ERROR,
+                "the satellite stops; try again later",
+            ));
+        }
+        user.request().map_err(|limited| Box::new(reply::limited(None, &limited)))?;
+        let endpoint = self.endpoint(user, path, parts, None)?;
+        version(headers, None)?;
+        let session = self.session(user, &endpoint, headers, None)?;
+        let listening = match one(headers, &LAST_EVENT_ID) {
+            (None, _) => session.listen(UNASKED, None),
+            (Some(id), false) => stream::parse_id(id).and_then(|(stream, after)| session.listen(stream, Some(after))),
+            (Some(_), true) => None,
+        };
+        // The status at which clients stop asking; what is over would else be asked for again and again.
+        listening.map(reply::stream).ok_or_else(|| not_allowed("POST, DELETE"))
+    }
+
+    fn delete(&self, user: &Arc<User>, path: &Path<'_>, parts: &request::Parts) -> Checked<Response> {
+        user.request().map_err(|limited| Box::new(reply::limited(None, &limited)))?;
+        let endpoint = self.endpoint(user, path, parts, None)?;
+        let session = self.session(user, &endpoint, &parts.headers, None)?;
+        if let Some(session) = self.sessions.close(&session, End::Closed) {
+            self.gone(&session);
+        }
+        Ok(reply::empty(StatusCode::NO_CONTENT))
+    }
+
+    fn endpoint(&self, user: &User, path: &Path<'_>, parts: &request::Parts, id: Option<&str>) -> Checked<Endpoint> {
+        match path {
+            Path::Instance(name) => match self.faces.instance(user, name) {
+                Some(instance) => Ok(Endpoint::Instance(instance)),
+                None => Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such server; /mcp lists yours")),
+            },
+            Path::Everything | Path::Metadata(_) => {
+                let mode = parts.uri.query().into_iter().flat_map(|query| query.split('&'));
+                match mode.filter_map(|part| part.strip_prefix("mode=")).next_back() {
+                    None if user.flat => Ok(Endpoint::Flat),
+                    None | Some("tools") => Ok(Endpoint::Tools),
+                    Some("flat") => Ok(Endpoint::Flat),
+                    Some(_) => Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "the modes are `tools` and `flat`")),
+                }
+            }
+        }
+    }
+
+    fn session(
+        &self,
+        user: &User,
+        endpoint: &Endpoint,
+        headers: &HeaderMap,
+        id: Option<&str>,
+    ) -> Checked<Arc<Session>> {
+        let given = match one(headers, &SESSION_ID) {
+            (Some(given), false) => given,
+            (None, _) | (Some(_), true) => {
+                let why = "a request has one Mcp-Session-Id header; `initialize` gives the id";
+                return Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
+            }
+        };
+        let Some(session) = self.sessions.find(given, user, endpoint) else {
+            return Err(no(
+                StatusCode::NOT_FOUND,
+                id,
+                SERVER_ERROR,
+                "there is no such session; begin with `initialize`",
+            ));
+        };
+        session.active(Instant::now());
+        Ok(session)
+    }
+}
+
+/// Answers one HTTP request.
+pub(crate) async fn handle(
+    State(front): State<Arc<Front>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    front.answer(peer, &parts, body).await.unwrap_or_else(|refused| *refused)
+}
+
+fn not_allowed(allowed: &'static str) -> Box<Response> {
+    let mut response = no(StatusCode::METHOD_NOT_ALLOWED, None, SERVER_ERROR, "this method is not for this resource");
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
+fn malformed(error: &Malformed) -> Box<Response> {
+    let code = if matches!(error, Malformed::NotJson(_)) { PARSE_ERROR } else { INVALID_REQUEST };
+    no(StatusCode::BAD_REQUEST, None, code, &error.to_string())
+}
+
+fn version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {
+    match one(headers, &PROTOCOL_VERSION) {
+        (None, _) => Ok(()),
+        (Some(version), false) if era::is_served(version) => Ok(()),
+        (Some(_), _) => {
+            let why = "MCP-Protocol-Version is none that is served here; 2025-11-25 is the newest";
+            Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why))
+        }
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let (kind, several) = one(headers, &header::CONTENT_TYPE);
+    let essence = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
+    !several && essence.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json"))
+}
+
+/// Whether JSON and whether event streams are accepted; both, if nothing is said.
+fn accepted(headers: &HeaderMap) -> (bool, bool) {
+    let (mut json, mut events, mut said) = (false, false, false);
+    for value in headers.get_all(header::ACCEPT) {
+        for range in value.to_str().unwrap_or_default().split(',') {
+            said = true;
+            let mut parts = range.split(';').map(str::trim);
+            let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+            let refused = parts.any(|part| matches!(part, "q=0" | "q=0.0" | "q=0.00" | "q=0.000"));
+            json |= !refused && matches!(kind.as_str(), "*/*" | "application/*" | "application/json");
+            events |= !refused && matches!(kind.as_str(), "*/*" | "text/*" | "text/event-stream");
+        }
+    }
+    if said { (json, events) } else { (true, true) }
+}
+
+/// The whole body, within its limit and in time.
+async fn read(body: Body, headers: &HeaderMap, limit: usize) -> Checked<Bytes> {
+    let large = || {
+        let why = format!("a message has at most {limit} bytes");
+        no(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, &why)
+    };
+    let announced = one(headers, &header::CONTENT_LENGTH).0.and_then(|length| length.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > limit) {
+        return Err(large());
+    }
+    let whole = async {
+        let mut frames = body.into_data_stream();
+        let broken = |_| no(StatusCode::BAD_REQUEST, None, PARSE_ERROR, "the body broke off");
+        let Some(first) = frames.next().await.transpose().map_err(broken)? else { return Ok(Bytes::new()) };
+        if first.len() > limit {
+            return Err(large());
+        }
+        let Some(second) = frames.next().await.transpose().map_err(broken)? else { return Ok(first) };
+        let mut all = BytesMut::with_capacity(announced.unwrap_or(first.len() + second.len()).min(limit));
+        all.extend_from_slice(&first);
+        let mut next = Some(second);
+        while let Some(frame) = next {
+            if all.len() + frame.len() > limit {
+                return Err(large());
+            }
+            all.extend_from_slice(&frame);
+            next = frames.next().await.transpose().map_err(broken)?;
+        }
+        Ok(all.freeze())
+    };
+    let late = |_| no(StatusCode::REQUEST_TIMEOUT, None, PARSE_ERROR, "the body came too slowly");
+    timeout(BODY_TIMEOUT, whole).await.map_err(late)?
+}
+
+fn cut(text: &str, max: usize) -> String {
+    text.chars().filter(|c| !c.is_control()).take(max).collect()
+}

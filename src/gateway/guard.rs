@@ -1,0 +1,188 @@
+//! What a request must say before anything else is looked at: a host that is ours, and an origin that may speak to us. A
+//! web page in the user's browser can reach loopback, under a name of its own that resolves there; it cannot forge either.
+
+/// A refusal, with what is told.
+pub type Refused = &'static str;
+
+/// Which hosts and origins are let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guard {
+    /// Whether loopback names are, under any port: where the endpoint listens on loopback.
+    pub loopback: bool,
+    /// Other hosts, with or without a port; without, any port will do.
+    pub hosts: Vec<String>,
+    /// Other origins: `scheme://host[:port]`, `:*` for any port.
+    pub origins: Vec<String>,
+}
+
+impl Guard {
+    /// The `Host` of a request; `several` says that there is more than one.
+    pub fn host(&self, host: Option<&str>, several: bool) -> Result<(), Refused> {
+        let Some(host) = host.filter(|_| !several) else { return Err("a request has one Host header") };
+        let Some((name, port)) = split(host) else { return Err("the Host header cannot be read") };
+        let listed = |known: &String| {
+            split(known)
+                .is_some_and(|(known, its)| known.eq_ignore_ascii_case(name) && its.is_none_or(|its| Some(its) == port))
+        };
+        if (self.loopback && is_loopback(name)) || self.hosts.iter().any(listed) {
+            Ok(())
+        } else {
+            Err("this Host is not served here")
+        }
+    }
+
+    /// The `Origin` of a request. None passes: it is no browser.
+    pub fn origin(&self, origin: Option<&str>, several: bool) -> Result<(), Refused> {
+        const NO: Refused = "this Origin may not use the endpoint";
+        if several {
+            return Err(NO);
+        }
+        let Some(origin) = origin else { return Ok(()) };
+        let (scheme, rest) = origin.split_once("://").ok_or(NO)?;
+        let (name, port) = split(rest).ok_or(NO)?;
+        let listed = |known: &String| {
+            let Some((its_scheme, rest)) = known.split_once("://") else { return false };
+            let (any_port, rest) = rest.strip_suffix(":*").map_or((false, rest), |rest| (true, rest));
+            let same = |(its, its_port): (&str, Option<u16>)| {
+                its.eq_ignore_ascii_case(name)
+                    && (any_port || or_default(its_port, its_scheme) == or_default(port, scheme))
+            };
+            its_scheme.eq_ignore_ascii_case(scheme) && split(rest).is_some_and(same)
+        };
+        let is_web = scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https");
+        if (self.loopback && is_web && is_loopback(name)) || self.origins.iter().any(listed) { Ok(()) } else { Err(NO) }
+    }
+}
+
+fn or_default(port: Option<u16>, scheme: &str) -> Option<u16> {
+    port.or_else(|| if scheme.eq_ignore_ascii_case("https") { Some(443) } else { Some(80) })
+}
+
+/// A name and a port. An IPv6 address stands in brackets, which are kept.
+fn split(host: &str) -> Option<(&str, Option<u16>)> {
+    let strange = |c: char| !c.is_ascii_graphic() || matches!(c, '/' | '@' | '?' | '#' | '\\' | ',');
+    if host.is_empty() || host.contains(strange) {
+        return None;
+    }
+    let (name, port) = if let Some(end) = host.find(']').filter(|_| host.starts_with('[')) {
+        let (name, rest) = host.split_at(end + 1);
+        match rest.strip_prefix(':') {
+            Some(port) => (name, Some(port)),
+            None if rest.is_empty() => (name, None),
+            None => return None,
+        }
+    } else {
+        match host.split_once(':') {
+            Some((name, port)) => (name, Some(port)),
+            None => (host, None),
+        }
+    };
+    if name.is_empty() {
+        return None;
+    }
+    match port {
+        None => Some((name, None)),
+        // `+80` is a number for Rust only.
+        Some(port) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some((name, Some(port.parse().ok()?)))
+        }
+        Some(_) => None,
+    }
+}
+
+fn is_loopback(name: &str) -> bool {
+    // Only what is written as loopback always is: 127.0.0.1 has many spellings, and a resolver knows them all.
+    name.eq_ignore_ascii_case("localhost") || matches!(name, "127.0.0.1" | "[::1]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guard() -> Guard {
+        let hosts = vec!["mcp.example.com".to_owned(), "other.example.com:8443".to_owned()];
+        let origins = vec!["https://app.example.com".to_owned(), "http://dev.example.com:*".to_owned()];
+        Guard { loopback: true, hosts, origins }
+    }
+
+    #[test]
+    fn a_host_is_ours_or_refused() {
+        for host in [
+            "localhost",
+            "LOCALHOST:7300",
+            "127.0.0.1",
+            "127.0.0.1:1",
+            "[::1]",
+            "[::1]:7300",
+            "mcp.example.com",
+            "MCP.example.com:7300",
+            "other.example.com:8443",
+        ] {
+            assert_eq!(guard().host(Some(host), false), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example.com",
+            "localhost.evil.com",
+            "127.0.0.1.evil.com",
+            "evil.com:7300",
+            "other.example.com",
+            "other.example.com:8444",
+            "",
+            ":7300",
+            "localhost:",
+            "localhost:x",
+            "localhost:+80",
+            "localhost:70000",
+            "[::1",
+            "[::1]x",
+            "[::2]",
+            "user@localhost",
+            "localhost/x",
+            "localhost, localhost",
+            "local host",
+            "127.1",
+            "0.0.0.0",
+            "localhost.",
+        ] {
+            assert!(guard().host(Some(host), false).is_err(), "{host}");
+        }
+        assert!(guard().host(Some("localhost"), true).is_err());
+        assert!(guard().host(None, false).is_err());
+        assert!(Guard { loopback: false, ..guard() }.host(Some("localhost"), false).is_err());
+    }
+
+    #[test]
+    fn an_origin_is_listed_or_loopback_or_refused() {
+        for origin in [
+            "http://localhost",
+            "http://localhost:5173",
+            "https://127.0.0.1:1",
+            "http://[::1]:8",
+            "https://app.example.com",
+            "https://app.example.com:443",
+            "http://dev.example.com:3000",
+            "HTTP://DEV.example.com",
+        ] {
+            assert_eq!(guard().origin(Some(origin), false), Ok(()), "{origin}");
+        }
+        for origin in [
+            "null",
+            "",
+            "http://evil.example.com",
+            "http://app.example.com",
+            "https://app.example.com:444",
+            "https://dev.example.com",
+            "http://localhost.evil.com",
+            "file://",
+            "chrome-extension://localhost",
+            "http://localhost/",
+            "http://evil.com@localhost",
+            "localhost",
+        ] {
+            assert!(guard().origin(Some(origin), false).is_err(), "{origin}");
+        }
+        assert_eq!(guard().origin(None, false), Ok(()));
+        assert!(guard().origin(Some("http://localhost"), true).is_err());
+        assert!(Guard { loopback: false, ..guard() }.origin(Some("http://localhost"), false).is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! Answers as HTTP. Every body is a JSON-RPC message or an event stream of them; a refusal carries the request's id where
+//! that is known, because a client waits for that id whatever the HTTP status is.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use bytes::Bytes;
+use mcp_satellite_actors::rpc::joined;
+
+use super::access::Limited;
+use super::face::{Answer, RpcError};
+use super::session::Listening;
+
+pub(crate) const PARSE_ERROR: i64 = -32700;
+pub(crate) const INVALID_REQUEST: i64 = -32600;
+pub(crate) const METHOD_NOT_FOUND: i64 = -32601;
+pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+
+fn with(status: StatusCode, kind: Option<HeaderValue>, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    if let Some(kind) = kind {
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    }
+    response
+}
+
+/// A status and no body.
+pub(crate) fn empty(status: StatusCode) -> Response {
+    with(status, None, Body::empty())
+}
+
+/// JSON that is no message.
+pub(crate) fn document(text: String) -> Response {
+    with(StatusCode::OK, Some(JSON), Body::from(text))
+}
+
+/// An error in the front: no server has seen the request.
+pub(crate) fn refused(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Response {
+    let error = Answer::Error(RpcError::new(code, message));
+    with(status, Some(JSON), Body::from(whole(&error, id.unwrap_or("null"))))
+}
+
+/// A limit of the user.
+pub(crate) fn limited(id: Option<&str>, limited: &Limited) -> Response {
+    let Limited { kind, limit, retry_after } = limited;
+    let data = format!(r#"{{"kind":"{kind}","limit":{limit},"retry_after_ms":{}}}"#, retry_after.as_millis());
+    let error = RpcError { code: super::refusal::SERVER_ERROR, message: limited.to_string(), data: Some(data) };
+    too_many(id, error, *retry_after)
+}
+
+/// Not now.
+pub(crate) fn too_many(id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
+    let body = whole(&Answer::Error(error), id.unwrap_or("null"));
+    let mut response = with(StatusCode::TOO_MANY_REQUESTS, Some(JSON), Body::from(body));
+    // Whole seconds, and none is no pause.
+    let seconds = retry_after.as_millis().div_ceil(1000).max(1);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX)));
+    response
+}
+
+/// The answer to a request, under its id.
+pub(crate) fn answer(answer: &Answer, id: &str) -> Response {
+    match answer {
+        // A client that has withdrawn its request waits for nothing; a stream without an event tells it nothing. 202 would
+        // be an error for some.
+        Answer::Withdrawn => with(StatusCode::OK, Some(EVENTS), Body::empty()),
+        Answer::Message(_) | Answer::Result(_) | Answer::Error(_) => {
+            with(StatusCode::OK, Some(JSON), Body::from(whole(answer, id)))
+        }
+    }
+}
+
+/// Answers to a batch.
+pub(crate) fn batch(answers: &[(String, Answer)]) -> Response {
+    let answers = answers.iter().filter(|(_, answer)| !matches!(answer, Answer::Withdrawn));
+    let mut text = Vec::from(*b"[");
+    for (at, (id, answer)) in answers.enumerate() {
+        if at > 0 {
+            text.push(b',');
+        }
+        text.extend_from_slice(&whole(answer, id));
+    }
+    text.push(b']');
+    with(StatusCode::OK, Some(JSON), Body::from(text))
+}
+
+/// An event stream.
+pub(crate) fn stream(listening: Listening) -> Response {
+    let mut response = with(StatusCode::OK, Some(EVENTS), Body::from_stream(listening));
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
+    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    response
+}
+
+fn whole(answer: &Answer, id: &str) -> Bytes {
+    parts(answer, id, |parts| joined(parts.unwrap_or_default()))
+}
+
+/// An answer as the parts of a message; none if it is withdrawn.
+pub(crate) fn parts<R>(answer: &Answer, id: &str, then: impl FnOnce(Option<&[&str]>) -> R) -> R {
+    const START: &str = r#"{"jsonrpc":"2.0","id":"#;
+    match answer {
+        Answer::Message(message) => then(Some(&message.answering(id))),
+        Answer::Result(result) => then(Some(&[START, id, r#","result":"#, result, "}"])),
+        Answer::Error(RpcError { code, message, data }) => {
+            let (code, message) = (code.to_string(), serde_json::Value::from(message.as_str()).to_string());
+            let (comma, data) = data.as_deref().map_or(("", ""), |data| (r#","data":"#, data));
+            let error = [START, id, r#","error":{"code":"#, &code, r#","message":"#, &message, comma, data, "}}"];
+            then(Some(&error))
+        }
+        Answer::Withdrawn => then(None),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use mcp_satellite_actors::rpc::Message;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_goes_out_under_the_id_of_its_client() {
+        let message =
+            Message::read(Bytes::from_static(b"{\"x\":1e400, \"id\":7,\"jsonrpc\":\"2.0\",\"result\":{}}")).unwrap();
+        let text = |answer: &Answer| String::from_utf8(whole(answer, "\"a\"").to_vec()).unwrap();
+        assert_eq!(text(&Answer::Message(message)), r#"{"x":1e400, "id":"a","jsonrpc":"2.0","result":{}}"#);
+        assert_eq!(text(&Answer::Result("[1]".into())), r#"{"jsonrpc":"2.0","id":"a","result":[1]}"#);
+        let error = RpcError { code: -1, message: "\"quoted\"\n".into(), data: Some("{}".into()) };
+        assert_eq!(
+            text(&Answer::Error(error)),
+            r#"{"jsonrpc":"2.0","id":"a","error":{"code":-1,"message":"\"quoted\"\n","data":{}}}"#
+        );
+        let error = RpcError::new(-1, "m");
+        assert_eq!(text(&Answer::Error(error)), r#"{"jsonrpc":"2.0","id":"a","error":{"code":-1,"message":"m"}}"#);
+    }
+}

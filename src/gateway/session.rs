@@ -1,0 +1,574 @@
+//! One client: what it said in `initialize`, what it has asked and is not answered yet, what it was asked, and its
+//! streams. Whatever reaches it goes through here, so that nothing of it ever reaches another.
+//!
+//! ```text
+//!            say ──► the call's stream ──► the POST that it came on, or a GET that resumes it
+//! server ─►          or, unasked       ──► the GET
+//!            ask ──► the same, under a number of ours ──► its answer ──► the server
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use mcp_satellite_actors::audience::{Question, Source};
+use mcp_satellite_actors::rpc::Message;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Duration, Instant, Sleep, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::access::{Pass, User};
+use super::face::{Endpoint, Greeting};
+use super::stream::{Listener, Next, Slow, Stream, Way, way};
+
+/// The stream that is no call's. Calls count from 1.
+pub const UNASKED: u64 = 0;
+/// What keeps a quiet connection open, and finds one that is gone.
+const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
+
+/// Why a session ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Its client has said so.
+    Closed,
+    /// Nothing was heard of its client for too long.
+    Idle,
+    /// It is too old.
+    Age,
+    /// There were too many, and it was idle longest.
+    Evicted,
+    /// Its client reads too slowly.
+    Slow,
+    /// The token is not valid any more.
+    Revoked,
+    /// What it was connected to is not there any more.
+    Removed,
+    /// The endpoint stops.
+    Drained,
+}
+
+impl End {
+    /// As events tell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Idle => "idle",
+            Self::Age => "age",
+            Self::Evicted => "evicted",
+            Self::Slow => "slow",
+            Self::Revoked => "revoked",
+            Self::Removed => "removed",
+            Self::Drained => "drained",
+        }
+    }
+}
+
+/// What a session is from its first moment.
+#[derive(Debug)]
+pub struct Opening {
+    /// Whose it is, and by which token.
+    pub pass: Pass,
+    /// What it is connected to.
+    pub endpoint: Endpoint,
+    /// What the client said of itself.
+    pub greeting: Greeting,
+    /// The protocol version that was agreed on.
+    pub version: String,
+    /// Of the request.
+    pub user_agent: Option<String>,
+}
+
+/// A request of this client is open under the same id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct InUse;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Session {
+    number: u64,
+    secret: [u8; 16],
+    /// What it is.
+    pub opening: Opening,
+    began: Instant,
+    tools_called: AtomicU64,
+    over: CancellationToken,
+    /// A listener came or went, or has read all.
+    changed: Notify,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    ended: Option<End>,
+    active_at: Instant,
+    unasked: Ear,
+    calls: BTreeMap<u64, OpenCall>,
+    calls_made: u64,
+    questions: HashMap<u64, Asked>,
+    questions_put: u64,
+}
+
+/// A stream, and who waits for it.
+#[derive(Debug)]
+struct Ear {
+    stream: Stream,
+    waker: Option<Waker>,
+    /// Since when nobody listens.
+    gone_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct OpenCall {
+    /// The client's own id, as JSON text.
+    id: Box<str>,
+    withdraw: Option<oneshot::Sender<Message>>,
+    /// None if the client takes nothing but the answer.
+    ear: Option<Ear>,
+}
+
+/// What the client was asked.
+#[derive(Debug)]
+struct Asked {
+    of: Source,
+    question: Question,
+    /// The call that it belongs to, so that what is said of it goes the same way.
+    call: Option<u64>,
+}
+
+impl Ear {
+    fn new(number: u64) -> Self {
+        Self { stream: Stream::new(number), waker: None, gone_at: None }
+    }
+
+    fn say(&mut self, parts: &[&str]) -> Result<(), Slow> {
+        self.stream.say(parts)?;
+        self.wake();
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        self.stream.end();
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl State {
+    fn ear(&mut self, stream: u64) -> Option<&mut Ear> {
+        if stream == UNASKED { Some(&mut self.unasked) } else { self.calls.get_mut(&stream)?.ear.as_mut() }
+    }
+
+    fn say(&mut self, call: Option<u64>, parts: &[&str]) -> Result<(), Slow> {
+        if self.ended.is_some() {
+            return Ok(());
+        }
+        let can_stream = |(number, call): (&u64, &OpenCall)| call.ear.is_some().then_some(*number);
+        let streaming: Vec<u64> = self.calls.iter().filter_map(can_stream).collect();
+        let to = match way(call, &streaming, self.unasked.stream.is_heard()) {
+            Way::Call(call) => call,
+            Way::Unasked => UNASKED,
+        };
+        self.ear(to).map_or(Ok(()), |ear| ear.say(parts))
+    }
+}
+
+impl Session {
+    pub(crate) fn new(number: u64, secret: [u8; 16], opening: Opening, now: Instant) -> Self {
+        let state = State {
+            ended: None,
+            active_at: now,
+            unasked: Ear::new(UNASKED),
+            calls: BTreeMap::new(),
+            calls_made: 0,
+            questions: HashMap::new(),
+            questions_put: 0,
+        };
+        Self {
+            number,
+            secret,
+            opening,
+            began: now,
+            tools_called: AtomicU64::new(0),
+            over: CancellationToken::new(),
+            changed: Notify::new(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Its number: `client` of an [`Origin`](mcp_satellite_actors::audience::Origin).
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whose it is.
+    pub fn user(&self) -> &Arc<User> {
+        &self.opening.pass.user
+    }
+
+    /// What may be told of its id.
+    pub fn public_id(&self) -> String {
+        format!("{:016x}", self.number)
+    }
+
+    pub(crate) fn secret(&self) -> &[u8; 16] {
+        &self.secret
+    }
+
+    /// The whole id: half of a credential.
+    pub(crate) fn id(&self) -> String {
+        format!("{:016x}{:032x}", self.number, u128::from_be_bytes(self.secret))
+    }
+
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
+    pub(crate) fn count_tool(&self) {
+        self.tools_called.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many tools its client has called.
+    pub fn tool_count(&self) -> u64 {
+        self.tools_called.load(Ordering::Relaxed)
+    }
+
+    /// Cancelled at its end.
+    pub(crate) fn over(&self) -> &CancellationToken {
+        &self.over
+    }
+
+    /// Why it has ended, if it has.
+    pub fn ended(&self) -> Option<End> {
+        self.state().ended
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing is called in between that could leave it half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says a message, given in parts, to its client: on the stream of `call` if that is open and streams, else where it is
+    /// heard. It waits if nobody listens.
+    pub fn say(&self, call: Option<u64>, parts: &[&str]) {
+        let said = self.state().say(call, parts);
+        self.unless_slow(said);
+    }
+
+    /// Asks its client what a server wants to know. The question is declined if the session ends first.
+    pub fn ask(&self, of: Source, call: Option<u64>, question: Question) {
+        let mut state = self.state();
+        if state.ended.is_some() {
+            drop(state);
+            return;
+        }
+        state.questions_put += 1;
+        let number = state.questions_put;
+        let id = number.to_string();
+        // The token goes out as the same number: the client's progress comes back with it.
+        let said = state.say(call, &question.message().asked_as(&id, &id));
+        state.questions.insert(number, Asked { of, question, call });
+        drop(state);
+        self.unless_slow(said);
+    }
+
+    /// A server does not want to know any more. `words` is its own cancellation.
+    pub fn withdraw(&self, of: &Source, question: u64, words: &Message) {
+        let mut state = self.state();
+        let is_it = |asked: &Asked| asked.of == *of && asked.question.number() == question;
+        let Some(number) = state.questions.iter().find(|(_, asked)| is_it(asked)).map(|(number, _)| *number) else {
+            return;
+        };
+        let asked = state.questions.remove(&number);
+        let call = asked.as_ref().and_then(|asked| asked.call);
+        let said = state.say(call, &words.cancelling(&number.to_string()));
+        drop(state);
+        drop(asked);
+        self.unless_slow(said);
+    }
+
+    /// A server has gone, and what it asked with it: its client is told.
+    pub fn withdraw_all(&self, of: &Source) {
+        let mut state = self.state();
+        let gone = |asked: &Asked| asked.of == *of;
+        let numbers: Vec<u64> =
+            state.questions.iter().filter(|(_, asked)| gone(asked)).map(|(number, _)| *number).collect();
+        let mut said = Ok(());
+        let mut dropped = Vec::with_capacity(numbers.len());
+        for number in numbers {
+            let Some(asked) = state.questions.remove(&number) else { continue };
+            let number = number.to_string();
+            let parts = [
+                r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
+                &number,
+                r#","reason":"the server ended"}}"#,
+            ];
+            said = said.and(state.say(asked.call, &parts));
+            dropped.push(asked);
+        }
+        drop(state);
+        drop(dropped);
+        self.unless_slow(said);
+    }
+
+    /// The client's answer to a question of a server, which goes on to it. False if it was not asked that.
+    pub(crate) fn answered(&self, message: Message) -> bool {
+        let Some(number) = message.id().and_then(|id| id.parse().ok()) else { return false };
+        let Some(asked) = self.state().questions.remove(&number) else { return false };
+        asked.question.answer(message);
+        true
+    }
+
+    /// The open question that a progress token of its client is about: who asked it, and the token that it knows.
+    pub fn question(&self, token: &str) -> Option<(Source, String)> {
+        let number: u64 = token.parse().ok()?;
+        let state = self.state();
+        let asked = state.questions.get(&number)?;
+        Some((asked.of.clone(), asked.question.message().token()?.to_owned()))
+    }
+
+    /// Whether its client listens for what it did not ask for.
+    pub fn is_listening(&self) -> bool {
+        self.state().unasked.stream.is_heard()
+    }
+
+    /// Whether a request of its client is open.
+    pub fn has_calls(&self) -> bool {
+        !self.state().calls.is_empty()
+    }
+
+    /// Since when nothing was open, if nothing is.
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        let state = self.state();
+        (state.calls.is_empty() && !state.unasked.stream.is_heard()).then_some(state.active_at)
+    }
+
+    /// Its client has sent something.
+    pub(crate) fn active(&self, now: Instant) {
+        self.state().active_at = now;
+    }
+
+    /// A request of its client begins: its number, and where its cancellation arrives.
+    pub(crate) fn begin(&self, id: &str, streams: bool) -> Result<(u64, oneshot::Receiver<Message>), InUse> {
+        let (withdraw, withdrawn) = oneshot::channel();
+        let mut state = self.state();
+        // What is answered is not open any more, though its last words may not be read yet.
+        if state.calls.values().any(|call| *call.id == *id && call.withdraw.is_some()) {
+            return Err(InUse);
+        }
+        state.calls_made += 1;
+        let number = state.calls_made;
+        let ear = streams.then(|| Ear::new(number));
+        state.calls.insert(number, OpenCall { id: id.into(), withdraw: Some(withdraw), ear });
+        Ok((number, withdrawn))
+    }
+
+    /// The client's own cancellation of a request. False if none is open under that id.
+    pub(crate) fn cancel(&self, words: Message) -> bool {
+        let withdraw = {
+            let mut state = self.state();
+            let Some(id) = words.of() else { return false };
+            let named = state.calls.values_mut().find(|call| *call.id == *id && call.withdraw.is_some());
+            named.and_then(|call| call.withdraw.take())
+        };
+        withdraw.is_some_and(|withdraw| withdraw.send(words).is_ok())
+    }
+
+    /// Waits until something is said on the stream of a call.
+    pub(crate) async fn first_word(&self, call: u64) {
+        poll_fn(|context| {
+            let mut state = self.state();
+            match state.ear(call) {
+                Some(ear) if ear.stream.has_news() => Poll::Ready(()),
+                Some(ear) => {
+                    ear.waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+                // Nothing will be.
+                None => Poll::Pending,
+            }
+        })
+        .await;
+    }
+
+    /// Whether something was said on the stream of a call.
+    pub(crate) fn has_word(&self, call: u64) -> bool {
+        self.state().ear(call).is_some_and(|ear| ear.stream.has_news())
+    }
+
+    /// The last words on the stream of a call; none if it was withdrawn.
+    pub(crate) fn finish(&self, call: u64, answer: Option<&[&str]>) {
+        let said = {
+            let mut state = self.state();
+            let Some(open) = state.calls.get_mut(&call) else { return };
+            open.withdraw = None;
+            let Some(ear) = &mut open.ear else { return };
+            let said = answer.map_or(Ok(()), |parts| ear.say(parts));
+            ear.end();
+            said
+        };
+        self.unless_slow(said);
+    }
+
+    /// A call is over, and its stream with it.
+    pub(crate) fn close(&self, call: u64) {
+        let mut closed = self.state().calls.remove(&call);
+        if let Some(ear) = closed.as_mut().and_then(|call| call.ear.as_mut()) {
+            ear.end();
+        }
+    }
+
+    /// Waits until nobody wants to read the stream of a call any more: all is read, or its listener is gone and did not come
+    /// back in time, or could not.
+    pub(crate) async fn abandoned(&self, call: u64, grace: Duration) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let gone = {
+                let mut state = self.state();
+                let Some(ear) = state.ear(call) else { return };
+                if ear.stream.is_done() {
+                    return;
+                }
+                ear.gone_at.map(|at| if ear.stream.is_resumable() { at + grace } else { at })
+            };
+            match gone {
+                None => changed.await,
+                Some(until) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(until) => return,
+                        () = changed => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// A listener of a stream; `after` is the last event that it has, if it comes back. `None` if there is no such stream, or
+    /// if what it has was never said.
+    pub(crate) fn listen(self: &Arc<Self>, stream: u64, after: Option<u64>) -> Option<Listening> {
+        let primed = self.primes() && after.is_none();
+        let (listener, first) = {
+            let mut state = self.state();
+            if state.ended.is_some() {
+                return None;
+            }
+            let ear = state.ear(stream)?;
+            let listener = ear.stream.attach(after);
+            ear.gone_at = None;
+            // Who listened until now is told that it does not any more.
+            ear.wake();
+            (listener, primed.then(|| ear.stream.priming()))
+        };
+        self.changed.notify_waiters();
+        let keep_alive = Box::pin(sleep(KEEP_ALIVE_EVERY));
+        Some(Listening { session: self.clone(), stream, listener, first, keep_alive })
+    }
+
+    /// Older clients fail at an event without data.
+    fn primes(&self) -> bool {
+        self.opening.version.as_str() >= "2025-11-25"
+    }
+
+    /// Ends it. What it was asked is declined, what it has asked is cancelled. False if it had ended already.
+    pub(crate) fn end(&self, why: End) -> bool {
+        let questions = {
+            let mut state = self.state();
+            if state.ended.is_some() {
+                return false;
+            }
+            state.ended = Some(why);
+            state.unasked.end();
+            for ear in state.calls.values_mut().filter_map(|call| call.ear.as_mut()) {
+                ear.end();
+            }
+            std::mem::take(&mut state.questions)
+        };
+        drop(questions);
+        self.over.cancel();
+        self.changed.notify_waiters();
+        true
+    }
+
+    fn unless_slow(&self, said: Result<(), Slow>) {
+        if said == Err(Slow) {
+            tracing::warn!(session_id = self.public_id(), "a client reads too slowly; its session ends");
+            self.end(End::Slow);
+        }
+    }
+}
+
+/// The body of an answer that is an event stream.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    session: Arc<Session>,
+    stream: u64,
+    listener: Listener,
+    first: Option<Bytes>,
+    keep_alive: Pin<Box<Sleep>>,
+}
+
+impl futures::Stream for Listening {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        let next = {
+            let mut state = self.session.state();
+            let Some(ear) = state.ear(self.stream) else { return Poll::Ready(None) };
+            let next = ear.stream.take(self.listener);
+            if next == Next::Nothing {
+                ear.waker = Some(context.waker().clone());
+            }
+            next
+        };
+        match next {
+            Next::Event(event) => {
+                self.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE_EVERY);
+                Poll::Ready(Some(Ok(event)))
+            }
+            Next::Over => {
+                // It is read to its end.
+                self.session.changed.notify_waiters();
+                Poll::Ready(None)
+            }
+            Next::Replaced => Poll::Ready(None),
+            Next::Nothing => {
+                std::task::ready!(self.keep_alive.as_mut().poll(context));
+                self.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE_EVERY);
+                // It is polled again at once, and then waits.
+                Poll::Ready(Some(Ok(KEEP_ALIVE)))
+            }
+        }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        {
+            let mut state = self.session.state();
+            if self.stream == UNASKED {
+                state.active_at = now;
+            }
+            if let Some(ear) = state.ear(self.stream)
+                && ear.stream.detach(self.listener)
+            {
+                ear.gone_at = Some(now);
+            }
+        }
+        self.session.changed.notify_waiters();
+    }
+}

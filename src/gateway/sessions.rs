@@ -1,0 +1,300 @@
+//! The table of sessions: id → session, how many there may be, and how long. An id is 16 hex digits that may be told and
+//! 32 that are a secret; it opens nothing without the user's token and the endpoint that it was made at.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use ring::rand::{SecureRandom, SystemRandom};
+use subtle::ConstantTimeEq as _;
+use tokio::time::{Duration, Instant};
+
+use super::access::User;
+use super::face::Endpoint;
+use super::session::{End, Opening, Session};
+
+/// How many sessions there may be, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// In all.
+    pub sessions_max: usize,
+    /// Of one user.
+    pub per_user_max: usize,
+    /// Without a request, an open stream or a call.
+    pub idle: Duration,
+    /// Whatever it does.
+    pub age_max: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            sessions_max: 16_384,
+            per_user_max: 256,
+            idle: Duration::from_secs(30 * 60),
+            age_max: Duration::from_secs(7 * 24 * 60 * 60),
+        }
+    }
+}
+
+/// Why there is no room for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Full {
+    /// The user has as many as may be, and none is idle.
+    User(usize),
+    /// There are as many as may be, and none is idle.
+    All(usize),
+    /// The system gives no random numbers.
+    NoNumbers,
+}
+
+/// Whose sessions.
+type Owner = (TeamId, UserId);
+
+#[derive(Debug, Default)]
+struct Table {
+    all: HashMap<u64, Arc<Session>>,
+    of: HashMap<Owner, HashSet<u64>>,
+}
+
+/// See the module. Made before the runtime, because a server's messages find their clients here.
+#[derive(Debug)]
+pub struct Sessions {
+    table: Mutex<Table>,
+    random: SystemRandom,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn owner(user: &User) -> Owner {
+    (user.team.clone(), user.user.clone())
+}
+
+impl Table {
+    fn remove(&mut self, number: u64) -> Option<Arc<Session>> {
+        let session = self.all.remove(&number)?;
+        let owner = owner(session.user());
+        if let Some(numbers) = self.of.get_mut(&owner) {
+            numbers.remove(&number);
+            if numbers.is_empty() {
+                self.of.remove(&owner);
+            }
+        }
+        Some(session)
+    }
+
+    fn idlest<'a>(&self, numbers: impl Iterator<Item = &'a u64>) -> Option<u64> {
+        let idle = |number: &u64| Some((self.all.get(number)?.idle_since()?, *number));
+        numbers.filter_map(idle).min().map(|(_, number)| number)
+    }
+}
+
+impl Sessions {
+    /// Without any.
+    pub fn new() -> Self {
+        Self { table: Mutex::default(), random: SystemRandom::new() }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Nothing is called in between that could leave it half changed.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another session, and those that had to go for it.
+    pub(crate) fn open(
+        &self,
+        opening: Opening,
+        limits: &Limits,
+        now: Instant,
+    ) -> Result<(Arc<Session>, Vec<Arc<Session>>), Full> {
+        let mut table = self.table();
+        let mut evicted = Vec::new();
+        let owner = owner(&opening.pass.user);
+        let own = table.of.get(&owner).map_or(0, HashSet::len);
+        if own >= limits.per_user_max {
+            let idlest = table.of.get(&owner).and_then(|numbers| table.idlest(numbers.iter()));
+            evicted.extend(table.remove(idlest.ok_or(Full::User(limits.per_user_max))?));
+        } else if table.all.len() >= limits.sessions_max {
+            let idlest = table.idlest(table.all.keys());
+            evicted.extend(table.remove(idlest.ok_or(Full::All(limits.sessions_max))?));
+        }
+        let mut key = [0; 24];
+        let number = loop {
+            self.random.fill(&mut key).map_err(|_| Full::NoNumbers)?;
+            let (number, _) = split(&key);
+            if !table.all.contains_key(&number) {
+                break number;
+            }
+        };
+        let session = Arc::new(Session::new(number, split(&key).1, opening, now));
+        table.all.insert(number, session.clone());
+        table.of.entry(owner).or_default().insert(number);
+        drop(table);
+        for session in &evicted {
+            session.end(End::Evicted);
+        }
+        Ok((session, evicted))
+    }
+
+    /// The session of an id, for this user at this endpoint: any other has never existed.
+    pub(crate) fn find(&self, id: &str, user: &User, endpoint: &Endpoint) -> Option<Arc<Session>> {
+        let (number, secret) = parse(id)?;
+        let session = self.table().all.get(&number)?.clone();
+        let is_it = bool::from(secret.ct_eq(session.secret()));
+        let is_theirs = session.user().is_same(user) && session.opening.endpoint == *endpoint;
+        (is_it && is_theirs && session.ended().is_none()).then_some(session)
+    }
+
+    /// The session of a number, which servers' messages are marked with.
+    pub fn get(&self, number: u64) -> Option<Arc<Session>> {
+        self.table().all.get(&number).cloned()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.table().all.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Session>> {
+        self.table().all.values().cloned().collect()
+    }
+
+    /// Ends a session and forgets it; `None` if that was done already.
+    pub(crate) fn close(&self, session: &Arc<Session>, why: End) -> Option<Arc<Session>> {
+        session.end(why);
+        self.table().remove(session.number())
+    }
+
+    /// Ends what is idle or old, and forgets what has ended: those are returned.
+    pub(crate) fn sweep(&self, limits: &Limits, now: Instant) -> Vec<Arc<Session>> {
+        let over = |session: &&Arc<Session>| {
+            let idle = session.idle_since().is_some_and(|since| now.saturating_duration_since(since) >= limits.idle);
+            if now.saturating_duration_since(session.began()) >= limits.age_max {
+                session.end(End::Age);
+            } else if idle {
+                session.end(End::Idle);
+            }
+            session.ended().is_some()
+        };
+        let mut table = self.table();
+        let numbers: Vec<u64> = table.all.values().filter(over).map(|session| session.number()).collect();
+        numbers.into_iter().filter_map(|number| table.remove(number)).collect()
+    }
+}
+
+fn split(key: &[u8; 24]) -> (u64, [u8; 16]) {
+    let (mut number, mut secret) = ([0; 8], [0; 16]);
+    number.copy_from_slice(&key[..8]);
+    secret.copy_from_slice(&key[8..]);
+    (u64::from_be_bytes(number), secret)
+}
+
+fn parse(id: &str) -> Option<(u64, [u8; 16])> {
+    if id.len() != 48 || !id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
+        return None;
+    }
+    let (number, secret) = id.split_at(16);
+    let secret = u128::from_str_radix(secret, 16).ok()?;
+    Some((u64::from_str_radix(number, 16).ok()?, secret.to_be_bytes()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use std::net::IpAddr;
+
+    use axum::http::HeaderValue;
+    use axum::http::header::AUTHORIZATION;
+    use mcp_satellite_actors::model::ids::{InstallationId, InstanceId};
+
+    use super::super::access::{Access, Pass};
+    use super::super::face::Greeting;
+    use super::*;
+
+    fn user(name: &str) -> Pass {
+        let access = Access::default();
+        access.set([("t", Arc::new(User::new("team".into(), "t".into(), name.into(), name.into(), false)))]);
+        let shown = [(AUTHORIZATION, HeaderValue::from_static("Bearer t"))].into_iter().collect();
+        access.admit(&shown, IpAddr::from([127, 0, 0, 1])).unwrap()
+    }
+
+    fn opening(pass: &Pass, endpoint: Endpoint) -> Opening {
+        let greeting = Greeting::default();
+        Opening { pass: pass.clone(), endpoint, greeting, version: "2025-11-25".into(), user_agent: None }
+    }
+
+    fn instance(name: &str) -> Endpoint {
+        Endpoint::Instance(InstanceId::new("team".into(), "alice".into(), InstallationId::from(name)))
+    }
+
+    #[test]
+    fn a_session_is_found_by_its_user_at_its_endpoint_and_by_nobody_else() {
+        let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
+        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &Limits::default(), now).unwrap();
+        let id = session.id();
+        assert_eq!(id.len(), 48);
+        // Read anew from the configuration it is the same user.
+        assert!(sessions.find(&id, &user("alice").user, &Endpoint::Tools).is_some());
+        assert!(sessions.find(&id, &user("bob").user, &Endpoint::Tools).is_none());
+        assert!(sessions.find(&id, &alice.user, &Endpoint::Flat).is_none());
+        assert!(sessions.find(&id, &alice.user, &instance("a")).is_none());
+        let wrong = format!("{}{}", &id[..47], if id.ends_with('0') { '1' } else { '0' });
+        for id in [wrong.as_str(), &id[..16], &id.to_uppercase().replace(char::is_numeric, "A"), "", "é"] {
+            assert!(sessions.find(id, &alice.user, &Endpoint::Tools).is_none(), "{id}");
+        }
+        assert!(sessions.close(&session, End::Closed).is_some());
+        assert!(sessions.find(&id, &alice.user, &Endpoint::Tools).is_none());
+        assert!(sessions.close(&session, End::Closed).is_none());
+        assert!(sessions.is_empty() && sessions.table().of.is_empty());
+    }
+
+    #[test]
+    fn over_the_limit_the_longest_idle_session_goes_and_one_at_work_stays() {
+        let (sessions, alice, bob, start) = (Sessions::new(), user("alice"), user("bob"), Instant::now());
+        let limits = Limits { sessions_max: 3, per_user_max: 2, ..Limits::default() };
+        let open = |user: &Pass, seconds| {
+            sessions.open(opening(user, Endpoint::Tools), &limits, start + Duration::from_secs(seconds))
+        };
+        let (first, _) = open(&alice, 0).unwrap();
+        let (second, _) = open(&alice, 1).unwrap();
+        let (_others, _) = open(&bob, 0).unwrap();
+        first.begin("1", true).unwrap();
+        let (third, evicted) = open(&alice, 2).unwrap();
+        assert_eq!(evicted.iter().map(|session| session.number()).collect::<Vec<_>>(), [second.number()]);
+        assert_eq!(second.ended(), Some(End::Evicted));
+        third.begin("1", true).unwrap();
+        assert_eq!(open(&alice, 3).err(), Some(Full::User(2)));
+        // Bob has room, and all have not: his own is the one that is idle.
+        let (_, evicted) = open(&bob, 4).unwrap();
+        assert_eq!(evicted.len(), 1);
+        assert_eq!(sessions.len(), 3);
+    }
+
+    #[test]
+    fn a_session_ends_when_it_is_idle_or_old_and_not_while_it_works() {
+        let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
+        let second = Duration::from_secs(1);
+        let limits = Limits { idle: 10 * second, age_max: 100 * second, ..Limits::default() };
+        let (idle, _) = sessions.open(opening(&alice, Endpoint::Tools), &limits, start).unwrap();
+        let (works, _) = sessions.open(opening(&alice, Endpoint::Tools), &limits, start).unwrap();
+        let (call, _withdrawn) = works.begin("1", true).unwrap();
+        assert!(sessions.sweep(&limits, start + 9 * second).is_empty());
+        assert_eq!(sessions.sweep(&limits, start + 10 * second).len(), 1);
+        assert_eq!((idle.ended(), works.ended()), (Some(End::Idle), None));
+        works.close(call);
+        works.active(start + 95 * second);
+        assert!(sessions.sweep(&limits, start + 99 * second).is_empty());
+        assert_eq!(sessions.sweep(&limits, start + 100 * second).len(), 1);
+        assert_eq!(works.ended(), Some(End::Age));
+    }
+}

@@ -1,0 +1,222 @@
+//! A client that does as little as a client can: what is tested is what is on the wire.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+/// One connection.
+pub(crate) struct Client {
+    io: BufReader<TcpStream>,
+    pub address: SocketAddr,
+    pub token: Option<String>,
+    pub session: Option<String>,
+    pub path: String,
+    /// Headers that every request gets, beside the usual ones.
+    pub extra: Vec<(String, String)>,
+}
+
+/// The head of an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Head {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+}
+
+impl Head {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        self.header("content-type") == Some("text/event-stream")
+    }
+}
+
+/// A whole answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub head: Head,
+    pub body: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+}
+
+/// One event of a stream.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub id: String,
+    pub retry: Option<u64>,
+    pub data: String,
+}
+
+impl Event {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.data).unwrap_or_else(|error| panic!("{error}: {}", self.data))
+    }
+}
+
+pub(crate) fn request(id: impl Into<Value>, method: &str, params: Value) -> Value {
+    json!({"jsonrpc": "2.0", "id": id.into(), "method": method, "params": params})
+}
+
+pub(crate) fn notification(method: &str, params: Value) -> Value {
+    json!({"jsonrpc": "2.0", "method": method, "params": params})
+}
+
+pub(crate) fn initialize(version: &str) -> Value {
+    let params = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}});
+    request(0, "initialize", params)
+}
+
+impl Client {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        let io = TcpStream::connect(address).await.unwrap();
+        io.set_nodelay(true).unwrap();
+        let (token, path) = (Some("alice-token".to_owned()), "/mcp".to_owned());
+        Self { io: BufReader::new(io), address, token, session: None, path, extra: Vec::new() }
+    }
+
+    /// Another connection in the same session.
+    pub(crate) async fn again(&self) -> Self {
+        let other = Self::connect(self.address).await;
+        let (token, session, path) = (self.token.clone(), self.session.clone(), self.path.clone());
+        Self { token, session, path, extra: self.extra.clone(), ..other }
+    }
+
+    /// With a session of its own.
+    pub(crate) async fn initialized(address: SocketAddr, version: &str) -> Self {
+        let mut client = Self::connect(address).await;
+        let answer = client.post(&initialize(version)).await;
+        assert_eq!(answer.head.status, 200, "{answer:?}");
+        client.session = answer.head.header("mcp-session-id").map(str::to_owned);
+        assert!(client.session.is_some());
+        client
+    }
+
+    /// Sends what is given, whatever it is.
+    pub(crate) async fn send_raw(&mut self, bytes: &[u8]) {
+        self.io.get_mut().write_all(bytes).await.unwrap();
+    }
+
+    /// Sends a request. A header that is given replaces the usual one, and an empty one takes it away.
+    pub(crate) async fn send(&mut self, method: &str, headers: &[(&str, &str)], body: &str) {
+        let mut usual = vec![("host", "localhost".to_owned())];
+        usual.push(("accept", "application/json, text/event-stream".to_owned()));
+        if !body.is_empty() {
+            usual.push(("content-type", "application/json".to_owned()));
+            usual.push(("content-length", body.len().to_string()));
+        }
+        if let Some(token) = &self.token {
+            usual.push(("authorization", format!("Bearer {token}")));
+        }
+        if let Some(session) = &self.session {
+            usual.push(("mcp-session-id", session.clone()));
+        }
+        let mut text = format!("{method} {} HTTP/1.1\r\n", self.path);
+        for (name, value) in usual {
+            if !headers.iter().any(|(given, _)| *given == name) {
+                text += &format!("{name}: {value}\r\n");
+            }
+        }
+        let extra = self.extra.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        for (name, value) in headers.iter().copied().chain(extra).filter(|(_, value)| !value.is_empty()) {
+            text += &format!("{name}: {value}\r\n");
+        }
+        text += "\r\n";
+        text += body;
+        self.send_raw(text.as_bytes()).await;
+    }
+
+    async fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let read = self.io.read_line(&mut line).await.ok()?;
+        (read > 0).then(|| line.trim_end_matches(['\r', '\n']).to_owned())
+    }
+
+    /// The head of the next answer; none if the connection is closed.
+    pub(crate) async fn try_head(&mut self) -> Option<Head> {
+        let line = self.line().await?;
+        let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.unwrap_or_else(|| panic!("no status line: {line}"));
+        let mut headers = Vec::new();
+        loop {
+            let line = self.line().await?;
+            let Some((name, value)) = line.split_once(':') else { break };
+            headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+        }
+        Some(Head { status, headers })
+    }
+
+    pub(crate) async fn head(&mut self) -> Head {
+        self.try_head().await.expect("the connection was closed")
+    }
+
+    /// A piece of a chunked body; none at its end, or if the connection is closed.
+    pub(crate) async fn chunk(&mut self) -> Option<Vec<u8>> {
+        let size = usize::from_str_radix(&self.line().await?, 16).unwrap();
+        let mut chunk = vec![0; size];
+        self.io.read_exact(&mut chunk).await.ok()?;
+        self.line().await?;
+        (size > 0).then_some(chunk)
+    }
+
+    pub(crate) async fn body(&mut self, head: &Head) -> String {
+        let mut body = Vec::new();
+        if head.header("transfer-encoding") == Some("chunked") {
+            while let Some(chunk) = self.chunk().await {
+                body.extend(chunk);
+            }
+        } else {
+            let length = head.header("content-length").map_or(0, |length| length.parse().unwrap());
+            body.resize(length, 0);
+            self.io.read_exact(&mut body).await.unwrap();
+        }
+        String::from_utf8(body).unwrap()
+    }
+
+    /// A request and its whole answer.
+    pub(crate) async fn ask(&mut self, method: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        self.send(method, headers, body).await;
+        let head = self.head().await;
+        let body = self.body(&head).await;
+        Answer { head, body }
+    }
+
+    pub(crate) async fn post(&mut self, message: &Value) -> Answer {
+        self.ask("POST", &[], &message.to_string()).await
+    }
+
+    /// Begins a request whose answer is a stream.
+    pub(crate) async fn open(&mut self, method: &str, headers: &[(&str, &str)], body: &str) -> Head {
+        self.send(method, headers, body).await;
+        let head = self.head().await;
+        assert!(head.status == 200 && head.is_stream(), "{head:?}");
+        head
+    }
+
+    /// The next event of a stream; none at its end. Each is a chunk, as it is written.
+    pub(crate) async fn event(&mut self) -> Option<Event> {
+        loop {
+            let chunk = String::from_utf8(self.chunk().await?).unwrap();
+            if chunk.starts_with(':') {
+                continue;
+            }
+            let mut event = Event::default();
+            for line in chunk.trim_end_matches('\n').split('\n') {
+                match line.split_once(": ").unwrap_or((line.trim_end_matches(':'), "")) {
+                    ("id", id) => id.clone_into(&mut event.id),
+                    ("retry", retry) => event.retry = retry.parse().ok(),
+                    ("data", data) => event.data += data,
+                    other => panic!("{other:?} in {chunk:?}"),
+                }
+            }
+            return Some(event);
+        }
+    }
+}

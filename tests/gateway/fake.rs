@@ -1,0 +1,173 @@
+//! What answers in these tests: it does what a request's method says, and tells what it has seen.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use mcp_satellite::actors::model::event::Event;
+use mcp_satellite::actors::model::ids::{InstallationId, InstanceId};
+use mcp_satellite::actors::rpc::Message;
+use mcp_satellite::gateway::access::{Access, User};
+use mcp_satellite::gateway::face::{Answer, Call, Endpoint, Faces, Greeting, RpcError, Welcome};
+use mcp_satellite::gateway::session::Session;
+use mcp_satellite::gateway::sessions::Sessions;
+use mcp_satellite::gateway::{self, Gateway, Settings};
+use serde_json::json;
+use tokio::sync::{Semaphore, mpsc};
+
+/// What the fake has seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Began,
+    Asked(String),
+    Cancelled(String),
+    Withdrawn(String),
+    Told(String),
+    Ended(&'static str),
+}
+
+pub(crate) struct Fake {
+    seen: mpsc::UnboundedSender<Seen>,
+    /// `hold` and `talk` answer when there is a permit.
+    pub release: Arc<Semaphore>,
+}
+
+/// Tells that a call was dropped before it was answered.
+struct Watch {
+    seen: mpsc::UnboundedSender<Seen>,
+    method: String,
+    answered: bool,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if !self.answered {
+            let _ = self.seen.send(Seen::Cancelled(self.method.clone()));
+        }
+    }
+}
+
+impl Faces for Fake {
+    fn instance(&self, user: &User, name: &str) -> Option<InstanceId> {
+        let own = format!("{}s", user.slug.as_str());
+        (name == own || name == "shared")
+            .then(|| InstanceId::new(user.team.clone(), user.user.clone(), InstallationId::from(name)))
+    }
+
+    fn initialize(
+        &self,
+        _user: Arc<User>,
+        _endpoint: Endpoint,
+        greeting: Greeting,
+    ) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        let version = greeting.version;
+        let answer = if version == "away" {
+            Err(RpcError::new(-32000, "the server is away"))
+        } else {
+            Ok(Welcome { result: json!({"protocolVersion": version}).to_string(), version })
+        };
+        futures::future::ready(answer).boxed()
+    }
+
+    fn began(&self, _session: &Arc<Session>) {
+        let _ = self.seen.send(Seen::Began);
+    }
+
+    fn request(&self, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
+        let (seen, release) = (self.seen.clone(), self.release.clone());
+        async move {
+            let Call { message, origin, withdrawn } = call;
+            let method = message.method().unwrap_or_default().to_owned();
+            let _ = seen.send(Seen::Asked(method.clone()));
+            let mut watch = Watch { seen: seen.clone(), method: method.clone(), answered: false };
+            let note = |text: &str| {
+                let parts = [r#"{"jsonrpc":"2.0","method":"note","params":""#, text, r#""}"#];
+                session.say(Some(origin.call), &parts);
+            };
+            if method == "talk" || method == "chat" {
+                note("first");
+            }
+            let held = async {
+                if method == "talk" || method == "hold" {
+                    release.acquire().await.unwrap().forget();
+                }
+            };
+            let answer = tokio::select! {
+                biased;
+                words = withdrawn => match words {
+                    Ok(words) => {
+                        let _ = seen.send(Seen::Withdrawn(words.of().unwrap_or_default().to_owned()));
+                        Answer::Withdrawn
+                    }
+                    Err(_) => futures::future::pending().await,
+                },
+                () = held => Answer::Result(message.params().unwrap_or("null").to_owned()),
+            };
+            watch.answered = true;
+            answer
+        }
+        .boxed()
+    }
+
+    fn notification(&self, session: &Arc<Session>, message: Message) {
+        let _ = self.seen.send(Seen::Told(message.method().unwrap_or_default().to_owned()));
+        if message.method() == Some("shout") {
+            for _ in 0..message.params().and_then(|params| params.trim_matches(['[', ']']).parse().ok()).unwrap_or(1) {
+                session.say(None, &[r#"{"jsonrpc":"2.0","method":"shouted"}"#]);
+            }
+        }
+    }
+
+    fn ended(&self, session: &Arc<Session>) {
+        let _ = self.seen.send(Seen::Ended(session.ended().map_or("not", |end| end.as_str())));
+    }
+}
+
+/// The endpoint in front of the fake.
+pub(crate) struct Stage {
+    pub gateway: Gateway,
+    pub address: SocketAddr,
+    pub access: Arc<Access>,
+    pub seen: mpsc::UnboundedReceiver<Seen>,
+    pub release: Arc<Semaphore>,
+    pub events: mpsc::UnboundedReceiver<Event>,
+}
+
+fn user(name: &str) -> Arc<User> {
+    Arc::new(User::new("team".into(), "acme".into(), name.into(), name.into(), false))
+}
+
+/// Alice and Bob.
+pub(crate) fn everybody() -> [(&'static str, Arc<User>); 3] {
+    let alice = user("alice");
+    [("alice-token", alice.clone()), ("alice-other-token", alice), ("bob-token", user("bob"))]
+}
+
+impl Stage {
+    pub(crate) fn new(set: impl FnOnce(&mut Settings)) -> Self {
+        let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut settings = Settings::new("test");
+        set(&mut settings);
+        let (access, release) = (Arc::new(Access::default()), Arc::new(Semaphore::new(0)));
+        access.set(everybody());
+        let (see, seen) = mpsc::unbounded_channel();
+        let (tell, events) = mpsc::unbounded_channel();
+        let faces = Arc::new(Fake { seen: see, release: release.clone() });
+        let tell = Box::new(move |event| drop(tell.send(event)));
+        let sessions = Arc::new(Sessions::new());
+        let gateway = Gateway::start(listener, settings, access.clone(), faces, sessions, tell).unwrap();
+        Self { gateway, address, access, seen, release, events }
+    }
+
+    /// Waits until the fake has seen it.
+    pub(crate) async fn saw(&mut self, wanted: Seen) {
+        while let Some(seen) = self.seen.recv().await {
+            if seen == wanted {
+                return;
+            }
+        }
+        panic!("the fake has gone and has not seen {wanted:?}");
+    }
+}

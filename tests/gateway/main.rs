@@ -1,0 +1,11 @@
+//! The endpoint over real sockets: what a client sees, byte for byte where it matters. What answers is a fake: servers have
+//! tests of their own.
+
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
+mod client;
+mod drain;
+mod fake;
+mod strangers;
+mod streams;

@@ -1,0 +1,222 @@
+//! Who may not come in, and what is wrong with a request: what is told, and that it tells nothing else.
+
+use serde_json::{Value, json};
+
+use super::client::{Answer, Client, initialize, notification, request};
+use super::fake::{Seen, Stage};
+
+async fn alone() -> (Stage, Client) {
+    let stage = Stage::new(|_| {});
+    let client = Client::initialized(stage.address, "2025-11-25").await;
+    (stage, client)
+}
+
+/// What a client can tell answers apart by.
+fn visible(answer: &Answer) -> (u16, Vec<(String, String)>, String) {
+    let headers = answer.head.headers.iter().filter(|(name, _)| name != "date").cloned().collect();
+    (answer.head.status, headers, answer.body.clone())
+}
+
+#[tokio::test]
+async fn a_session_is_given_and_its_requests_are_answered_under_their_ids() {
+    let (mut stage, mut client) = alone().await;
+    for id in [json!(1), json!("x"), json!(-7)] {
+        let answer = client.post(&request(id.clone(), "echo", json!({"a": [1, null]}))).await;
+        assert_eq!(answer.head.status, 200);
+        assert_eq!(answer.head.header("content-type"), Some("application/json"));
+        assert_eq!(answer.json(), json!({"jsonrpc": "2.0", "id": id, "result": {"a": [1, null]}}));
+    }
+    let answer = client.post(&notification("notifications/initialized", json!({}))).await;
+    assert_eq!((answer.head.status, answer.body.as_str()), (202, ""));
+    stage.saw(Seen::Told("notifications/initialized".into())).await;
+    let answer = client.ask("DELETE", &[], "").await;
+    assert_eq!(answer.head.status, 204);
+    stage.saw(Seen::Ended("closed")).await;
+    assert_eq!(client.post(&request(2, "echo", json!(0))).await.head.status, 404);
+    let kinds: Vec<_> = std::iter::from_fn(|| stage.events.try_recv().ok()).map(|event| event.kind()).collect();
+    assert_eq!(kinds, ["mcp.client.connected", "mcp.client.disconnected"]);
+}
+
+#[tokio::test]
+async fn without_a_token_nobody_learns_what_there_is() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::connect(stage.address).await;
+    client.token = None;
+    let mut seen = Vec::new();
+    for path in ["/mcp", "/i/alices/mcp", "/i/nothing/mcp"] {
+        client.path = path.to_owned();
+        let answer = client.post(&initialize("2025-11-25")).await;
+        let challenge =
+            format!(r#"Bearer resource_metadata="http://localhost/.well-known/oauth-protected-resource{path}""#);
+        assert_eq!(answer.head.header("www-authenticate"), Some(challenge.as_str()));
+        assert_eq!(answer.head.status, 401);
+        seen.push(answer.body);
+    }
+    assert!(seen.iter().all(|body| *body == seen[0]));
+    client.path = "/i/nothing/mcp".to_owned();
+    client.token = Some("wrong".to_owned());
+    let answer = client.post(&initialize("2025-11-25")).await;
+    assert_eq!(answer.head.status, 401);
+    assert!(answer.head.header("www-authenticate").unwrap().ends_with(r#", error="invalid_token""#));
+    client.path = "/.well-known/oauth-protected-resource/i/nothing/mcp".to_owned();
+    let answer = client.ask("GET", &[], "").await;
+    let expected = json!({
+        "resource": "http://localhost/i/nothing/mcp", "bearer_methods_supported": ["header"], "resource_name": "test"
+    });
+    assert_eq!((answer.head.status, answer.json()), (200, expected));
+}
+
+#[tokio::test]
+async fn a_stolen_session_id_opens_nothing() {
+    let (stage, mut alice) = alone().await;
+    let session = alice.session.clone().unwrap();
+    let mut never = Client::connect(stage.address).await;
+    never.session = Some("0".repeat(48));
+    let echo = request(1, "echo", json!("x")).to_string();
+    let nothing = never.ask("POST", &[], &echo).await;
+    assert_eq!(nothing.head.status, 404);
+    let instance = |name: &str| format!("/i/{name}/mcp");
+    for (token, path, session) in [
+        ("bob-token", "/mcp".to_owned(), session.clone()),
+        ("alice-token", "/mcp?mode=flat".to_owned(), session.clone()),
+        ("alice-token", instance("alices"), session.clone()),
+        ("alice-token", instance("shared"), session.clone()),
+        ("bob-token", instance("shared"), session.clone()),
+        ("alice-token", "/mcp".to_owned(), session[..16].to_owned()),
+        ("alice-token", "/mcp".to_owned(), format!("{}{}", &session[..16], "0".repeat(32))),
+    ] {
+        for (method, body) in [("POST", echo.as_str()), ("GET", ""), ("DELETE", "")] {
+            let mut thief = Client::connect(stage.address).await;
+            (thief.token, thief.path, thief.session) = (Some(token.to_owned()), path.clone(), Some(session.clone()));
+            let answer = thief.ask(method, &[], body).await;
+            assert_eq!(answer.head.status, 404, "{method} {path}");
+            if method == "POST" {
+                assert_eq!(visible(&answer), visible(&nothing), "{path}");
+            }
+        }
+    }
+    // Another token of the same user is the same user.
+    alice.token = Some("alice-other-token".to_owned());
+    assert_eq!(alice.ask("POST", &[], &echo).await.head.status, 200);
+}
+
+#[tokio::test]
+async fn a_name_of_somebody_else_is_a_name_that_does_not_exist() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::connect(stage.address).await;
+    let mut answers = Vec::new();
+    for name in ["bobs", "nothing"] {
+        client.path = format!("/i/{name}/mcp");
+        answers.push(visible(&client.post(&initialize("2025-11-25")).await));
+    }
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(answers[0].0, 404);
+    client.path = "/i/alices/mcp".to_owned();
+    assert_eq!(client.post(&initialize("2025-11-25")).await.head.status, 200);
+}
+
+#[tokio::test]
+async fn a_page_under_another_name_is_kept_out() {
+    let (stage, mut client) = alone().await;
+    let echo = request(1, "echo", json!("x")).to_string();
+    for (headers, status) in [
+        (&[("host", "evil.example.com")][..], 403),
+        (&[("host", "localhost"), ("host", "localhost")], 400),
+        (&[("origin", "http://evil.example.com")], 403),
+        (&[("origin", "null")], 403),
+        (&[("origin", "http://localhost:6274")], 200),
+        (&[("host", "127.0.0.1:1")], 200),
+    ] {
+        let answer = client.ask("POST", headers, &echo).await;
+        // Two Host headers are refused by hyper or by us.
+        assert!(
+            answer.head.status == status || (status == 400 && answer.head.status == 403),
+            "{headers:?}: {answer:?}"
+        );
+        client = client.again().await;
+    }
+    drop(stage);
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_request_is_told_under_its_id() {
+    let (_stage, mut client) = alone().await;
+    let echo = request(7, "echo", json!("x")).to_string();
+    let table: &[(&str, &[(&str, &str)], &str, u16, Value)] = &[
+        ("POST", &[("mcp-session-id", "")], &echo, 400, json!(7)),
+        ("POST", &[("mcp-protocol-version", "1999-01-01")], &echo, 400, json!(7)),
+        ("POST", &[("mcp-protocol-version", "2025-06-18")], &echo, 200, json!(7)),
+        ("POST", &[("content-type", "text/plain")], &echo, 415, Value::Null),
+        ("POST", &[("content-type", "application/json; charset=utf-8")], &echo, 200, json!(7)),
+        ("POST", &[("accept", "text/html")], &echo, 406, Value::Null),
+        ("POST", &[("accept", "")], &echo, 200, json!(7)),
+        ("POST", &[("accept", "application/json")], &echo, 200, json!(7)),
+        ("POST", &[], "{", 400, Value::Null),
+        ("POST", &[], "{}", 400, Value::Null),
+        ("POST", &[], "[]", 400, Value::Null),
+        ("PUT", &[], &echo, 405, Value::Null),
+        ("GET", &[("accept", "application/json")], "", 406, Value::Null),
+        ("GET", &[("last-event-id", "9-1")], "", 405, Value::Null),
+        ("GET", &[("last-event-id", "x")], "", 405, Value::Null),
+    ];
+    for (method, headers, body, status, id) in table {
+        let mut client = client.again().await;
+        let answer = client.ask(method, headers, body).await;
+        assert_eq!(
+            (answer.head.status, &answer.json()["id"]),
+            (*status, id),
+            "{method} {headers:?} {body}: {answer:?}"
+        );
+        assert_eq!(answer.json()["jsonrpc"], "2.0");
+        assert_eq!(answer.head.header("allow").is_some(), *status == 405);
+    }
+    let code = async |body: &str| client.again().await.ask("POST", &[], body).await.json()["error"]["code"].clone();
+    assert_eq!((code("{").await, code("{}").await), (json!(-32700), json!(-32600)));
+    client.path = "/elsewhere".to_owned();
+    assert_eq!(client.post(&json!(1)).await.head.status, 404);
+}
+
+#[tokio::test]
+async fn a_client_of_the_next_era_is_told_to_go_on_with_this_one() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::connect(stage.address).await;
+    let answer = client.post(&request("d", "server/discover", json!({}))).await;
+    assert_eq!(
+        (answer.head.status, &answer.json()["error"]["code"], &answer.json()["id"]),
+        (400, &json!(-32601), &json!("d"))
+    );
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_is_not_read() {
+    let stage = Stage::new(|settings| settings.body_max = 1000);
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    client.send("POST", &[("content-length", "1001")], "x").await;
+    assert_eq!(client.head().await.status, 413);
+    let mut client = client.again().await;
+    client.send("POST", &[("transfer-encoding", "chunked"), ("content-type", "application/json")], "").await;
+    client.send_raw(format!("1f4\r\n{0}\r\n1f5\r\n{0} \r\n", " ".repeat(500)).as_bytes()).await;
+    assert_eq!(client.head().await.status, 413);
+}
+
+#[tokio::test]
+async fn a_user_has_so_many_sessions_and_the_idlest_makes_room() {
+    let mut stage = Stage::new(|settings| settings.limits.per_user_max = 2);
+    let mut first = Client::initialized(stage.address, "2025-11-25").await;
+    let mut second = Client::initialized(stage.address, "2025-11-25").await;
+    let _third = Client::initialized(stage.address, "2025-11-25").await;
+    stage.saw(Seen::Ended("evicted")).await;
+    assert_eq!(first.post(&request(1, "echo", json!(1))).await.head.status, 404);
+    assert_eq!(second.post(&request(1, "echo", json!(1))).await.head.status, 200);
+    assert_eq!(stage.gateway.sessions(), 2);
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_gives_no_session() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::connect(stage.address).await;
+    let answer = client.post(&initialize("away")).await;
+    assert_eq!((answer.head.status, &answer.json()["error"]["code"]), (200, &json!(-32000)));
+    assert_eq!(answer.head.header("mcp-session-id"), None);
+    assert_eq!(stage.gateway.sessions(), 0);
+}
