@@ -37,7 +37,8 @@ impl Client {
         let mut client = Self { stream: BufReader::new(stream), head, call: Bytes::new(), body: Vec::new() };
         let answer = client.post(&client.request(INITIALIZE)).await;
         assert_eq!(answer.status, 200, "{}", client.said());
-        client.head.push_str(&format!("mcp-session-id: {}\r\n", answer.session.unwrap()));
+        let session = answer.session.unwrap();
+        client.head.extend(["mcp-session-id: ", &session, "\r\n"]);
         let answer = client.post(&client.request(INITIALIZED)).await;
         assert_eq!(answer.status, 202, "{}", client.said());
         client.call = client.request(&call).into();

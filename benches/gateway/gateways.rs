@@ -97,11 +97,11 @@ fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: Strin
     let config = format!(
         "[gateway]\nlisten = \"127.0.0.1:0\"\nauth = \"none\"\nanswers = {answers:?}\nrequests_per_second = 0\n\
          calls_per_user_max = 0\n\n\
-         [events]\nsink = \"file\"\npath = {events:?}\n\n\
+         [events]\nsink = \"file\"\npath = \"{events}\"\n\n\
          [servers.echo]\ncommand = {program:?}\nargs = {arguments:?}\n\n\
          [[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n\n[[teams.users]]\nid = \"user_alice\"\nslug = \"alice\"\n\n\
          [[teams.installations]]\nid = \"abc123\"\nserver = \"echo\"\nkeep = \"always_on\"\n",
-        events = home.path().join("events.jsonl"),
+        events = home.path().join("events.jsonl").display(),
     );
     let file = home.path().join("satellite.toml");
     fs::write(&file, config).unwrap();
@@ -166,11 +166,8 @@ fn started(mut command: Command, is_it: impl Fn(&str) -> bool) -> Option<(Child,
     let line = lines.find(|line| is_it(line));
     // What it says from now on is read, and not looked at.
     std::thread::spawn(move || lines.for_each(drop));
-    match line {
-        Some(line) => Some((child, line)),
-        None => {
-            child.wait().unwrap();
-            None
-        }
+    if line.is_none() {
+        child.wait().unwrap();
     }
+    Some((child, line?))
 }

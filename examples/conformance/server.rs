@@ -68,7 +68,7 @@ impl ServerHandler for Fixture {
 
     async fn call_tool(&self, request: CallToolRequestParams, context: Context) -> Result<CallToolResponse, ErrorData> {
         let arguments = Value::Object(request.arguments.unwrap_or_default());
-        let content = match request.name.as_ref() {
+        let blocks = match request.name.as_ref() {
             "test_simple_text" => json!([text("This is a simple text response for testing.")]),
             "test_image_content" => json!([image()]),
             "test_audio_content" => json!([{"type": "audio", "data": WAV, "mimeType": "audio/wav"}]),
@@ -93,21 +93,21 @@ impl ServerHandler for Fixture {
             }
             "test_sampling" => sample(&context, &arguments).await?,
             "test_elicitation" => {
-                let (action, content) = elicit(&context, "test_elicitation", argument(&arguments, "message")?).await?;
-                json!([text(&format!("User response: action={action}, content={content}"))])
+                let (action, filled) = elicit(&context, "test_elicitation", argument(&arguments, "message")?).await?;
+                json!([text(&format!("User response: action={action}, content={filled}"))])
             }
             form @ ("test_elicitation_sep1034_defaults" | "test_elicitation_sep1330_enums") => {
-                let (action, content) = elicit(&context, form, "Please fill in the form").await?;
-                json!([text(&format!("Elicitation completed: action={action}, content={content}"))])
+                let (action, filled) = elicit(&context, form, "Please fill in the form").await?;
+                json!([text(&format!("Elicitation completed: action={action}, content={filled}"))])
             }
             "json_schema_2020_12_tool" => json!([text(&format!("Called with {arguments}"))]),
             "test_error_handling" => {
-                let content = [text("This tool intentionally returns an error for testing")];
-                return told::<CallToolResult>(json!({"content": content, "isError": true})).map(Into::into);
+                let why = [text("This tool intentionally returns an error for testing")];
+                return told::<CallToolResult>(json!({"content": why, "isError": true})).map(Into::into);
             }
             unknown => return Err(ErrorData::invalid_params(format!("unknown tool: {unknown}"), None)),
         };
-        told::<CallToolResult>(json!({"content": content})).map(Into::into)
+        told::<CallToolResult>(json!({"content": blocks})).map(Into::into)
     }
 
     async fn list_resources(
@@ -235,8 +235,8 @@ async fn progress(context: &Context) -> Result<Value, ErrorData> {
 
 /// Whether the client can is not looked at: behind an endpoint that is the endpoint's business.
 async fn sample(context: &Context, arguments: &Value) -> Result<Value, ErrorData> {
-    let content = text(argument(arguments, "prompt")?);
-    let params = json!({"messages": [{"role": "user", "content": content}], "maxTokens": 100});
+    let prompt = text(argument(arguments, "prompt")?);
+    let params = json!({"messages": [{"role": "user", "content": prompt}], "maxTokens": 100});
     let answer = ask(context, "sampling/createMessage", params).await?;
     let said = ["/content/text", "/content/0/text"].iter().find_map(|at| answer.pointer(at)?.as_str());
     Ok(json!([text(&format!("LLM response: {}", said.unwrap_or("No response")))]))
@@ -287,6 +287,7 @@ fn told<T: DeserializeOwned>(value: Value) -> Result<T, ErrorData> {
     serde_json::from_value(value).map_err(internal)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` gives it")]
 fn internal(error: impl ToString) -> ErrorData {
     ErrorData::internal_error(error.to_string(), None)
 }
