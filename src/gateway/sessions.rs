@@ -261,23 +261,27 @@ mod tests {
     #[test]
     fn over_the_limit_the_longest_idle_session_goes_and_one_at_work_stays() {
         let (sessions, alice, bob, start) = (Sessions::new(), user("alice"), user("bob"), Instant::now());
-        let limits = Limits { sessions_max: 3, per_user_max: 2, ..Limits::default() };
+        let limits = Limits { sessions_max: 4, per_user_max: 3, ..Limits::default() };
         let open = |user: &Pass, seconds| {
             sessions.open(opening(user, Endpoint::Tools), &limits, start + Duration::from_secs(seconds))
         };
         let (first, _) = open(&alice, 0).unwrap();
         let (second, _) = open(&alice, 1).unwrap();
+        let (third, _) = open(&alice, 2).unwrap();
         let (_others, _) = open(&bob, 0).unwrap();
         first.begin("1", true).unwrap();
-        let (third, evicted) = open(&alice, 2).unwrap();
+        let (fourth, evicted) = open(&alice, 3).unwrap();
         assert_eq!(evicted.iter().map(|session| session.number()).collect::<Vec<_>>(), [second.number()]);
         assert_eq!(second.ended(), Some(End::Evicted));
         third.begin("1", true).unwrap();
-        assert_eq!(open(&alice, 3).err(), Some(Full::User(2)));
+        fourth.begin("1", true).unwrap();
+        assert_eq!(open(&alice, 4).err(), Some(Full::User(3)));
         // Bob has room, and all have not: his own is the one that is idle.
-        let (_, evicted) = open(&bob, 4).unwrap();
+        let (bobs, evicted) = open(&bob, 5).unwrap();
         assert_eq!(evicted.len(), 1);
-        assert_eq!(sessions.len(), 3);
+        assert_eq!(sessions.len(), 4);
+        bobs.begin("1", true).unwrap();
+        assert_eq!(open(&bob, 6).err(), Some(Full::All(4)));
     }
 
     #[test]
