@@ -10,6 +10,8 @@ pub mod config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
+#[cfg(feature = "cli")]
+pub mod gateway;
 #[cfg(feature = "remote")]
 mod http;
 pub mod journal;

@@ -7,7 +7,7 @@ use mcp_satellite_actors::model::spec::Target;
 
 use super::{BAD_INPUT, DONE, FAILED, Failed, complain, say};
 use crate::config::Profile;
-use crate::config::{self, ConfigErrors, Plan};
+use crate::config::{self, Auth, ConfigErrors, GatewayPlan, Listen, Plan};
 use crate::connect::isolation::{Finding, Isolation};
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 
@@ -71,7 +71,7 @@ impl Sources {
             (Some(Err(one)), Some(Err(other))) => Err(one.and(other)),
             (Some(Err(errors)), Some(Ok(_))) | (Some(Ok(_)), Some(Err(errors))) => Err(errors),
         };
-        plan.map_err(Refused::Config)
+        plan.and_then(Plan::settled).map_err(Refused::Config)
     }
 }
 
@@ -113,8 +113,28 @@ impl Check {
             count(plan.users, "user"),
             count(plan.instances.len(), "server")
         ));
+        say(&endpoint(&plan.gateway));
         Ok(if machine(&plan).await? { DONE } else { FAILED })
     }
+}
+
+/// Where clients come in, and who can.
+fn endpoint(plan: &GatewayPlan) -> String {
+    let Some(address) = plan.address() else {
+        let why = if plan.listen == Listen::Off { "switched off" } else { "not asked for" };
+        return format!("the MCP endpoint is {why}");
+    };
+    let scheme = if plan.tls.is_some() { "https" } else { "http" };
+    let base = plan.public_url.clone().unwrap_or_else(|| format!("{scheme}://{address}"));
+    let who = match (&plan.auth, plan.alone()) {
+        (Auth::None(_), Ok(user)) => format!("everybody on this machine is {}/{}", user.team_slug, user.slug),
+        (Auth::None(_), Err(why)) => why,
+        (Auth::Bearer, _) => {
+            let can = plan.users.iter().filter(|user| !user.tokens.is_empty() || user.token_kept).count();
+            format!("{can} of {} users can come in with a token", plan.users.len())
+        }
+    };
+    format!("the MCP endpoint is {base}/mcp: {who}")
 }
 
 /// What this machine has to hold servers with, found out by trying it. Whether it can start any.

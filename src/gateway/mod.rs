@@ -1,0 +1,3 @@
+//! The MCP endpoint: every client's way in.
+
+pub mod access;
