@@ -24,7 +24,7 @@ use crate::model::remote::ServerInfo;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
 use crate::root::{self, Farewell, Installed, Part, Root};
-use crate::rpc::{Kind, Message};
+use crate::rpc::{Kind, Message, member};
 use crate::rules::outbox::Statistics;
 use crate::rules::request_log::{self, Payload};
 use crate::seam::{Connector, EventSink};
@@ -318,7 +318,7 @@ impl RuntimeHandle {
     ) -> Result<Option<Message>, CallError> {
         let started = Instant::now();
         let view = self.status(id);
-        let arguments = relay.tool.as_ref().and_then(|_| arguments(relay.message.params()?));
+        let arguments = relay.tool.as_ref().and_then(|_| member(relay.message.params()?, "arguments"));
         let params = self.payload(view.as_deref(), arguments);
         let passing = Passing { relay: &relay, withdrawn: withdrawn.fuse() };
         let answer = self.request(id, view.as_deref(), passing, timeout, relay.repeatable).await;
@@ -561,17 +561,6 @@ struct Called<'a> {
     params: Option<Payload>,
     response: Option<&'a str>,
     error: Option<String>,
-}
-
-/// What the parameters of a `tools/call` give to the tool.
-fn arguments(params: &str) -> Option<&str> {
-    #[derive(Deserialize)]
-    struct Params<'a> {
-        #[serde(borrow)]
-        arguments: Option<&'a RawValue>,
-    }
-    let params: Params<'_> = serde_json::from_str(params).ok()?;
-    params.arguments.map(RawValue::get)
 }
 
 /// What a tool said went wrong, if its result says that something did.

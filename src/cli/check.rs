@@ -1,5 +1,6 @@
 //! `satellite check`
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -58,8 +59,9 @@ const NO_SOURCE: &str =
     "no configuration is named: give --config FILE, --mcp-json FILE or both (`satellite demo` needs neither)";
 
 impl Sources {
-    /// The plan of all files together; every error of every file at once.
-    pub(super) fn load(&self) -> Result<Plan, Refused> {
+    /// The plan of all files together; every error of every file at once. `listen` is where its endpoint is to be,
+    /// whatever they say.
+    pub(super) fn load(&self, listen: Option<SocketAddr>) -> Result<Plan, Refused> {
         let toml = self.config.as_deref().map(config::load);
         // The satellite's own file says what the servers of the other one are held to, too.
         let base = toml.as_ref().and_then(|plan| plan.as_ref().ok()).map(|plan| plan.base.clone()).unwrap_or_default();
@@ -71,6 +73,10 @@ impl Sources {
             (Some(Err(one)), Some(Err(other))) => Err(one.and(other)),
             (Some(Err(errors)), Some(Ok(_))) | (Some(Ok(_)), Some(Err(errors))) => Err(errors),
         };
+        let plan = plan.and_then(|plan| match listen {
+            Some(address) => plan.listening_at(address),
+            None => Ok(plan),
+        });
         plan.and_then(Plan::settled).map_err(Refused::Config)
     }
 }
@@ -100,7 +106,7 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) async fn run(self) -> Result<u8, Failed> {
-        let plan = self.sources.load()?;
+        let plan = self.sources.load(None)?;
         for warning in &plan.warnings {
             complain(&format!("warning: {warning}"));
         }

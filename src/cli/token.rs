@@ -18,7 +18,9 @@ impl Token {
         let token = new_token()?;
         say(&format!("{}\n{}", token.expose(), TokenHash::of(token.expose())));
         if std::io::stdout().is_terminal() {
-            complain("the first line is for the client, and is shown only now; the second is for the user: token = \"sha256:…\"");
+            complain(
+                "the first line is for the client, and is shown only now; the second is for the user: token = \"sha256:…\"",
+            );
         }
         Ok(DONE)
     }

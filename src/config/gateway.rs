@@ -413,7 +413,11 @@ impl Files {
         }
         let mut file = |key: &str, typed: &Typed<String>| {
             if typed.is_absent() {
-                check.findings.error(self.at, format!("`tls` has no `{key}`"), "write tls = { cert = \"…\", key = \"…\" }");
+                check.findings.error(
+                    self.at,
+                    format!("`tls` has no `{key}`"),
+                    "write tls = { cert = \"…\", key = \"…\" }",
+                );
             }
             let text = typed.given()?;
             let path = check.surroundings.folder.join(&text.value);

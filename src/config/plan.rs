@@ -1,6 +1,7 @@
 //! The configuration as meant. `check` and `teams` are the way from what was typed to here.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
@@ -129,6 +130,17 @@ impl Default for Plan {
 }
 
 impl Plan {
+    /// This plan with its MCP endpoint exactly there, whatever the files say.
+    pub fn listening_at(mut self, address: SocketAddr) -> Result<Self, ConfigErrors> {
+        match self.gateway.listen_at(address) {
+            Ok(()) => Ok(self),
+            Err((message, hint)) => {
+                let message = format!("the endpoint cannot be served at {address}: {message}");
+                Err(ConfigErrors::nowhere("", vec![(message, hint.to_owned())]))
+            }
+        }
+    }
+
     /// This plan, if it is good now that all files are in it.
     pub fn settled(self) -> Result<Self, ConfigErrors> {
         if self.gateway.auth == Auth::Bearer || self.gateway.address().is_none() {

@@ -180,7 +180,9 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
         ValueInner::Array(items) => items.iter().for_each(|item| mask_leaves(bytes, text, item, key, place)),
         ValueInner::String(leaf) if reference(leaf).is_some() => {}
         ValueInner::String(leaf) => match place {
-            Place::Named | Place::Policy if matches!(key, "url" | "health_url" | "public_url" | "authorization_servers") => {
+            Place::Named | Place::Policy
+                if matches!(key, "url" | "health_url" | "public_url" | "authorization_servers") =>
+            {
                 mask(bytes, url_secrets(text, value.span));
             }
             Place::Named if SEEN.contains(&key) => {}

@@ -34,8 +34,7 @@ const FAILURES_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 /// What proxies put into requests that come from elsewhere.
-const FORWARDED: [&str; 5] =
-    ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
+const FORWARDED: [&str; 5] = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
 
 /// What tokens of ours begin with, so that whoever finds one knows what it is.
 const TOKEN_PREFIX: &str = "sat_";
