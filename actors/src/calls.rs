@@ -290,6 +290,8 @@ pub(crate) struct Gate {
     /// Calls inside; with `CLOSED` added no more come in. One number, so that a run falls asleep or a call comes in, and
     /// never both.
     inside: AtomicUsize,
+    /// Who needs the run although nobody calls.
+    held: AtomicUsize,
     /// Ids on the wire.
     pub(crate) next_id: AtomicU64,
     began: Instant,
@@ -301,8 +303,9 @@ const CLOSED: usize = 1 << (usize::BITS - 1);
 
 impl Gate {
     fn new() -> Self {
-        let (inside, next_id, active_at) = (AtomicUsize::new(0), AtomicU64::new(1), AtomicU64::new(0));
-        Self { inside, next_id, began: Instant::now(), active_at }
+        let (inside, held) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (next_id, active_at) = (AtomicU64::new(1), AtomicU64::new(0));
+        Self { inside, held, next_id, began: Instant::now(), active_at }
     }
 
     fn enter(self: &Arc<Self>, limit: usize) -> Result<Place, NoEntry> {
@@ -344,6 +347,22 @@ pub(crate) struct Place(Arc<Gate>);
 impl Drop for Place {
     fn drop(&mut self) {
         self.0.inside.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// While it is there the run is not put to sleep: a client waits for what its server says by itself.
+pub struct Held(Arc<Gate>);
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Held")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.active(Instant::now());
+        self.0.held.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -482,7 +501,14 @@ impl CallPort {
     pub(crate) fn activity(&self) -> Activity {
         let gate = &self.0.gate;
         let last = gate.began + Duration::from_nanos(gate.active_at.load(Ordering::Relaxed));
-        Activity { calls_in_flight: gate.inside(), last: last.into_std() }
+        let held = gate.held.load(Ordering::Acquire);
+        Activity { needed_by: gate.inside() + held, last: last.into_std() }
+    }
+
+    /// Keeps the run awake. One that falls asleep in this very moment is gone all the same: who needs it asks again.
+    pub fn hold(&self) -> Held {
+        self.0.gate.held.fetch_add(1, Ordering::AcqRel);
+        Held(self.0.gate.clone())
     }
 
     /// A place inside, without which nothing is asked.

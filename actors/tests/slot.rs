@@ -570,7 +570,7 @@ fn closed() -> WorkerExit {
 
 /// Nothing has happened since the beginning.
 fn quiet(life: &Life) -> Activity {
-    Activity { calls_in_flight: 0, last: life.start }
+    Activity { needed_by: 0, last: life.start }
 }
 
 /// Every input, by name, as it would come to this life.
@@ -605,7 +605,7 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
             ("roll out 2", Input::Update(spec(rolling(2)))),
             ("roll out 4", Input::Update(spec(rolling(4)))),
             ("tick, idle", Input::Tick(Some(quiet(life)))),
-            ("tick, a call in flight", Input::Tick(Some(Activity { calls_in_flight: 1, ..quiet(life) }))),
+            ("tick, a call in flight", Input::Tick(Some(Activity { needed_by: 1, ..quiet(life) }))),
         ]);
     }
     if life.runs > 0 {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use mcp_satellite_actors::audience::{Cause, Origin};
 use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::spec::Keep;
 use mcp_satellite_actors::rpc::Message;
 use serde_json::json;
 
@@ -273,5 +274,20 @@ async fn a_call_of_a_client_is_logged_with_what_it_gave_and_what_it_got() {
         assert_eq!(logged["tool_params"], json!({"key": "[secret]"}));
         assert_eq!((&logged["tool_response"], &logged["error_message"]), (&response, &error));
     }
+    play.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_a_client_listens_to_is_not_put_to_sleep() {
+    let mut play = Play::begin_as(Keep::Listed, |_| {}).await;
+    let held = play.runtime.status(&play.id).unwrap().port.as_ref().unwrap().hold();
+    tokio::time::sleep(minutes(60)).await;
+    assert!(!play.runtime.status(&play.id).unwrap().dormant);
+    drop(held);
+    let let_go = tokio::time::Instant::now();
+    assert!(matches!(play.told().await, Told::Ended));
+    assert!(let_go.elapsed() >= minutes(3), "it is idle since then");
+    let id = play.id.clone();
+    play.runtime.wait_for(&id, |view| view.dormant).await.unwrap();
     play.end().await;
 }

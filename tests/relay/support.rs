@@ -139,8 +139,13 @@ pub(crate) struct Play {
 }
 
 impl Play {
-    /// With a server that is online.
+    /// With a server that is online, and stays it.
     pub(crate) async fn begin(change: impl FnOnce(&mut Policy)) -> Self {
+        Self::begin_as(Keep::AlwaysOn, change).await
+    }
+
+    /// With a server that is online.
+    pub(crate) async fn begin_as(keep: Keep, change: impl FnOnce(&mut Policy)) -> Self {
         let (stage, mut opened) = mpsc::unbounded_channel();
         let (listener, told) = mpsc::unbounded_channel();
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
@@ -162,7 +167,7 @@ impl Play {
             headers: BTreeMap::new(),
             query: BTreeMap::new(),
             missing: Vec::new(),
-            keep: Keep::AlwaysOn,
+            keep,
             on_update: OnUpdate::default(),
             request_logging: true,
             mask: Mask::new(["hush-hush"]),

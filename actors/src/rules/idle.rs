@@ -9,8 +9,8 @@ use crate::model::policy::IdlePolicy;
 /// What a run has to do, and when it last had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Activity {
-    /// Calls that are not answered yet.
-    pub calls_in_flight: usize,
+    /// Calls that are not answered yet, and clients that wait for what the server says by itself.
+    pub needed_by: usize,
     /// The last call's beginning or end, or the last message of the server.
     pub last: Instant,
 }
@@ -33,11 +33,11 @@ pub fn first_look(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
 pub fn look(policy: &IdlePolicy, ready: Instant, activity: Activity, now: Instant) -> Verdict {
     let quiet = now.saturating_duration_since(activity.last);
     let age = now.saturating_duration_since(ready);
-    if activity.calls_in_flight == 0 && quiet >= policy.idle && age > policy.grace {
+    if activity.needed_by == 0 && quiet >= policy.idle && age > policy.grace {
         return Verdict::Idle(quiet);
     }
     // A call that is still open may end the moment after: its idle time begins then, and is over no earlier than this.
-    let last = if activity.calls_in_flight == 0 { activity.last } else { now };
+    let last = if activity.needed_by == 0 { activity.last } else { now };
     let possible = last.checked_add(policy.idle).zip(grown(policy, ready)).zip(after(now));
     Verdict::LookAgain(
         possible.and_then(|((idle, grown), later)| on_the_grid(policy, ready, idle.max(grown).max(later))),
@@ -75,8 +75,8 @@ mod tests {
         Duration::from_secs(count)
     }
 
-    fn at(calls_in_flight: usize, last: Instant) -> Activity {
-        Activity { calls_in_flight, last }
+    fn at(needed_by: usize, last: Instant) -> Activity {
+        Activity { needed_by, last }
     }
 
     #[test]

@@ -450,7 +450,7 @@ impl World {
 
     fn activity(&self) -> Option<Activity> {
         let worker = self.workers.iter().find(|worker| Some(worker.run) == self.slot.open_run())?;
-        Some(Activity { calls_in_flight: worker.inside, last: self.last_activity })
+        Some(Activity { needed_by: worker.inside, last: self.last_activity })
     }
 
     fn worker(&mut self, run: Run) -> Option<&mut Worker> {
