@@ -8,7 +8,7 @@ use super::{DONE, Failed, complain, say};
 use crate::config::TokenHash;
 use crate::gateway::access::new_token;
 
-/// Two lines: the token for the client, and its digest for the configuration.
+// Two lines: the token for the client, and its digest for the configuration.
 #[derive(Debug, Args)]
 pub(super) struct Token {}
 

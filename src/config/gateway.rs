@@ -358,7 +358,6 @@ impl Gateway {
         let words = [("json", Answers::Json), ("sse", Answers::Sse)];
         plan.answers = check.word(&self.answers, "way to answer", &words).unwrap_or_default();
         plan.tls = self.tls.meant(check);
-        plan.limits = self.limits.meant(check.findings);
         self.authentication(&mut plan, check);
 
         let at = self.listen.given().map_or(self.at, |text| text.span);
@@ -370,6 +369,7 @@ impl Gateway {
                 check.findings.warning(at, message.to_owned());
             }
         }
+        plan.limits = self.limits.meant(check.findings);
         plan
     }
 

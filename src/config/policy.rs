@@ -157,6 +157,7 @@ fn size(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<usize> {
 }
 
 /// What has no default of its own.
+#[expect(clippy::option_option, reason = "whether it was typed, and what it is then")]
 fn given(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Option<Duration>> {
     fields.positive(key).map(Some)
 }
