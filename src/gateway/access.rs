@@ -1,18 +1,21 @@
-//! Who may come in: the digest of a token → a user, and what a user may do at once.
+//! Who comes in: a bearer token is looked up and becomes a user, with what that user may ask for.
 //!
-//! A token is looked up by a keyed hash of its digest, so that nobody outside can choose or see where in the table it
-//! leads, and is then compared in constant time; one that is not there costs the same.
+//! Only digests of tokens are kept. A token is looked up by a keyed hash of its digest, so that nobody outside can choose
+//! or see where in the table it leads, and is then compared in constant time; one that is not there costs the same.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
 use governor::clock::Clock;
 use governor::{DefaultDirectRateLimiter, Quota};
 use mcp_satellite_actors::model::ids::{Slug, TeamId, UserId};
@@ -24,11 +27,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::{Auth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
 
-/// Requests with a wrong token, from all clients together, a second.
+/// Attempts with a wrong token, from all clients together, a second.
 const FAILURES_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
 
 /// Who has too many calls under way is asked to come back after this.
-const BUSY_PAUSE_MS: u64 = 1000;
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
+
+/// What proxies put into requests that come from elsewhere.
+const FORWARDED: [&str; 5] = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
 
 /// What tokens of ours begin with, so that whoever finds one knows what it is.
 const TOKEN_PREFIX: &str = "sat_";
@@ -36,17 +42,35 @@ const TOKEN_PREFIX: &str = "sat_";
 /// The file in the data directory that keeps a token.
 const TOKEN_FILE: &str = "token";
 
-/// One user of the endpoint, and what of its limits is used up.
+/// Everybody who may come in.
+pub struct Access {
+    /// Of this process: makes the place of a token in the table unguessable.
+    key: hmac::Key,
+    failures: DefaultDirectRateLimiter,
+    door: RwLock<Arc<Door>>,
+}
+
+/// What a reload exchanges.
+#[derive(Default)]
+struct Door {
+    by_token: HashMap<[u8; 32], (TokenHash, Arc<User>)>,
+    /// All of them, with or without a token.
+    users: HashMap<(TeamId, UserId), Arc<User>>,
+    /// Whom everybody is, if there is no authentication.
+    alone: Option<Arc<User>>,
+}
+
+/// A user that comes in, and what of its limits is used up. The same as long as nothing about it changes.
 pub struct User {
     /// The team.
     pub team: TeamId,
-    /// Its name for people.
+    /// The team's name for people.
     pub team_slug: Slug,
     /// The user.
     pub user: UserId,
-    /// The name for people.
+    /// The user's name for people.
     pub slug: Slug,
-    /// Whether `/mcp` offers the tools themselves, unless the request says otherwise.
+    /// Whether `/mcp` shows the tools themselves if the client does not say.
     pub flat: bool,
     allowance: Allowance,
 }
@@ -56,80 +80,202 @@ struct Allowance {
     requests_per_second: u32,
     burst: u32,
     calls_max: usize,
-    /// `None` is without a limit.
     requests: Option<DefaultDirectRateLimiter>,
     calls: Option<Arc<Semaphore>>,
 }
 
-/// One call's place among those that its user may have at once.
-#[derive(Debug)]
-pub struct Admission {
-    _place: Option<OwnedSemaphorePermit>,
+/// A client that was let in.
+#[derive(Clone)]
+pub struct Pass {
+    /// As whom.
+    pub user: Arc<User>,
+    /// By which token; `None` without authentication.
+    token: Option<TokenHash>,
 }
 
-/// A limit that was met.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A client that was not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// It has shown no token.
+    #[error("a bearer token is required")]
+    NoToken,
+    /// What it has shown is no token of anybody.
+    #[error("the bearer token is not valid")]
+    WrongToken,
+    /// Too many clients have shown wrong tokens.
+    #[error("too many requests with a wrong token; wait a moment")]
+    TooMany(Duration),
+    /// Without authentication only this machine may come in, and it has come from elsewhere.
+    #[error("without authentication only clients on this machine are served")]
+    FromElsewhere,
+}
+
+/// A user who has asked for too much.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limited {
     /// `rate_limited` or `busy`.
     pub kind: &'static str,
-    /// The limit.
-    pub limit: usize,
-    /// When it is worth trying again.
-    pub retry_after_ms: u64,
+    /// What the limit is.
+    pub limit: u64,
+    /// When it is worth asking again.
+    pub retry_after: Duration,
 }
 
-impl Limited {
-    fn rate(limiter: &DefaultDirectRateLimiter, limit: u32) -> Result<(), Self> {
-        limiter.check().map_err(|early| {
-            let pause = early.wait_time_from(limiter.clock().now());
-            // Not before: a client that comes on the millisecond is not too early again.
-            let retry_after_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
-            Self { kind: "rate_limited", limit: limit as usize, retry_after_ms }
+impl fmt::Display for Limited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, limit, retry_after } = self;
+        let seconds = retry_after.as_secs_f64();
+        if *kind == "busy" {
+            write!(f, "{limit} calls of this user are under way, and no more may be; ask again when one is answered")
+        } else {
+            write!(f, "this user asks more than {limit} times a second; ask again in {seconds:.3} s")
+        }
+    }
+}
+
+impl Access {
+    /// For the users of `plan`.
+    pub fn new(plan: &GatewayPlan) -> io::Result<Self> {
+        let no_chance = |_| io::Error::other("the machine has no random numbers");
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(no_chance)?;
+        let failures = DefaultDirectRateLimiter::direct(Quota::per_second(FAILURES_PER_SECOND));
+        let access = Self { key, failures, door: RwLock::default() };
+        access.apply(plan);
+        Ok(access)
+    }
+
+    /// The users of `plan` may come in from now on, and nobody else. Whoever stays keeps what is used up.
+    pub fn apply(&self, plan: &GatewayPlan) {
+        let before = self.door();
+        let mut door = Door::default();
+        for typed in &plan.users {
+            let id = (typed.team.clone(), typed.user.clone());
+            let known = before.users.get(&id).filter(|user| user.is(typed, &plan.limits));
+            let user = known.cloned().unwrap_or_else(|| Arc::new(User::new(typed, &plan.limits)));
+            if plan.auth == Auth::Bearer {
+                let places = typed.tokens.iter().map(|token| (self.place(token), (*token, Arc::clone(&user))));
+                door.by_token.extend(places);
+            }
+            door.users.insert(id, user);
+        }
+        if plan.auth != Auth::Bearer {
+            // The configuration was checked: there is one.
+            let alone = plan.alone().ok().map(|user| (user.team.clone(), user.user.clone()));
+            door.alone = alone.and_then(|id| door.users.get(&id).cloned());
+        }
+        *self.door.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(door);
+    }
+
+    /// Lets a client in that sends these headers from that address.
+    pub fn admit(&self, headers: &HeaderMap, peer: IpAddr) -> Result<Pass, Denied> {
+        let door = self.door();
+        if let Some(user) = &door.alone {
+            let forwarded = FORWARDED.iter().any(|name| headers.contains_key(*name));
+            if forwarded || !peer.to_canonical().is_loopback() {
+                return Err(Denied::FromElsewhere);
+            }
+            return Ok(Pass { user: Arc::clone(user), token: None });
+        }
+        let mut shown = headers.get_all(AUTHORIZATION).iter();
+        let pass = match (shown.next(), shown.next()) {
+            (None, _) => return Err(Denied::NoToken),
+            // Of two that are shown it is not for us to choose.
+            (Some(_), Some(_)) => None,
+            (Some(header), None) => header.to_str().ok().and_then(bearer).and_then(|token| self.find(&door, token)),
+        };
+        pass.ok_or_else(|| match self.failures.check() {
+            Ok(()) => Denied::WrongToken,
+            Err(early) => Denied::TooMany(early.wait_time_from(self.failures.clock().now())),
         })
     }
+
+    /// Whether who was let in then would be let in now.
+    pub fn stands(&self, pass: &Pass) -> bool {
+        let door = self.door();
+        match &pass.token {
+            Some(token) => door.by_token.get(&self.place(token)).is_some_and(|(_, user)| user.is_same(&pass.user)),
+            None => door.alone.as_ref().is_some_and(|user| user.is_same(&pass.user)),
+        }
+    }
+
+    fn find(&self, door: &Door, token: &str) -> Option<Pass> {
+        let shown = TokenHash::of(token);
+        let found = door.by_token.get(&self.place(&shown));
+        let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
+        let same = bool::from(known.0.ct_eq(&shown.0));
+        let (token, user) = found.filter(|_| same)?;
+        Some(Pass { user: Arc::clone(user), token: Some(*token) })
+    }
+
+    fn place(&self, token: &TokenHash) -> [u8; 32] {
+        let mut place = [0; 32];
+        place.copy_from_slice(hmac::sign(&self.key, &token.0).as_ref());
+        place
+    }
+
+    fn door(&self) -> Arc<Door> {
+        Arc::clone(&self.door.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The token of an `Authorization` header. The scheme is the same in upper and lower case.
+fn bearer(header: &str) -> Option<&str> {
+    let (scheme, token) = header.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
 }
 
 impl User {
-    /// A user with the default limits, by ids and by names.
-    pub fn new(team: TeamId, team_slug: Slug, user: UserId, slug: Slug, flat: bool) -> Self {
-        Self::with(team, team_slug, user, slug, flat, &GatewayLimits::default())
-    }
-
-    /// A user with these limits, by ids and by names.
-    pub fn with(team: TeamId, team_slug: Slug, user: UserId, slug: Slug, flat: bool, limits: &GatewayLimits) -> Self {
+    fn new(typed: &GatewayUser, limits: &GatewayLimits) -> Self {
+        let GatewayUser { team, team_slug, user, slug, flat, tokens: _, token_kept: _ } = typed.clone();
         Self { team, team_slug, user, slug, flat, allowance: Allowance::new(limits) }
     }
 
-    /// Whether it is the same user, perhaps read anew from the configuration.
-    pub fn is(&self, other: &Self) -> bool {
-        self.team == other.team && self.user == other.user
-    }
-
-    /// Whether it is what a configuration wants already.
-    fn is_meant_by(&self, typed: &GatewayUser, limits: &GatewayLimits) -> bool {
+    /// Whether it is what the plan wants already.
+    fn is(&self, typed: &GatewayUser, limits: &GatewayLimits) -> bool {
         let same_names = self.team_slug == typed.team_slug && self.slug == typed.slug;
         same_names && self.flat == typed.flat && self.allowance.is(limits)
     }
 
-    /// A message comes in.
-    pub fn admit(&self) -> Result<(), Limited> {
-        let limiter = self.allowance.requests.as_ref();
-        limiter.map_or(Ok(()), |limiter| Limited::rate(limiter, self.allowance.requests_per_second))
+    /// Whether both are the same user, perhaps before and after a reload.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.team == other.team && self.user == other.user
     }
 
-    /// A call begins, and has its place until what comes back is dropped.
-    pub fn begin(&self) -> Result<Admission, Limited> {
-        let Some(calls) = &self.allowance.calls else { return Ok(Admission { _place: None }) };
+    /// Counts a request.
+    pub fn request(&self) -> Result<(), Limited> {
+        let Some(limiter) = &self.allowance.requests else { return Ok(()) };
+        limiter.check().map_err(|early| Limited {
+            kind: "rate_limited",
+            limit: self.allowance.requests_per_second.into(),
+            retry_after: early.wait_time_from(limiter.clock().now()),
+        })
+    }
+
+    /// Counts a call for as long as what comes back is kept; `None` is kept by nobody.
+    pub fn call(&self) -> Result<Option<OwnedSemaphorePermit>, Limited> {
+        let Some(calls) = &self.allowance.calls else { return Ok(None) };
+        let limit = self.allowance.calls_max as u64;
         // It is never closed, so an error says that there are too many.
-        let place = Arc::clone(calls).try_acquire_owned();
-        let busy = |_| Limited { kind: "busy", limit: self.allowance.calls_max, retry_after_ms: BUSY_PAUSE_MS };
-        place.map(|place| Admission { _place: Some(place) }).map_err(busy)
+        let permit = Arc::clone(calls).try_acquire_owned();
+        permit.map(Some).map_err(|_| Limited { kind: "busy", limit, retry_after: BUSY_PAUSE })
     }
 }
 
 impl fmt::Debug for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "User({}/{})", self.team_slug, self.slug)
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Access({} tokens)", self.door().by_token.len())
+    }
+}
+
+impl fmt::Debug for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pass({:?})", self.user)
     }
 }
 
@@ -146,113 +292,6 @@ impl Allowance {
         let wanted = (limits.requests_per_second, limits.burst, limits.calls_per_user_max);
         (self.requests_per_second, self.burst, self.calls_max) == wanted
     }
-}
-
-/// All users of a plan, with or without a token.
-#[derive(Debug, Default)]
-pub struct Users(HashMap<(TeamId, UserId), Arc<User>>);
-
-impl Users {
-    /// The users of `plan`. Of these, who stays as before is the same, and what is used up stays used up.
-    #[must_use]
-    pub fn renewed(&self, plan: &GatewayPlan) -> Self {
-        let one = |typed: &GatewayUser| {
-            let id = (typed.team.clone(), typed.user.clone());
-            let known = self.0.get(&id).filter(|user| user.is_meant_by(typed, &plan.limits));
-            let fresh = || {
-                let GatewayUser { team, team_slug, user, slug, flat, tokens: _, token_kept: _ } = typed.clone();
-                Arc::new(User::with(team, team_slug, user, slug, flat, &plan.limits))
-            };
-            (id, known.cloned().unwrap_or_else(fresh))
-        };
-        Self(plan.users.iter().map(one).collect())
-    }
-
-    /// Whose token is whose, as `plan` says, whose users these are.
-    pub fn access(&self, plan: &GatewayPlan) -> Access {
-        let tokens = plan.users.iter().flat_map(|typed| {
-            let user = self.get(typed);
-            typed.tokens.iter().filter_map(move |token| Some((*token, user.clone()?)))
-        });
-        Access::new(tokens)
-    }
-
-    /// Whom everybody on this machine is, if `plan` says so.
-    pub fn alone(&self, plan: &GatewayPlan) -> Option<Arc<User>> {
-        if plan.auth == Auth::Bearer {
-            return None;
-        }
-        // The configuration was checked: there is one.
-        self.get(plan.alone().ok()?)
-    }
-
-    fn get(&self, typed: &GatewayUser) -> Option<Arc<User>> {
-        self.0.get(&(typed.team.clone(), typed.user.clone())).cloned()
-    }
-}
-
-/// All who have a token.
-pub struct Access {
-    /// Makes the place of a token in the table unguessable.
-    key: hmac::Key,
-    users: HashMap<[u8; 32], (TokenHash, Arc<User>)>,
-    failures: DefaultDirectRateLimiter,
-}
-
-impl Default for Access {
-    fn default() -> Self {
-        Self::new([])
-    }
-}
-
-impl fmt::Debug for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Access({} tokens)", self.users.len())
-    }
-}
-
-impl Access {
-    /// From digests of tokens. A user may have several.
-    pub fn new(users: impl IntoIterator<Item = (TokenHash, Arc<User>)>) -> Self {
-        let mut bits = [0; 32];
-        if SystemRandom::new().fill(&mut bits).is_err() {
-            // The standard library has its randomness from elsewhere if need be, and a place in a table is no secret.
-            bits[..8].copy_from_slice(&RandomState::new().hash_one(0).to_le_bytes());
-        }
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &bits);
-        let users = users.into_iter().map(|(token, user)| (place(&key, &token), (token, user))).collect();
-        Self { key, users, failures: DefaultDirectRateLimiter::direct(Quota::per_second(FAILURES_PER_SECOND)) }
-    }
-
-    /// Whose token it is.
-    pub fn who(&self, token: &str) -> Option<Arc<User>> {
-        let shown = TokenHash::of(token);
-        let found = self.users.get(&place(&self.key, &shown));
-        let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
-        let same = bool::from(known.0.ct_eq(&shown.0));
-        found.filter(|_| same).map(|(_, user)| Arc::clone(user))
-    }
-
-    /// Counts a request with a token that is nobody's. Over the limit it is not even told so.
-    pub fn wrong(&self) -> Result<(), Limited> {
-        Limited::rate(&self.failures, FAILURES_PER_SECOND.get())
-    }
-
-    /// Whether a user still has a token.
-    pub fn knows(&self, user: &User) -> bool {
-        self.users.values().any(|(_, known)| known.is(user))
-    }
-
-    /// Whether a token is still that user's.
-    pub fn holds(&self, token: &TokenHash, user: &User) -> bool {
-        self.users.get(&place(&self.key, token)).is_some_and(|(_, known)| known.is(user))
-    }
-}
-
-fn place(key: &hmac::Key, token: &TokenHash) -> [u8; 32] {
-    let mut place = [0; 32];
-    place.copy_from_slice(hmac::sign(key, &token.0).as_ref());
-    place
 }
 
 /// A new token: 256 random bits.
@@ -295,7 +334,13 @@ pub fn kept_token(data_dir: &Path) -> io::Result<Secret> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use axum::http::HeaderValue;
+
     use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     fn user(slug: &str, tokens: &[&str]) -> GatewayUser {
         GatewayUser {
@@ -316,105 +361,116 @@ mod tests {
         }
     }
 
-    /// The users and the tokens of a plan.
-    fn opened(plan: &GatewayPlan) -> (Users, Access) {
-        let users = Users::default().renewed(plan);
-        let access = users.access(plan);
-        (users, access)
+    fn shows(authorizations: &[&str]) -> HeaderMap {
+        authorizations.iter().map(|value| (AUTHORIZATION, HeaderValue::from_str(value).unwrap())).collect()
     }
 
-    fn limited(limits: GatewayLimits) -> Access {
-        opened(&GatewayPlan { limits, ..plan() }).1
+    fn comes_in(access: &Access, authorizations: &[&str]) -> Result<String, Denied> {
+        access.admit(&shows(authorizations), HERE).map(|pass| pass.user.slug.to_string())
     }
 
     #[test]
     fn a_token_says_who_its_bearer_is() {
-        let (_, access) = opened(&plan());
-        for (token, who) in [("alice-1", "alice"), ("alice-2", "alice"), ("bob-1", "bob")] {
-            assert_eq!(access.who(token).unwrap().slug.as_str(), who);
+        let access = Access::new(&plan()).unwrap();
+        for (authorization, who) in
+            [("Bearer alice-1", "alice"), ("bearer alice-2", "alice"), ("BEARER  bob-1 ", "bob")]
+        {
+            assert_eq!(comes_in(&access, &[authorization]).unwrap(), who);
         }
-        let digest = TokenHash::of("bob-1").to_string();
-        for wrong in ["alice-3", "alice", "", "ALICE-1", "alice-1 ", &digest, &digest[7..]] {
-            assert!(access.who(wrong).is_none(), "{wrong}");
+        let digest = format!("Bearer {}", TokenHash::of("bob-1"));
+        for wrong in ["Bearer alice-3", "Bearer alice", "Bearer ", "Bearer", "Basic alice-1", "alice-1", "", &digest] {
+            assert_eq!(comes_in(&access, &[wrong]), Err(Denied::WrongToken), "{wrong}");
         }
+        assert_eq!(comes_in(&access, &[]), Err(Denied::NoToken));
+        assert_eq!(comes_in(&access, &["Bearer alice-1", "Bearer bob-1"]), Err(Denied::WrongToken));
     }
 
     #[test]
     fn of_two_digests_that_meet_in_the_table_only_the_right_one_opens() {
-        let (_, mut access) = opened(&plan());
-        let at = place(&access.key, &TokenHash::of("forged"));
-        let bob = access.who("bob-1").unwrap();
-        access.users.insert(at, (TokenHash::of("bob-1"), bob));
-        assert!(access.who("forged").is_none() && access.who("bob-1").is_some());
+        let access = Access::new(&plan()).unwrap();
+        let bob = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
+        let by_token = [(access.place(&TokenHash::of("forged")), (TokenHash::of("bob-1"), bob))].into();
+        *access.door.write().unwrap() = Arc::new(Door { by_token, ..Door::default() });
+        assert_eq!(comes_in(&access, &["Bearer forged"]), Err(Denied::WrongToken));
     }
 
     #[test]
     fn who_tries_many_tokens_is_slowed_and_keeps_nobody_out() {
-        let (_, access) = opened(&plan());
-        let answers: Vec<_> = (0..1000).map(|_| access.wrong()).collect();
-        assert!(answers[..50].iter().all(Result::is_ok));
-        let refused = answers.iter().find_map(|answer| answer.err()).unwrap();
-        assert!(refused.kind == "rate_limited" && (1..=21).contains(&refused.retry_after_ms), "{refused:?}");
-        assert!(access.who("bob-1").is_some());
+        let access = Access::new(&plan()).unwrap();
+        let answers: Vec<_> = (0..1000).map(|nth| comes_in(&access, &[&format!("Bearer {nth}")])).collect();
+        assert!(answers[..50].iter().all(|answer| *answer == Err(Denied::WrongToken)));
+        let Some(Err(Denied::TooMany(pause))) = answers.last() else { panic!("{:?}", answers.last()) };
+        assert!(!pause.is_zero());
+        assert_eq!(comes_in(&access, &["Bearer bob-1"]).unwrap(), "bob");
     }
 
     #[test]
-    fn a_reload_lets_in_who_is_new_and_forgets_who_is_gone() {
-        let (users, access) = opened(&plan());
-        let (alice, bob) = (access.who("alice-2").unwrap(), access.who("bob-1").unwrap());
-        let plan =
-            GatewayPlan { users: vec![user("alice", &["alice-2", "alice-3"]), user("carol", &["bob-1"])], ..plan() };
-        let users = users.renewed(&plan);
-        let access = users.access(&plan);
-        assert!(access.who("alice-1").is_none());
-        assert!(Arc::ptr_eq(&access.who("alice-3").unwrap(), &alice), "what is used up stays used up");
-        assert_eq!(access.who("bob-1").unwrap().slug.as_str(), "carol");
-        assert!(access.knows(&alice) && !access.knows(&bob));
-        let holds = |token: &str, user: &User| access.holds(&TokenHash::of(token), user);
-        assert!(holds("alice-2", &alice) && !holds("alice-1", &alice) && !holds("bob-1", &bob));
-
-        let other = GatewayPlan { limits: GatewayLimits { burst: 7, ..GatewayLimits::default() }, ..plan };
-        let renewed = users.renewed(&other).access(&other).who("alice-2").unwrap();
-        assert!(!Arc::ptr_eq(&renewed, &alice) && renewed.is(&alice), "another limit holds at once");
+    fn a_reload_lets_in_who_is_new_and_ends_what_the_others_had() {
+        let access = Access::new(&plan()).unwrap();
+        let pass = |token: &str| access.admit(&shows(&[&format!("Bearer {token}")]), HERE);
+        let (first, second, bob) = (pass("alice-1").unwrap(), pass("alice-2").unwrap(), pass("bob-1").unwrap());
+        let users = vec![user("alice", &["alice-2", "alice-3"]), user("carol", &["bob-1"])];
+        access.apply(&GatewayPlan { users, ..plan() });
+        assert!(!access.stands(&first) && access.stands(&second));
+        assert!(!access.stands(&bob), "another user has his token now");
+        assert_eq!(pass("alice-1").unwrap_err(), Denied::WrongToken);
+        assert!(Arc::ptr_eq(&pass("alice-3").unwrap().user, &second.user), "what is used up stays used up");
+        assert_eq!(pass("bob-1").unwrap().user.slug.as_str(), "carol");
     }
 
     #[test]
     fn a_user_has_so_many_requests_a_second_and_another_has_his_own() {
-        let access = limited(GatewayLimits { requests_per_second: 1, burst: 3, ..GatewayLimits::default() });
-        let asked: Vec<_> = (0..4).map(|_| access.who("alice-1").unwrap().admit()).collect();
+        let limits = GatewayLimits { requests_per_second: 1, burst: 3, ..GatewayLimits::default() };
+        let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
+        let pass = |token: &str| access.admit(&shows(&[token]), HERE).unwrap();
+        let asked: Vec<_> = (0..4).map(|_| pass("Bearer alice-1").user.request()).collect();
         assert_eq!(asked[..3], [Ok(()), Ok(()), Ok(())]);
-        let refused = asked[3].unwrap_err();
-        assert_eq!((refused.kind, refused.limit), ("rate_limited", 1));
-        assert!((1..=1001).contains(&refused.retry_after_ms), "{refused:?}");
-        assert!(access.who("alice-2").unwrap().admit().is_err(), "another token is no other user");
-        assert_eq!(access.who("bob-1").unwrap().admit(), Ok(()));
+        let limited = asked[3].clone().unwrap_err();
+        assert_eq!((limited.kind, limited.limit), ("rate_limited", 1));
+        assert!(!limited.retry_after.is_zero() && limited.retry_after <= Duration::from_secs(1), "{limited:?}");
+        assert!(pass("Bearer alice-2").user.request().is_err(), "another token is no other user");
+        assert_eq!(pass("Bearer bob-1").user.request(), Ok(()));
     }
 
     #[test]
     fn a_user_has_so_many_calls_at_once() {
-        let access = limited(GatewayLimits { calls_per_user_max: 2, ..GatewayLimits::default() });
-        let user = access.who("bob-1").unwrap();
-        let (first, _second) = (user.begin().unwrap(), user.begin().unwrap());
-        assert_eq!(user.begin().unwrap_err(), Limited { kind: "busy", limit: 2, retry_after_ms: 1000 });
+        let limits = GatewayLimits { calls_per_user_max: 2, ..GatewayLimits::default() };
+        let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
+        let user = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
+        let (first, _second) = (user.call().unwrap(), user.call().unwrap());
+        let limited = user.call().unwrap_err();
+        assert_eq!((limited.kind, limited.limit, limited.retry_after), ("busy", 2, BUSY_PAUSE));
         drop(first);
-        assert!(user.begin().is_ok());
+        assert!(user.call().is_ok());
     }
 
     #[test]
     fn a_limit_of_zero_is_none() {
-        let access =
-            limited(GatewayLimits { requests_per_second: 0, calls_per_user_max: 0, ..GatewayLimits::default() });
-        let user = access.who("bob-1").unwrap();
-        let begun: Vec<_> = (0..10_000).map(|_| user.admit().and_then(|()| user.begin())).collect();
-        assert!(begun.iter().all(Result::is_ok));
+        let limits = GatewayLimits { requests_per_second: 0, calls_per_user_max: 0, ..GatewayLimits::default() };
+        let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
+        let user = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
+        assert!((0..10_000).all(|_| user.request().is_ok() && user.call().is_ok_and(|permit| permit.is_none())));
     }
 
     #[test]
-    fn without_authentication_everybody_is_the_user_that_was_named() {
-        let plan = GatewayPlan { auth: Auth::None(Some("acme/bob".to_owned())), ..plan() };
-        let (users, _) = opened(&plan);
-        assert_eq!(users.alone(&plan).unwrap().slug.as_str(), "bob");
-        assert!(users.alone(&GatewayPlan { auth: Auth::Bearer, ..plan }).is_none());
+    fn without_authentication_this_machine_is_one_user_and_others_are_nobody() {
+        let auth = Auth::None(Some("acme/bob".to_owned()));
+        let access = Access::new(&GatewayPlan { auth, ..plan() }).unwrap();
+        for peer in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            let pass = access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap();
+            assert!(pass.user.slug.as_str() == "bob" && access.stands(&pass));
+        }
+        for peer in ["192.168.0.7", "::ffff:10.0.0.1", "fe80::1"] {
+            assert_eq!(access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap_err(), Denied::FromElsewhere);
+        }
+        for header in FORWARDED {
+            let headers = std::iter::once((header.parse().unwrap(), HeaderValue::from_static("x"))).collect();
+            assert_eq!(access.admit(&headers, HERE).unwrap_err(), Denied::FromElsewhere, "{header}");
+        }
+        let pass = access.admit(&HeaderMap::new(), HERE).unwrap();
+        access.apply(&plan());
+        assert!(!access.stands(&pass));
+        assert_eq!(access.admit(&HeaderMap::new(), HERE).unwrap_err(), Denied::NoToken);
     }
 
     #[test]
@@ -434,8 +490,9 @@ mod tests {
 
     #[test]
     fn what_is_shown_of_those_who_come_in_is_no_token() {
-        let (_, access) = opened(&plan());
-        let shown = format!("{access:?} {:?} {:?}", access.who("alice-1").unwrap(), TokenHash::of("alice-1"));
-        assert_eq!(shown, "Access(3 tokens) User(acme/alice) [token]");
+        let access = Access::new(&plan()).unwrap();
+        let pass = access.admit(&shows(&["Bearer alice-1"]), HERE).unwrap();
+        let shown = format!("{access:?} {pass:?} {:?}", TokenHash::of("alice-1"));
+        assert_eq!(shown, "Access(3 tokens) Pass(User(acme/alice)) [token]");
     }
 }
