@@ -149,7 +149,7 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!(
         plan.warnings,
         [
-            "tests/fixtures/config/satellite.toml:119:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
+            "tests/fixtures/config/satellite.toml:118:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
          a server"
         ]
     );
@@ -274,7 +274,7 @@ fn a_bearer_token_is_a_header_that_a_tier_overrides_however_it_is_spelled() {
         (pairs.collect::<Vec<_>>(), spec.missing, spec.mask.apply("alice-token search-token"))
     };
     let (headers, missing, masked) = header(&small("", &format!("{HTTP}\nbearer_token = \"env:ALICE_TOKEN\"")));
-    assert_eq!(headers, ["Authorization: Bearer alice-token"]);
+    assert_eq!(headers, ["Authorization: Bearer alice-token-that-nobody-guesses"]);
     assert_eq!((missing.len(), masked.as_str()), (0, "[secret] search-token"));
 
     let file = small("", &format!("{HTTP}\nheaders = {{ authorization = \"Basic x\" }}"));
@@ -343,7 +343,7 @@ fn credentials_on_a_way_that_others_can_see_are_warned_about() {
 fn an_empty_file_is_the_defaults() {
     let plan = parse("").unwrap();
     assert_eq!((plan.name.as_str(), plan.profile), ("mcp-satellite", Profile::Development));
-    assert_eq!(plan.listen, "127.0.0.1:7300".parse().unwrap());
+    assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, Listen::Anywhere));
     assert_eq!(plan.sink, SinkPlan::File { rotate_bytes: 64 * 1024 * 1024, keep: 8 });
     assert_eq!((plan.start_permits, plan.instances.len(), plan.warnings.len()), (None, 0, 0));
 }
