@@ -260,7 +260,8 @@ async fn a_call_of_a_client_is_logged_with_what_it_gave_and_what_it_got() {
         ),
     ] {
         let relayed = play.relays(1, 1, call);
-        let id = play.hears().await["id"].clone();
+        let request = Message::read(play.reads().await.into()).unwrap();
+        let id = request.id().unwrap();
         play.says(&format!(r#"{{"jsonrpc":"2.0","id":{id},{answer}}}"#)).await;
         relayed.answered().await.unwrap();
         play.runtime.flush().await;
