@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mcp_satellite::config::{self, ConfigErrors, Plan, Profile, SinkPlan};
+use mcp_satellite::config::{
+    self, Answers, Auth, ConfigErrors, GatewayLimits, GatewayUser, LISTEN, Listen, Plan, Profile, SinkPlan, Tls,
+    TokenHash,
+};
 use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, OnDegraded, Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, OnUpdate, RemoteTransport, Target};
@@ -16,12 +19,16 @@ use miette::{GraphicalReportHandler, GraphicalTheme};
 const FULL: &str = include_str!("fixtures/config/full.toml");
 const BAD: &str = include_str!("fixtures/config/bad.toml");
 
+const ALICE_TOKEN: &str = "alice-token-that-nobody-guesses";
+
 const SECRETS: [&str; 7] =
-    ["event-sink-token", "alice-token", "search-key", "search-token", "correct horse battery", "1234", "hunter2"];
+    ["event-sink-token", ALICE_TOKEN, "search-key", "search-token", "correct horse battery", "1234", "hunter2"];
 
 fn environment(name: &str) -> Option<String> {
     let value = match name {
-        "ALICE_TOKEN" => "alice-token",
+        "ALICE_TOKEN" => ALICE_TOKEN,
+        "SHORT_TOKEN" => "short-token",
+        "SPACED_TOKEN" => "hunter2 and something more to be long",
         "SEARCH_KEY" => "search-key",
         "SEARCH_TOKEN" => "search-token",
         "BLANK" => "",
@@ -67,7 +74,35 @@ fn exposed<'a>(values: impl IntoIterator<Item = &'a Secret>) -> Vec<&'a str> {
 fn a_full_file_becomes_the_plan_that_was_meant() {
     let plan = parse(FULL).unwrap();
     assert_eq!((plan.name.as_str(), plan.profile), ("dev-satellite-001", Profile::Production));
-    assert_eq!(plan.listen, "127.0.0.1:7301".parse().unwrap());
+    let gateway = &plan.gateway;
+    assert_eq!(gateway.address(), Some("127.0.0.1:7301".parse().unwrap()));
+    assert_eq!(gateway.public_url.as_deref(), Some("https://mcp.example.com/satellite"));
+    assert_eq!(gateway.hosts, ["mcp.example.com", "[2001:db8::1]:8443"]);
+    assert_eq!(gateway.origins, ["https://app.example.com", "vscode-webview://panel:*"]);
+    assert_eq!((&gateway.auth, gateway.answers, &gateway.tls), (&Auth::Bearer, Answers::Sse, &None));
+    assert_eq!(gateway.authorization_servers, ["https://login.example.com/acme"]);
+    let limits = GatewayLimits {
+        body_max: 1 << 20,
+        session_idle: Duration::from_secs(600),
+        session_age_max: Duration::from_secs(24 * 3600),
+        sessions_max: 1000,
+        sessions_per_user_max: 10,
+        connections_max: 100,
+        requests_per_second: 50,
+        burst: 100,
+        calls_per_user_max: 0,
+        request_timeout: Some(Duration::from_secs(45)),
+        resume_grace: Duration::from_secs(1),
+        drain_timeout: Duration::from_secs(3),
+    };
+    assert_eq!(gateway.limits, limits);
+    let who = |user: &GatewayUser| format!("{}/{} {} {}", user.team_slug, user.slug, user.tokens.len(), user.flat);
+    assert_eq!(
+        gateway.users.iter().map(who).collect::<Vec<_>>(),
+        ["acme/alice 2 true", "acme/bob 0 false", "umbrella/carol 0 false"]
+    );
+    assert_eq!(gateway.users[0].tokens, [ALICE_TOKEN, "test"].map(TokenHash::of));
+    assert_eq!(plan.batch.request_payload_max, 1024);
     let SinkPlan::Http { url, token } = &plan.sink else { panic!("{:?}", plan.sink) };
     assert_eq!(url, "https://events.example.com/ingest?source=satellite");
     assert_eq!(token.as_ref().unwrap().expose(), "event-sink-token", "the trailing newline is no part of it");
@@ -114,7 +149,7 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!(
         plan.warnings,
         [
-            "tests/fixtures/config/satellite.toml:97:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
+            "tests/fixtures/config/satellite.toml:118:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
          a server"
         ]
     );
@@ -239,7 +274,7 @@ fn a_bearer_token_is_a_header_that_a_tier_overrides_however_it_is_spelled() {
         (pairs.collect::<Vec<_>>(), spec.missing, spec.mask.apply("alice-token search-token"))
     };
     let (headers, missing, masked) = header(&small("", &format!("{HTTP}\nbearer_token = \"env:ALICE_TOKEN\"")));
-    assert_eq!(headers, ["Authorization: Bearer alice-token"]);
+    assert_eq!(headers, ["Authorization: Bearer alice-token-that-nobody-guesses"]);
     assert_eq!((missing.len(), masked.as_str()), (0, "[secret] search-token"));
 
     let file = small("", &format!("{HTTP}\nheaders = {{ authorization = \"Basic x\" }}"));
@@ -308,7 +343,7 @@ fn credentials_on_a_way_that_others_can_see_are_warned_about() {
 fn an_empty_file_is_the_defaults() {
     let plan = parse("").unwrap();
     assert_eq!((plan.name.as_str(), plan.profile), ("mcp-satellite", Profile::Development));
-    assert_eq!(plan.listen, "127.0.0.1:7300".parse().unwrap());
+    assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, Listen::Anywhere));
     assert_eq!(plan.sink, SinkPlan::File { rotate_bytes: 64 * 1024 * 1024, keep: 8 });
     assert_eq!((plan.start_permits, plan.instances.len(), plan.warnings.len()), (None, 0, 0));
 }
@@ -743,4 +778,161 @@ fn servers_of_an_mcp_json_are_held_to_what_the_satellites_own_file_says() {
     assert!(refused.items()[0].message.contains("`/bin/sh` is not allowed in the production profile"), "{refused:?}");
     let plan = config::parse_mcp_json("mcp.json", &json("npx"), &own.base, &|_| None).unwrap();
     assert_eq!(plan.instances[0].policy.restart.max_crashes, 9);
+}
+
+/// A file with `[gateway]` and two users, each with what is given.
+fn gateway(section: &str, alice: &str, bob: &str) -> Result<Plan, ConfigErrors> {
+    parse(&format!(
+        "[gateway]\n{section}\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n\
+         [[teams.users]]\nid = \"user_alice\"\nslug = \"alice\"\n{alice}\n\
+         [[teams.users]]\nid = \"user_bob\"\nslug = \"bob\"\n{bob}\n"
+    ))
+}
+
+/// What is wrong with a gateway, each with a part of its message and of its hint.
+fn wrong(section: &str, alice: &str, bob: &str, expected: &[(&str, &str)]) {
+    let errors = gateway(section, alice, bob).unwrap_err();
+    let items = errors.items();
+    assert_eq!(items.len(), expected.len(), "{section}\n{items:#?}");
+    for (item, (message, hint)) in items.iter().zip(expected) {
+        assert!(item.message.contains(message) && item.hint.contains(hint), "{section}\n{item:#?}");
+        assert!(item.line > 0, "{item:#?}");
+    }
+    let drawn = render(&errors);
+    assert!(SECRETS.iter().all(|secret| !drawn.contains(secret)), "{drawn}");
+}
+
+#[test]
+fn nobody_gets_an_endpoint_who_has_not_asked_for_one() {
+    let asked = |text: &str| parse(text).unwrap().gateway.address();
+    assert_eq!(asked(&small("", "command = \"x\"")), None);
+    assert_eq!(asked(&small("[gateway]", "command = \"x\"")), Some(LISTEN));
+    assert_eq!(asked(&small("[gateway]\nlisten = \"off\"", "command = \"x\"")), None);
+    let with_token =
+        "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\", token = \"env:ALICE_TOKEN\" }]";
+    let plan = parse(with_token).unwrap();
+    assert_eq!((plan.gateway.listen, plan.gateway.address()), (Listen::Anywhere, Some(LISTEN)));
+    assert_eq!(plan.gateway.limits, GatewayLimits::default());
+
+    let mut plan = parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
+    assert_eq!(plan.gateway.address(), Some(LISTEN));
+    plan.gateway.give(&"kept".into());
+    assert_eq!(plan.gateway.users[0].tokens, [TokenHash::of("kept")]);
+}
+
+#[test]
+fn the_users_of_two_files_come_in_by_the_endpoint_of_the_first() {
+    let toml = "[gateway]\nlisten = \"127.0.0.1:7400\"\n[[teams]]\nid = \"local\"\nslug = \"local\"\n\
+                users = [{ id = \"me\", slug = \"me\", token = \"env:ALICE_TOKEN\" }, { id = \"you\", slug = \"you\" }]\n";
+    let json = parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
+    let mut plan = parse(toml).unwrap().merge(json).unwrap();
+    plan.gateway.give(&"kept".into());
+    assert_eq!(plan.gateway.address(), Some("127.0.0.1:7400".parse().unwrap()));
+    let who = |user: &GatewayUser| format!("{}/{} {:?}", user.team, user.user, user.tokens.len());
+    assert_eq!(plan.gateway.users.iter().map(who).collect::<Vec<_>>(), ["local/me 2", "local/you 0"]);
+}
+
+#[test]
+fn a_token_is_a_digest_or_stands_somewhere_else() {
+    let users = gateway("", "token = \"env:ALICE_TOKEN\"", "tokens = [\"file:token.txt\"]").unwrap().gateway.users;
+    let tokens: Vec<_> = users.into_iter().flat_map(|user| user.tokens).collect();
+    assert_eq!(tokens, [ALICE_TOKEN, "event-sink-token"].map(TokenHash::of));
+    assert_eq!(
+        TokenHash::of("test").to_string(),
+        "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    );
+    wrong(
+        "",
+        "token = \"hunter2-literal\"\nmcp_mode = \"flt\"",
+        "tokens = [\"sha256:hunter2\", \"env:SPACED_TOKEN\", \"env:BLANK\", \"env:NOT_SET\"]",
+        &[
+            ("token of the user `alice` is written out", "`satellite token` makes both"),
+            ("`flt` is no mcp_mode", "did you mean \"flat\"?"),
+            ("is not the 64 hexadecimal digits", "`satellite token`"),
+            ("cannot be sent as a bearer token", "letters, digits"),
+            ("is empty", "keeps nobody out"),
+            ("`NOT_SET` is not set", "set NOT_SET"),
+        ],
+    );
+    let digest = format!("tokens = [\"{}\"]", TokenHash::of(ALICE_TOKEN));
+    wrong("", "token = \"env:ALICE_TOKEN\"", &digest, &[("another user's as well", "line 9")]);
+    wrong("", &format!("token = \"env:ALICE_TOKEN\"\n{digest}"), "", &[("is given twice", "remove one")]);
+    let warnings = gateway("", "token = \"env:SHORT_TOKEN\"", "").unwrap().warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains(":9:") && warnings[0].contains("guessed"), "{warnings:?}");
+}
+
+#[test]
+fn everything_that_is_wrong_with_an_endpoint_is_told_at_once() {
+    wrong(
+        "listen = \"localhost\"\npublic_url = \"https://bob:hunter2@example.com\"\n\
+         hosts = [\"https://example.com\", \"a b\", \"x:99999\"]\norigins = [\"example.com\", \"https://example.com/app\", \"null\"]\n\
+         auth = \"hunter2\"\nas = \"acme/alice\"\ntls = { cert = \"no-such.pem\" }\nanswers = \"xml\"\n\
+         body_max = \"10 elephants\"\nsession_idle = \"0s\"\nburst = 0\nsesions_max = 3",
+        "",
+        "",
+        &[
+            ("`localhost` is not an address", "\"127.0.0.1:7300\""),
+            ("holds a user or a password", "Authorization"),
+            ("`https://example.com` is no name of a host", "mcp.example.com:8443"),
+            ("`a b` is no name of a host", ""),
+            ("`x:99999` is no name of a host", ""),
+            ("`example.com` is no web origin", "without a path"),
+            ("`https://example.com/app` is no web origin", ""),
+            ("`null` is no web origin", ""),
+            ("no way to say who may come in", "\"bearer\", or \"none\""),
+            ("`as` says nothing", "auth = \"none\""),
+            ("`tls` has no `key`", "cert = "),
+            ("cannot read the file of `cert`", "PEM"),
+            ("`xml` is no way to answer", "\"json\", \"sse\""),
+            ("`body_max` is not a size", "64MiB"),
+            ("`session_idle` is zero", "1s"),
+            ("`burst` is 0", "at least 1"),
+            ("unknown key `sesions_max`", "`sessions_max`"),
+        ],
+    );
+}
+
+#[test]
+fn other_machines_come_in_by_a_name_and_with_a_token_only() {
+    let everywhere = "listen = \"0.0.0.0:7300\"";
+    wrong(everywhere, "", "", &[("`hosts` does not say", "mcp.example.com")]);
+    let open = format!("{everywhere}\nauth = \"none\"\nas = \"acme/alice\"\nhosts = [\"x\"]");
+    wrong(&open, "", "", &[("on this machine only", "127.0.0.1")]);
+    let named = gateway(&format!("{everywhere}\nhosts = [\"mcp.example.com\"]"), "", "").unwrap();
+    assert!(named.warnings.len() == 1 && named.warnings[0].contains("in the clear"), "{:?}", named.warnings);
+
+    let at = |address: &str| gateway("", "", "").unwrap().listening_at(address.parse().unwrap());
+    assert_eq!(at("[::1]:7400").unwrap().gateway.address(), Some("[::1]:7400".parse().unwrap()));
+    let errors = at("192.0.2.7:7400").unwrap_err().items();
+    assert!(errors[0].message.contains("192.0.2.7:7400") && errors[0].hint.contains("hosts"), "{errors:?}");
+}
+
+#[test]
+fn without_authentication_it_is_said_who_everybody_is() {
+    let two = ("without authentication everybody is one user, and there are 2", "as = \"acme/alice\"");
+    wrong("auth = \"none\"", "", "", &[two]);
+    wrong("auth = \"none\"\nas = \"acme/carol\"", "", "", &[("no user `acme/carol`", "TEAM/USER")]);
+    wrong("auth = \"none\"\nas = \"alice\"", "", "", &[("does not name a team and a user", "TEAM/USER")]);
+    for named in ["acme/bob", "team_acme/user_bob"] {
+        let plan = gateway(&format!("auth = \"none\"\nas = \"{named}\""), "", "").unwrap();
+        assert_eq!(plan.gateway.alone().unwrap().user.as_str(), "user_bob");
+        assert!(plan.warnings.len() == 1 && plan.warnings[0].contains("without a token"), "{:?}", plan.warnings);
+    }
+
+    // Whom an `mcp.json` beside the file brings is known when both are read.
+    let json = || parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
+    let open = parse("[gateway]\nauth = \"none\"\n").unwrap();
+    assert!(open.clone().settled().unwrap_err().items()[0].message.contains("there are 0"));
+    let plan = open.merge(json()).unwrap().settled().unwrap();
+    assert_eq!(plan.gateway.alone().unwrap().user.as_str(), "me");
+    let both = gateway("auth = \"none\"\nas = \"local/me\"", "", "").unwrap();
+    assert!(both.clone().settled().is_err() && both.merge(json()).unwrap().settled().is_ok());
+}
+
+#[test]
+fn a_certificate_is_found_from_the_folder_of_the_file() {
+    let tls = "tls = { cert = \"token.txt\", key = \"full.toml\" }";
+    let path = |name: &str| format!("tests/fixtures/config/{name}").into();
+    let plan = gateway(tls, "", "").unwrap();
+    assert_eq!(plan.gateway.tls, Some(Tls { cert: path("token.txt"), key: path("full.toml") }));
 }

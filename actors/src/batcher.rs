@@ -2,7 +2,8 @@
 //! `rules::outbox`; this file carries them out.
 //!
 //! Emitting never blocks and never fails the emitter: events go into a bounded ring that is this actor's door, where
-//! the limit is counted atomically, and a wake-up follows. A panic in a handler hands the queue back with the death
+//! the limit is counted atomically, and a wake-up follows. Calls of tools have a ring of their own, so that a storm of
+//! them drives out no event, and become events together (`rules::request_log`). A panic in a handler hands the queue back with the death
 //! notice, so that Root can give it to the next batcher; the batch in flight is sent again under its id.
 
 use std::panic::AssertUnwindSafe;
@@ -19,6 +20,7 @@ use tokio::time::{Duration, Instant};
 use crate::model::event::{Envelope, Event};
 use crate::model::policy::BatchPolicy;
 use crate::rules::outbox::{Outbox, Statistics};
+use crate::rules::request_log::Request;
 use crate::seam::{Answer, EventSink};
 use crate::tasks::Tasks;
 
@@ -54,6 +56,8 @@ pub struct Emitter(Arc<Door>);
 struct Door {
     ring: ArrayQueue<(Timestamp, Event)>,
     lost: AtomicU64,
+    requests: ArrayQueue<Box<Request>>,
+    requests_lost: AtomicU64,
     closed: AtomicBool,
     wake: Notify,
     /// Whether a wake-up is on its way: an emitter that finds it set has nothing to do.
@@ -64,6 +68,12 @@ struct Door {
 }
 
 impl Door {
+    fn wake(&self) {
+        if !self.awake.swap(true, Ordering::AcqRel) {
+            self.wake.notify_one();
+        }
+    }
+
     fn show(&self, envelope: &Envelope) {
         if self.subscribers.receiver_count() > 0 {
             // An error says that nobody listens any more.
@@ -77,6 +87,8 @@ impl Emitter {
         Self(Arc::new(Door {
             ring: ArrayQueue::new(policy.queue_max.max(1)),
             lost: AtomicU64::new(0),
+            requests: ArrayQueue::new((policy.queue_max / 2).max(1)),
+            requests_lost: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             wake: Notify::new(),
             awake: AtomicBool::new(false),
@@ -95,9 +107,19 @@ impl Emitter {
         if door.ring.force_push((self.wall(), event)).is_some() {
             door.lost.fetch_add(1, Ordering::AcqRel);
         }
-        if !door.awake.swap(true, Ordering::AcqRel) {
-            door.wake.notify_one();
+        door.wake();
+    }
+
+    /// Logs a call. Never blocks, never fails: over the limit the oldest goes.
+    pub(crate) fn log(&self, request: Request) {
+        let door = &self.0;
+        if door.closed.load(Ordering::Acquire) {
+            return;
         }
+        if door.requests.force_push(Box::new(request)).is_some() {
+            door.requests_lost.fetch_add(1, Ordering::AcqRel);
+        }
+        door.wake();
     }
 
     /// The wall clock's time.
@@ -166,6 +188,8 @@ pub(crate) struct State {
     /// Told at the end of this cycle.
     waiting: Vec<oneshot::Sender<()>>,
     flushing: Option<oneshot::Sender<usize>>,
+    /// When a task of ours wakes us because calls are to be told.
+    alarm: Option<Instant>,
     tasks: Tasks,
 }
 
@@ -200,7 +224,7 @@ impl Actor for EventBatcher {
         let mut outbox = args.outbox;
         outbox.resume();
         let (events, sink, outbox) = (args.events, args.sink, Some(Box::new(outbox)));
-        Ok(State { events, sink, outbox, waiting: Vec::new(), flushing: None, tasks })
+        Ok(State { events, sink, outbox, waiting: Vec::new(), flushing: None, alarm: None, tasks })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -216,6 +240,12 @@ impl State {
         let now = Instant::now().into_std();
         let wall = self.events.wall();
         self.take_from_the_door(myself);
+        if matches!(msg, Msg::FlushNow(_) | Msg::FlushAndEnd(_)) || self.flushing.is_some() {
+            self.tell_requests(None);
+        } else {
+            self.tell_requests(Some(now));
+            self.set_alarm(myself);
+        }
         let Some(outbox) = &mut self.outbox else { return };
         match msg {
             Msg::Wake => {}
@@ -270,6 +300,50 @@ impl State {
             }
         }
         self.events.publish(outbox);
+    }
+
+    /// Makes events of the calls that are to be told by now; of all of them, if there is no later.
+    fn tell_requests(&mut self, now: Option<std::time::Instant>) {
+        let door = self.events.0.clone();
+        let Some(outbox) = &mut self.outbox else { return };
+        let at = now.unwrap_or_else(|| Instant::now().into_std());
+        let mut told = Vec::new();
+        // At most one ringful, as with events; those who log wake us for what comes meanwhile.
+        for _ in 0..door.requests.capacity() {
+            let Some(request) = door.requests.pop() else { break };
+            told.extend(outbox.requests().take(at, *request));
+        }
+        let lost = door.requests_lost.swap(0, Ordering::AcqRel);
+        if lost > 0 {
+            tracing::warn!(lost, "calls came faster than they could be logged; the oldest are not in the request log");
+        }
+        told.extend(match now {
+            Some(now) => outbox.requests().take_due(now),
+            None => outbox.requests().take_all(),
+        });
+        let wall = self.events.wall();
+        for event in told {
+            if let Some(envelope) = outbox.push(wall, event) {
+                door.show(envelope);
+            }
+        }
+        self.events.publish(outbox);
+    }
+
+    fn set_alarm(&mut self, myself: &ActorRef<Msg>) {
+        let Some(due) = self.outbox.as_mut().and_then(|outbox| outbox.requests().due()) else { return };
+        let due = Instant::from_std(due);
+        let now = Instant::now();
+        if self.alarm.is_some_and(|alarm| now < alarm && alarm <= due) {
+            return;
+        }
+        self.alarm = Some(due);
+        let me = myself.clone();
+        self.tasks.spawn(async move {
+            tokio::time::sleep_until(due).await;
+            // An error says that the batcher is gone; the next one has an alarm of its own.
+            let _ = cast!(me, Msg::Wake);
+        });
     }
 
     fn send_next(&mut self, myself: &ActorRef<Msg>) {

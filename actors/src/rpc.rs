@@ -201,6 +201,19 @@ pub fn joined(parts: &[&str]) -> Bytes {
     text.freeze()
 }
 
+/// The value of a member of an object, as it is written.
+pub(crate) fn member<'a>(json: &'a str, wanted: &str) -> Option<&'a str> {
+    let mut found = None;
+    let mut look = |name: &str, value: &'a RawValue| {
+        if name == wanted {
+            found = Some(value.get());
+        }
+        Ok(())
+    };
+    object(json, &mut look).ok()?;
+    found
+}
+
 /// The members of a message, as raw values.
 #[derive(Default)]
 struct Parts<'a> {

@@ -24,8 +24,9 @@ use crate::model::remote::ServerInfo;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
 use crate::root::{self, Farewell, Installed, Part, Root};
-use crate::rpc::{Kind, Message};
+use crate::rpc::{Kind, Message, member};
 use crate::rules::outbox::Statistics;
+use crate::rules::request_log::{self, Payload};
 use crate::seam::{Connector, EventSink};
 use crate::team::{ControlError, Reconnected, Reply, Uninstalled, Verb};
 
@@ -81,6 +82,8 @@ pub struct RuntimeHandle {
     root: ActorRef<root::Msg>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     events: Emitter,
+    /// See [`BatchPolicy::request_payload_max`].
+    request_payload_max: usize,
 }
 
 /// Starts a runtime of its own. The join handle resolves when it has ended.
@@ -107,18 +110,20 @@ pub async fn start_linked(
 struct Parts {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     events: Emitter,
+    request_payload_max: usize,
 }
 
 impl Parts {
     fn handle(self, root: ActorRef<root::Msg>) -> RuntimeHandle {
-        let Self { snapshot, events } = self;
-        RuntimeHandle { root, snapshot, events }
+        let Self { snapshot, events, request_payload_max } = self;
+        RuntimeHandle { root, snapshot, events, request_payload_max }
     }
 }
 
 fn parts(options: Options) -> (root::Args, Parts) {
     let (published, snapshot) = watch::channel(Arc::new(Snapshot::default()));
     let events = Emitter::new(&options.batch, options.wall);
+    let request_payload_max = options.batch.request_payload_max;
     let args = root::Args {
         connector: options.connector,
         audience: options.audience,
@@ -132,7 +137,7 @@ fn parts(options: Options) -> (root::Args, Parts) {
         seed: options.seed,
         published,
     };
-    (args, Parts { snapshot, events })
+    (args, Parts { snapshot, events, request_payload_max })
 }
 
 impl RuntimeHandle {
@@ -287,13 +292,14 @@ impl RuntimeHandle {
         let view = self.status(id);
         let known = view.as_ref().and_then(|view| view.catalogue.as_deref()?.tool(tool));
         let repeatable = known.is_some_and(|tool| tool.repeatable);
+        let params = self.payload(view.as_deref(), arguments.as_deref().map(RawValue::get));
         let call = Call { tool, arguments, repeatable };
         let answer = self.request(id, view.as_deref(), call, timeout, repeatable).await;
-        let told = match &answer {
-            Ok(result) => tool_error(result.get()),
-            Err(error) => Some(error.to_string()),
+        let (response, error) = match &answer {
+            Ok(result) => (Some(result.get()), tool_error(result.get())),
+            Err(error) => (None, Some(error.to_string())),
         };
-        self.called(id, view, tool, started, told);
+        self.called(id, view, Called { tool, started, params, response, error });
         answer
     }
 
@@ -312,16 +318,19 @@ impl RuntimeHandle {
     ) -> Result<Option<Message>, CallError> {
         let started = Instant::now();
         let view = self.status(id);
+        let arguments = relay.tool.as_ref().and_then(|_| member(relay.message.params()?, "arguments"));
+        let params = self.payload(view.as_deref(), arguments);
         let passing = Passing { relay: &relay, withdrawn: withdrawn.fuse() };
         let answer = self.request(id, view.as_deref(), passing, timeout, relay.repeatable).await;
         if let Some(tool) = &relay.tool {
-            let told = match &answer {
-                Ok(Some(message)) if message.kind() == Kind::Result => message.outcome().and_then(tool_error),
-                Ok(Some(message)) => Some(format!("server error: {}", message.outcome().unwrap_or_default())),
+            let response = answer.as_ref().ok().and_then(|message| message.as_ref()?.outcome());
+            let error = match &answer {
+                Ok(Some(message)) if message.kind() == Kind::Result => response.and_then(tool_error),
+                Ok(Some(_)) => Some(format!("server error: {}", response.unwrap_or_default())),
                 Ok(None) => Some("cancelled by the client".to_owned()),
                 Err(error) => Some(error.to_string()),
             };
-            self.called(id, view, tool, started, told);
+            self.called(id, view, Called { tool, started, params, response, error });
         }
         answer
     }
@@ -349,24 +358,38 @@ impl RuntimeHandle {
         view.ok().flatten().as_deref().and_then(known).ok_or_else(late)
     }
 
+    /// What of a call's JSON is logged, if the calls of its instance are.
+    fn payload(&self, view: Option<&InstanceView>, json: Option<&str>) -> Option<Payload> {
+        let spec = &view.filter(|view| view.spec.request_logging)?.spec;
+        Some(Payload::of(json?, self.request_payload_max, &spec.mask))
+    }
+
     /// A tool was called, for better or for worse.
-    fn called(
-        &self,
-        id: &InstanceId,
-        view: Option<Arc<InstanceView>>,
-        tool: &str,
-        started: Instant,
-        why: Option<String>,
-    ) {
+    fn called(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: Called<'_>) {
         // As it is now: its credentials may have changed meanwhile, and one that was not known was tried all the same.
         let Some(view) = self.status(id).or(view) else { return };
-        let error_message = why.map(|why| view.spec.mask.apply(&why));
+        let Called { tool, started, params, response, error } = called;
+        let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
+        let error = error.map(|why| mask.apply(&why));
+        if view.spec.request_logging {
+            let at = self.events.wall();
+            self.events.log(request_log::Request {
+                of: of.clone(),
+                mask: mask.clone(),
+                tool: tool.to_owned(),
+                params,
+                response: self.payload(Some(&*view), response),
+                took,
+                error: error.clone(),
+                at: at.checked_sub(took).unwrap_or(at),
+            });
+        }
         self.events.emit(Event::ToolExecuted {
-            of: view.subject.clone(),
+            of: of.clone(),
             tool_name: tool.to_owned(),
-            duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            success: error_message.is_none(),
-            error_message,
+            duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            success: error.is_none(),
+            error_message: error,
         });
     }
 
@@ -529,6 +552,15 @@ fn graver(first: Option<&CallError>, second: CallError) -> CallError {
         }
         Some(_) | None => second,
     }
+}
+
+/// A call that is over.
+struct Called<'a> {
+    tool: &'a str,
+    started: Instant,
+    params: Option<Payload>,
+    response: Option<&'a str>,
+    error: Option<String>,
 }
 
 /// What a tool said went wrong, if its result says that something did.

@@ -1,5 +1,6 @@
 //! `satellite check`
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -7,7 +8,7 @@ use mcp_satellite_actors::model::spec::Target;
 
 use super::{BAD_INPUT, DONE, FAILED, Failed, complain, say};
 use crate::config::Profile;
-use crate::config::{self, ConfigErrors, Plan};
+use crate::config::{self, Auth, ConfigErrors, GatewayPlan, Listen, Plan};
 use crate::connect::isolation::{Finding, Isolation};
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 
@@ -58,8 +59,9 @@ const NO_SOURCE: &str =
     "no configuration is named: give --config FILE, --mcp-json FILE or both (`satellite demo` needs neither)";
 
 impl Sources {
-    /// The plan of all files together; every error of every file at once.
-    pub(super) fn load(&self) -> Result<Plan, Refused> {
+    /// The plan of all files together; every error of every file at once. `listen` is where its endpoint is to be,
+    /// whatever they say.
+    pub(super) fn load(&self, listen: Option<SocketAddr>) -> Result<Plan, Refused> {
         let toml = self.config.as_deref().map(config::load);
         // The satellite's own file says what the servers of the other one are held to, too.
         let base = toml.as_ref().and_then(|plan| plan.as_ref().ok()).map(|plan| plan.base.clone()).unwrap_or_default();
@@ -71,7 +73,11 @@ impl Sources {
             (Some(Err(one)), Some(Err(other))) => Err(one.and(other)),
             (Some(Err(errors)), Some(Ok(_))) | (Some(Ok(_)), Some(Err(errors))) => Err(errors),
         };
-        plan.map_err(Refused::Config)
+        let plan = plan.and_then(|plan| match listen {
+            Some(address) => plan.listening_at(address),
+            None => Ok(plan),
+        });
+        plan.and_then(Plan::settled).map_err(Refused::Config)
     }
 }
 
@@ -100,7 +106,7 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) async fn run(self) -> Result<u8, Failed> {
-        let plan = self.sources.load()?;
+        let plan = self.sources.load(None)?;
         for warning in &plan.warnings {
             complain(&format!("warning: {warning}"));
         }
@@ -113,8 +119,28 @@ impl Check {
             count(plan.users, "user"),
             count(plan.instances.len(), "server")
         ));
+        say(&endpoint(&plan.gateway));
         Ok(if machine(&plan).await? { DONE } else { FAILED })
     }
+}
+
+/// Where clients come in, and who can.
+fn endpoint(plan: &GatewayPlan) -> String {
+    let Some(address) = plan.address() else {
+        let why = if plan.listen == Listen::Off { "switched off" } else { "not asked for" };
+        return format!("the MCP endpoint is {why}");
+    };
+    let scheme = if plan.tls.is_some() { "https" } else { "http" };
+    let base = plan.public_url.clone().unwrap_or_else(|| format!("{scheme}://{address}"));
+    let who = match (&plan.auth, plan.alone()) {
+        (Auth::None(_), Ok(user)) => format!("everybody on this machine is {}/{}", user.team_slug, user.slug),
+        (Auth::None(_), Err(why)) => why,
+        (Auth::Bearer, _) => {
+            let can = plan.users.iter().filter(|user| !user.tokens.is_empty() || user.token_kept).count();
+            format!("{can} of {} users can come in with a token", plan.users.len())
+        }
+    };
+    format!("the MCP endpoint is {base}/mcp: {who}")
 }
 
 /// What this machine has to hold servers with, found out by trying it. Whether it can start any.

@@ -1,5 +1,6 @@
 //! `satellite demo`: two teams, five users, real child processes of this binary's own `sim-server`.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +9,12 @@ use clap::Args;
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 
 use super::run::{Log, beside_the_bar, supervise};
-use super::{DataDir, FAILED, Failed, shell_word, tell};
-use crate::config::{self, Plan};
+use super::{BAD_INPUT, DataDir, FAILED, Failed, shell_word, tell};
+use crate::config::{self, ConfigErrors, Plan};
 use crate::reaper::Below;
+
+/// Team and user of who connects to the demo's MCP endpoint.
+const CLIENT: (&str, &str) = ("team_acme", "user_alice");
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -57,6 +61,9 @@ server = "search"
 
 #[derive(Debug, Args)]
 pub(super) struct Demo {
+    /// Serve the MCP endpoint exactly here, such as 127.0.0.1:7300
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
     #[command(flatten)]
     data_dir: DataDir,
     #[command(flatten)]
@@ -69,7 +76,7 @@ impl Demo {
         let program = std::env::current_exe()
             .map_err(|error| Failed::new(FAILED, format!("cannot find this program's own file: {error}")))?;
         let program = program.display().to_string();
-        let plan = example(&program)?;
+        let plan = example(&program, self.listen)?;
         let servers = plan.instances.len();
         let (command, data_dir) = (shell_word(&program), self.data_dir.flag());
         supervise(plan, &self.data_dir.data_dir, None, below, |satellite| {
@@ -90,9 +97,21 @@ impl Demo {
     }
 }
 
-fn example(program: &str) -> Result<Plan, Failed> {
+fn example(program: &str, listen: Option<SocketAddr>) -> Result<Plan, Failed> {
     let text = EXAMPLE.replace("\"SELF\"", &serde_json::Value::from(program).to_string());
-    config::parse("demo.toml", &text, &|_| None).map_err(|errors| Failed::new(FAILED, errors.to_string()))
+    let refused = |errors: ConfigErrors| Failed::new(FAILED, errors.to_string());
+    let mut plan = config::parse("demo.toml", &text, &|_| None).map_err(refused)?;
+    plan.gateway.keep_token(CLIENT.0, CLIENT.1);
+    match listen {
+        Some(address) => plan.listening_at(address).map_err(|errors| Failed::new(BAD_INPUT, listed(&errors))),
+        None => Ok(plan),
+    }
+}
+
+/// In a line: there is no file to draw.
+fn listed(errors: &ConfigErrors) -> String {
+    let lines = errors.items().into_iter().map(|item| format!("{} ({})", item.message, item.hint));
+    lines.collect::<Vec<_>>().join("; ")
 }
 
 /// `typed` makes of a verb a command that works in another terminal.

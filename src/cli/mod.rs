@@ -11,6 +11,7 @@ mod run;
 mod sim_server;
 mod status;
 mod table;
+mod token;
 mod tools;
 
 use std::io::Write;
@@ -78,6 +79,8 @@ enum Verb {
     Start(control::Control),
     /// Make the connection to a remote server anew, at once; a process is started again
     Reconnect(control::Reconnect),
+    /// Make a token for a client of the MCP endpoint, and what to write into the configuration for it
+    Token(token::Token),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Be a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
@@ -198,6 +201,7 @@ pub fn main() -> ExitCode {
         Verb::Start(verb) => in_runtime(verb.run("start")),
         Verb::Reconnect(verb) => in_runtime(verb.run()),
         Verb::Check(verb) => in_runtime(verb.run()),
+        Verb::Token(verb) => verb.run(),
         Verb::Completions(verb) => Ok(verb.run()),
     };
     told(outcome)

@@ -1,6 +1,7 @@
 //! `satellite run`: the main job, in the foreground.
 
 use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::LazyLock;
@@ -27,6 +28,9 @@ const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";
 pub(super) struct Run {
     #[command(flatten)]
     sources: Sources,
+    /// Serve the MCP endpoint exactly here, whatever the configuration says, such as 127.0.0.1:7300
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
     #[command(flatten)]
     data_dir: DataDir,
     #[command(flatten)]
@@ -92,9 +96,9 @@ impl Write for BesideTheBar {
 impl Run {
     pub(super) async fn run(self, below: Below) -> Result<u8, Failed> {
         self.log.init();
-        let plan = self.sources.load()?;
-        let sources = self.sources;
-        let reload: Reload = Box::new(move || sources.load());
+        let (sources, listen) = (self.sources, self.listen);
+        let plan = sources.load(listen)?;
+        let reload: Reload = Box::new(move || sources.load(listen));
         let servers = plan.instances.len();
         let events_on_stdout = plan.sink == SinkPlan::Stdout;
         supervise(plan, &self.data_dir.data_dir, Some(reload), below, |satellite| {

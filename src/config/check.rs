@@ -189,7 +189,7 @@ impl<'a, 's> Check<'a, 's> {
     }
 
     /// An `http` or `https` URL without user and password, the value of `key`.
-    fn url(&mut self, key: &str, text: &Text) -> Option<reqwest::Url> {
+    pub(super) fn url(&mut self, key: &str, text: &Text) -> Option<reqwest::Url> {
         let hint = "write it as \"https://host/path\"";
         let url = match reqwest::Url::parse(&text.value) {
             Ok(url) => url,

@@ -5,6 +5,7 @@ use toml_span::Span;
 use toml_span::value::Value;
 
 use super::errors::Findings;
+use super::gateway::Gateway;
 use super::policy::{self, Batching, TeamBudget};
 use super::reader::{Fields, Text, Typed};
 
@@ -16,7 +17,7 @@ pub(super) struct File {
     pub(super) allowed_commands: Vec<Text>,
     pub(super) isolation: Typed<String>,
     pub(super) cgroups: Typed<String>,
-    pub(super) listen: Typed<String>,
+    pub(super) gateway: Gateway,
     pub(super) events: Events,
     pub(super) policy: policy::Tier,
     pub(super) team_budget: TeamBudget,
@@ -79,6 +80,10 @@ pub(super) struct User {
     pub(super) id: Typed<String>,
     pub(super) slug: Typed<String>,
     pub(super) token: Typed<String>,
+    pub(super) tokens: Vec<Text>,
+    /// Whether the satellite makes one more and keeps it.
+    pub(super) token_kept: bool,
+    pub(super) mcp_mode: Typed<String>,
     /// `[teams.users.servers.INSTALLATION_ID]`
     pub(super) tiers: Vec<(Text, Tier)>,
 }
@@ -112,7 +117,7 @@ impl File {
             file.isolation = fields.text("isolation");
             file.cgroups = fields.text("cgroups");
         });
-        fields.section("gateway", |fields| file.listen = fields.text("listen"));
+        file.gateway = fields.section("gateway", Gateway::read);
         file.events = fields.section("events", Events::read);
         fields.section("policy", |fields| {
             file.policy = policy::Tier::read(fields);
@@ -190,6 +195,9 @@ impl User {
             id: fields.text("id"),
             slug: fields.text("slug"),
             token: fields.text("token"),
+            tokens: fields.texts("tokens").unwrap_or_default(),
+            token_kept: false,
+            mcp_mode: fields.text("mcp_mode"),
             tiers: fields.named("servers", |installation, fields| (installation, Tier::read(fields))),
         }
     }

@@ -191,7 +191,7 @@ pub(super) fn read(tree: Value<'_>, findings: &mut Findings) -> File {
             fields.findings.error(at, "the file has neither `mcpServers` nor `servers`", hint);
         }
     }
-    let user = User { at, id: given("me"), slug: given("me"), ..User::default() };
+    let user = User { at, id: given("me"), slug: given("me"), token_kept: true, ..User::default() };
     let team =
         Team { at, id: given("local"), slug: given("local"), users: vec![user], installations, ..Team::default() };
     File { teams: vec![team], ..File::default() }

@@ -11,6 +11,7 @@
 mod check;
 mod errors;
 mod file;
+mod gateway;
 mod mcp_json;
 mod origin;
 mod plan;
@@ -25,6 +26,7 @@ use std::path::Path;
 use toml_span::ErrorKind;
 
 pub use errors::{ConfigErrors, Item};
+pub use gateway::{Answers, Auth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, Listen, Tls, TokenHash};
 pub use plan::{Base, KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
 
 pub(crate) use origin::Origin;

@@ -1,7 +1,7 @@
 //! The configuration as meant. `check` and `teams` are the way from what was typed to here.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
@@ -9,6 +9,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceConfig;
 
 use super::errors::ConfigErrors;
+use super::gateway::{Auth, GatewayPlan};
 use super::origin::Origin;
 use super::policy::Held;
 use crate::connect::isolation::Isolation;
@@ -25,8 +26,8 @@ pub struct Plan {
     pub isolation: Isolation,
     /// Whether each run gets a cgroup.
     pub cgroups: CgroupMode,
-    /// Where the gateway listens.
-    pub listen: SocketAddr,
+    /// The MCP endpoint.
+    pub gateway: GatewayPlan,
     /// Where events go.
     pub sink: SinkPlan,
     /// How events are batched.
@@ -111,7 +112,7 @@ impl Default for Plan {
             profile: Profile::default(),
             isolation: Isolation::default(),
             cgroups: CgroupMode::default(),
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7300)),
+            gateway: GatewayPlan::default(),
             sink: SinkPlan::default(),
             batch: BatchPolicy::default(),
             team_budget: TeamBudgetPolicy::default(),
@@ -129,6 +130,27 @@ impl Default for Plan {
 }
 
 impl Plan {
+    /// This plan with its MCP endpoint exactly there, whatever the files say.
+    pub fn listening_at(mut self, address: SocketAddr) -> Result<Self, ConfigErrors> {
+        match self.gateway.listen_at(address) {
+            Ok(()) => Ok(self),
+            Err((message, hint)) => {
+                let message = format!("the endpoint cannot be served at {address}: {message}");
+                Err(ConfigErrors::nowhere("", vec![(message, hint.to_owned())]))
+            }
+        }
+    }
+
+    /// This plan, if it is good now that all files are in it.
+    pub fn settled(self) -> Result<Self, ConfigErrors> {
+        if self.gateway.auth == Auth::Bearer || self.gateway.address().is_none() {
+            return Ok(self);
+        }
+        let Err(message) = self.gateway.alone() else { return Ok(self) };
+        let hint = "name one in [gateway] as \"TEAM/USER\", by their slugs: as = \"acme/alice\"";
+        Err(ConfigErrors::nowhere("", vec![(message, hint.to_owned())]))
+    }
+
     /// This plan with the other's instances too; every other setting stays this one's. An instance, or an instance's
     /// name, that is in both is an error.
     pub fn merge(mut self, other: Self) -> Result<Self, ConfigErrors> {
@@ -157,6 +179,7 @@ impl Plan {
         self.teams += other.teams - common(&self, &other, team);
         self.users += other.users - common(&self, &other, user);
         self.instances.extend(other.instances);
+        self.gateway.merge(other.gateway);
         self.secret_variables.extend(other.secret_variables);
         self.warnings.extend(other.warnings);
         self.origin.merge(other.origin);

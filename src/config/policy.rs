@@ -11,6 +11,7 @@ use mcp_satellite_actors::model::spec::Target;
 use toml_span::Span;
 
 use super::errors::Findings;
+use super::gateway::GatewayLimits;
 use super::reader::{Ceiling, Fields};
 
 /// One table as typed. The names of its fields are those of the policy: what is `field: Kind = reader` here is
@@ -128,8 +129,38 @@ section!(
         queue_max: usize = Fields::count::<1, _>,
         backoff_max: Duration = Fields::positive,
         flush_timeout: Duration = Fields::duration,
+        request_delay: Duration = Fields::positive,
+        request_lines_max: usize = Fields::count::<1, _>,
+        request_payload_max: usize = size,
     }
 );
+section!(
+    /// The numbers in `[gateway]`.
+    Limits of GatewayLimits {
+        body_max: usize = size,
+        session_idle: Duration = Fields::positive,
+        session_age_max: Duration = Fields::positive,
+        sessions_max: usize = Fields::count::<1, _>,
+        sessions_per_user_max: usize = Fields::count::<1, _>,
+        connections_max: usize = Fields::count::<1, _>,
+        requests_per_second: u32 = Fields::count::<0, _>,
+        burst: u32 = Fields::count::<1, _>,
+        calls_per_user_max: usize = Fields::count::<0, _>,
+        request_timeout: Option<Duration> = given,
+        resume_grace: Duration = Fields::duration,
+        drain_timeout: Duration = Fields::duration,
+    }
+);
+
+fn size(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<usize> {
+    fields.bytes(key).given().and_then(|size| usize::try_from(size.value).ok())
+}
+
+/// What has no default of its own.
+#[expect(clippy::option_option, reason = "whether it was typed, and what it is then")]
+fn given(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Option<Duration>> {
+    fields.positive(key).map(Some)
+}
 
 fn health_check(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<HealthCheck> {
     let words = [("ping", HealthCheck::Ping), ("tools_list", HealthCheck::ToolsList), ("get", HealthCheck::Get)];
@@ -361,6 +392,17 @@ impl TeamBudget {
         let mut policy = TeamBudgetPolicy::default();
         self.put(&mut policy);
         policy
+    }
+}
+
+impl Limits {
+    pub(super) fn meant(self, findings: &mut Findings) -> GatewayLimits {
+        let mut limits = GatewayLimits::default();
+        let at = self.put(&mut limits);
+        if limits.body_max < 1024 {
+            findings.error(at, "`body_max` has no room for a message", "give at least \"1KiB\"");
+        }
+        limits
     }
 }
 

@@ -130,7 +130,7 @@ enum Place {
 }
 
 /// Keys whose strings are no secrets. A key that is not here may be a misspelled `token`.
-const SEEN: [&str; 19] = [
+const SEEN: [&str; 32] = [
     "name",
     "profile",
     "listen",
@@ -150,6 +150,19 @@ const SEEN: [&str; 19] = [
     "user_required",
     "allowed_commands",
     "request_logging_enabled",
+    "hosts",
+    "origins",
+    "as",
+    "cert",
+    "answers",
+    "mcp_mode",
+    "body_max",
+    "session_idle",
+    "session_age_max",
+    "resume_grace",
+    "drain_timeout",
+    "request_timeout",
+    "requests_per_second",
 ];
 
 fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place: Place) {
@@ -167,7 +180,9 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
         ValueInner::Array(items) => items.iter().for_each(|item| mask_leaves(bytes, text, item, key, place)),
         ValueInner::String(leaf) if reference(leaf).is_some() => {}
         ValueInner::String(leaf) => match place {
-            Place::Named | Place::Policy if matches!(key, "url" | "health_url") => {
+            Place::Named | Place::Policy
+                if matches!(key, "url" | "health_url" | "public_url" | "authorization_servers") =>
+            {
                 mask(bytes, url_secrets(text, value.span));
             }
             Place::Named if SEEN.contains(&key) => {}
@@ -175,7 +190,7 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
             _ => mask(bytes, [value.span]),
         },
         ValueInner::Integer(_) | ValueInner::Float(_) | ValueInner::Boolean(_) => {
-            if place == Place::Hidden || matches!(key, "token" | "bearer_token") {
+            if place == Place::Hidden || matches!(key, "token" | "tokens" | "bearer_token") {
                 mask(bytes, [value.span]);
             }
         }

@@ -11,6 +11,7 @@ use toml_span::{Span, Spanned};
 use super::check::{Check, Server, Unique};
 use super::errors::{Findings, Source};
 use super::file;
+use super::gateway::{GatewayUser, TokenHash};
 use super::plan::{self, Base, Plan, Profile};
 use super::policy::Held;
 use super::reader::{Text, Typed, nearest};
@@ -51,9 +52,6 @@ pub(super) fn build(
     {
         check.findings.warning(at.span, "servers run without a sandbox in production".to_owned());
     }
-    if let Some(listen) = file.listen.given() {
-        plan.listen = check.address(listen).unwrap_or(plan.listen);
-    }
     plan.start_permits = file.start_permits;
     plan.connect_permits = file.connect_permits;
     plan.team_budget = file.team_budget.meant();
@@ -77,13 +75,16 @@ pub(super) fn build(
         ids: Unique::default(),
         slugs: Unique::default(),
         tokens: Unique::default(),
+        doors: Vec::new(),
         names: BTreeMap::new(),
         policies: Vec::new(),
     };
     for team in file.teams {
         teams.team(team, &held);
     }
-    teams.plan
+    let Teams { mut check, mut plan, doors, .. } = teams;
+    plan.gateway = file.gateway.meant(doors, &mut check);
+    plan
 }
 
 /// The plan as it grows.
@@ -95,6 +96,8 @@ struct Teams<'a, 's> {
     slugs: Unique,
     /// Of all users: a token says which team and user its bearer is.
     tokens: Unique,
+    /// Of all teams.
+    doors: Vec<GatewayUser>,
     /// Of all instances, with the slugs that they are made of.
     names: BTreeMap<String, [String; 3]>,
     /// Equal policies are one.
@@ -120,7 +123,7 @@ impl Teams<'_, '_> {
         let id = self.check.id(&typed.id, "a team", "id", typed.at, &mut self.ids);
         let slug = self.check.id(&typed.slug, "a team", "slug", typed.at, &mut self.slugs);
         let held = typed.policy.over(above, self.check.findings);
-        let users = self.users(typed.users);
+        let users = self.users(&id, &slug, typed.users);
         self.plan.teams += 1;
         self.plan.users += users.len();
         if users.is_empty() && !typed.installations.is_empty() {
@@ -153,22 +156,43 @@ impl Teams<'_, '_> {
         }
     }
 
-    fn users(&mut self, typed: Vec<file::User>) -> Vec<User> {
+    fn users(&mut self, team: &str, team_slug: &str, typed: Vec<file::User>) -> Vec<User> {
         let (mut ids, mut slugs) = (Unique::default(), Unique::default());
         let mut users = Vec::new();
         for user in typed {
             let id = self.check.id(&user.id, "a user", "id", user.at, &mut ids);
             let slug = self.check.id(&user.slug, "a user", "slug", user.at, &mut slugs);
-            if let Some(token) = user.token.given() {
-                let what = format!("the token of the user `{slug}`");
-                if let Some(secret) = self.check.surroundings.referred(&what, token, self.check.findings) {
-                    let secret = Spanned::with_span(secret.expose().to_owned(), token.span);
-                    self.check.unique(&secret, &format!("{what} is another user's as well"), &mut self.tokens);
-                }
-            }
+            let modes = [("tools", false), ("flat", true)];
+            let flat = self.check.word(&user.mcp_mode, "mcp_mode", &modes).unwrap_or_default();
+            let tokens = self.tokens(&slug, &user);
+            self.doors.push(GatewayUser {
+                team: team.to_owned().into(),
+                team_slug: team_slug.to_owned().into(),
+                user: id.clone().into(),
+                slug: slug.clone().into(),
+                tokens,
+                token_kept: user.token_kept,
+                flat,
+            });
             users.push(User { id, slug, tiers: user.tiers });
         }
         users
+    }
+
+    fn tokens(&mut self, slug: &str, user: &file::User) -> Vec<TokenHash> {
+        let mut tokens = Vec::new();
+        for text in user.token.given().into_iter().chain(&user.tokens) {
+            let what = format!("the token of the user `{slug}`");
+            let Some(hash) = self.check.token(&what, text) else { continue };
+            if tokens.contains(&hash) {
+                self.check.findings.error(text.span, format!("{what} is given twice"), "remove one");
+                continue;
+            }
+            let digits = Spanned::with_span(hash.to_string(), text.span);
+            self.check.unique(&digits, &format!("{what} is another user's as well"), &mut self.tokens);
+            tokens.push(hash);
+        }
+        tokens
     }
 
     fn installation(&mut self, team: &mut Team, typed: file::Installation, ids: &mut Unique) {

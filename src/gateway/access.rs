@@ -1,45 +1,96 @@
-//! Who may come in: the digest of a token → a user, and what a user may do at once.
+//! Who comes in: a bearer token is looked up and becomes a user, with what that user may ask for.
+//!
+//! Only digests of tokens are kept. A token is looked up by a keyed hash of its digest, so that nobody outside can choose
+//! or see where in the table it leads, and is then compared in constant time; one that is not there costs the same.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
 use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
+use governor::clock::Clock;
+use governor::{DefaultDirectRateLimiter, Quota};
 use mcp_satellite_actors::model::ids::{Slug, TeamId, UserId};
-use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
+use mcp_satellite_actors::model::secret::Secret;
+use ring::hmac;
+use ring::rand::{SecureRandom, SystemRandom};
+use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The SHA-256 of a token. The token itself is kept nowhere.
-type Digest = [u8; SHA256_OUTPUT_LEN];
+use crate::config::{Auth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
 
-/// Calls of one user at once.
-const CALLS_MAX: usize = 128;
+/// Attempts with a wrong token, from all clients together, a second.
+const FAILURES_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
 
-/// One user of the endpoint.
-#[derive(Debug)]
+/// Who has too many calls under way is asked to come back after this.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
+
+/// What proxies put into requests that come from elsewhere.
+const FORWARDED: [&str; 5] = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
+
+/// What tokens of ours begin with, so that whoever finds one knows what it is.
+const TOKEN_PREFIX: &str = "sat_";
+
+/// The file in the data directory that keeps a token.
+const TOKEN_FILE: &str = "token";
+
+/// Everybody who may come in.
+pub struct Access {
+    /// Of this process: makes the place of a token in the table unguessable.
+    key: hmac::Key,
+    failures: DefaultDirectRateLimiter,
+    door: RwLock<Arc<Door>>,
+}
+
+/// What a reload exchanges.
+#[derive(Default)]
+struct Door {
+    by_token: HashMap<[u8; 32], (TokenHash, Arc<User>)>,
+    /// All of them, with or without a token.
+    users: HashMap<(TeamId, UserId), Arc<User>>,
+    /// Whom everybody is, if there is no authentication.
+    alone: Option<Arc<User>>,
+}
+
+/// A user that comes in, and what of its limits is used up. The same as long as nothing about it changes.
 pub struct User {
     /// The team.
     pub team: TeamId,
-    /// Its name for people.
+    /// The team's name for people.
     pub team_slug: Slug,
     /// The user.
     pub user: UserId,
-    /// The name for people.
+    /// The user's name for people.
     pub slug: Slug,
-    /// Whether `/mcp` offers the tools themselves, unless the request says otherwise.
+    /// Whether `/mcp` shows the tools themselves if the client does not say.
     pub flat: bool,
-    calls: Arc<Semaphore>,
+    allowance: Allowance,
+}
+
+/// What a user may ask for.
+struct Allowance {
+    requests_per_second: u32,
+    burst: u32,
+    calls_max: usize,
+    requests: Option<DefaultDirectRateLimiter>,
+    calls: Option<Arc<Semaphore>>,
 }
 
 /// A client that was let in.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Pass {
     /// As whom.
     pub user: Arc<User>,
-    token: Digest,
+    /// By which token; `None` without authentication.
+    token: Option<TokenHash>,
 }
 
 /// A client that was not.
@@ -72,14 +123,117 @@ pub struct Limited {
 
 impl fmt::Display for Limited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} calls of this user are under way, and no more may be", self.limit)
+        let Self { kind, limit, retry_after } = self;
+        let seconds = retry_after.as_secs_f64();
+        if *kind == "busy" {
+            write!(f, "{limit} calls of this user are under way, and no more may be; ask again when one is answered")
+        } else {
+            write!(f, "this user asks more than {limit} times a second; ask again in {seconds:.3} s")
+        }
     }
 }
 
+impl Access {
+    /// For the users of `plan`.
+    pub fn new(plan: &GatewayPlan) -> io::Result<Self> {
+        let no_chance = |_| io::Error::other("the machine has no random numbers");
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(no_chance)?;
+        let failures = DefaultDirectRateLimiter::direct(Quota::per_second(FAILURES_PER_SECOND));
+        let access = Self { key, failures, door: RwLock::default() };
+        access.apply(plan);
+        Ok(access)
+    }
+
+    /// The users of `plan` may come in from now on, and nobody else. Whoever stays keeps what is used up.
+    pub fn apply(&self, plan: &GatewayPlan) {
+        let before = self.door();
+        let mut door = Door::default();
+        for typed in &plan.users {
+            let id = (typed.team.clone(), typed.user.clone());
+            let known = before.users.get(&id).filter(|user| user.is(typed, &plan.limits));
+            let user = known.cloned().unwrap_or_else(|| Arc::new(User::new(typed, &plan.limits)));
+            if plan.auth == Auth::Bearer {
+                let places = typed.tokens.iter().map(|token| (self.place(token), (*token, Arc::clone(&user))));
+                door.by_token.extend(places);
+            }
+            door.users.insert(id, user);
+        }
+        if plan.auth != Auth::Bearer {
+            // The configuration was checked: there is one.
+            let alone = plan.alone().ok().map(|user| (user.team.clone(), user.user.clone()));
+            door.alone = alone.and_then(|id| door.users.get(&id).cloned());
+        }
+        *self.door.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(door);
+    }
+
+    /// Lets a client in that sends these headers from that address.
+    pub fn admit(&self, headers: &HeaderMap, peer: IpAddr) -> Result<Pass, Denied> {
+        let door = self.door();
+        if let Some(user) = &door.alone {
+            let forwarded = FORWARDED.iter().any(|name| headers.contains_key(*name));
+            if forwarded || !peer.to_canonical().is_loopback() {
+                return Err(Denied::FromElsewhere);
+            }
+            return Ok(Pass { user: Arc::clone(user), token: None });
+        }
+        let mut shown = headers.get_all(AUTHORIZATION).iter();
+        let pass = match (shown.next(), shown.next()) {
+            (None, _) => return Err(Denied::NoToken),
+            // Of two that are shown it is not for us to choose.
+            (Some(_), Some(_)) => None,
+            (Some(header), None) => header.to_str().ok().and_then(bearer).and_then(|token| self.find(&door, token)),
+        };
+        pass.ok_or_else(|| match self.failures.check() {
+            Ok(()) => Denied::WrongToken,
+            Err(early) => Denied::TooMany(early.wait_time_from(self.failures.clock().now())),
+        })
+    }
+
+    /// Whether who was let in then would be let in now.
+    pub fn stands(&self, pass: &Pass) -> bool {
+        let door = self.door();
+        match &pass.token {
+            Some(token) => door.by_token.get(&self.place(token)).is_some_and(|(_, user)| user.is_same(&pass.user)),
+            None => door.alone.as_ref().is_some_and(|user| user.is_same(&pass.user)),
+        }
+    }
+
+    fn find(&self, door: &Door, token: &str) -> Option<Pass> {
+        let shown = TokenHash::of(token);
+        let found = door.by_token.get(&self.place(&shown));
+        let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
+        let same = bool::from(known.0.ct_eq(&shown.0));
+        let (token, user) = found.filter(|_| same)?;
+        Some(Pass { user: Arc::clone(user), token: Some(*token) })
+    }
+
+    fn place(&self, token: &TokenHash) -> [u8; 32] {
+        let mut place = [0; 32];
+        place.copy_from_slice(hmac::sign(&self.key, &token.0).as_ref());
+        place
+    }
+
+    fn door(&self) -> Arc<Door> {
+        Arc::clone(&self.door.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The token of an `Authorization` header. The scheme is the same in upper and lower case.
+fn bearer(header: &str) -> Option<&str> {
+    let (scheme, token) = header.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
+}
+
 impl User {
-    /// A user, by ids and by names.
-    pub fn new(team: TeamId, team_slug: Slug, user: UserId, slug: Slug, flat: bool) -> Self {
-        Self { team, team_slug, user, slug, flat, calls: Arc::new(Semaphore::new(CALLS_MAX)) }
+    fn new(typed: &GatewayUser, limits: &GatewayLimits) -> Self {
+        let GatewayUser { team, team_slug, user, slug, flat, tokens: _, token_kept: _ } = typed.clone();
+        Self { team, team_slug, user, slug, flat, allowance: Allowance::new(limits) }
+    }
+
+    /// Whether it is what the plan wants already.
+    fn is(&self, typed: &GatewayUser, limits: &GatewayLimits) -> bool {
+        let same_names = self.team_slug == typed.team_slug && self.slug == typed.slug;
+        same_names && self.flat == typed.flat && self.allowance.is(limits)
     }
 
     /// Whether both are the same user, perhaps before and after a reload.
@@ -89,54 +243,256 @@ impl User {
 
     /// Counts a request.
     pub fn request(&self) -> Result<(), Limited> {
-        Ok(())
+        let Some(limiter) = &self.allowance.requests else { return Ok(()) };
+        limiter.check().map_err(|early| Limited {
+            kind: "rate_limited",
+            limit: self.allowance.requests_per_second.into(),
+            retry_after: early.wait_time_from(limiter.clock().now()),
+        })
     }
 
-    /// Counts a call for as long as what comes back is kept.
+    /// Counts a call for as long as what comes back is kept; `None` is kept by nobody.
     pub fn call(&self) -> Result<Option<OwnedSemaphorePermit>, Limited> {
-        let busy = |_| Limited { kind: "busy", limit: CALLS_MAX as u64, retry_after: Duration::from_secs(1) };
-        self.calls.clone().try_acquire_owned().map(Some).map_err(busy)
+        let Some(calls) = &self.allowance.calls else { return Ok(None) };
+        let limit = self.allowance.calls_max as u64;
+        // It is never closed, so an error says that there are too many.
+        let permit = Arc::clone(calls).try_acquire_owned();
+        permit.map(Some).map_err(|_| Limited { kind: "busy", limit, retry_after: BUSY_PAUSE })
     }
 }
 
-/// Everybody who may come in.
-#[derive(Debug, Default)]
-pub struct Access {
-    users: RwLock<HashMap<Digest, Arc<User>>>,
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "User({}/{})", self.team_slug, self.slug)
+    }
 }
 
-fn digest_of(token: &str) -> Digest {
-    let mut bytes = [0; SHA256_OUTPUT_LEN];
-    bytes.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
-    bytes
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Access({} tokens)", self.door().by_token.len())
+    }
 }
 
-impl Access {
-    /// These users may come in from now on, and nobody else. A user may have several tokens.
-    pub fn set<'a>(&self, users: impl IntoIterator<Item = (&'a str, Arc<User>)>) {
-        let users = users.into_iter().map(|(token, user)| (digest_of(token), user)).collect();
-        *self.users.write().unwrap_or_else(PoisonError::into_inner) = users;
+impl fmt::Debug for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pass({:?})", self.user)
+    }
+}
+
+impl Allowance {
+    fn new(limits: &GatewayLimits) -> Self {
+        let GatewayLimits { requests_per_second, burst, calls_per_user_max: calls_max, .. } = *limits;
+        let quota = |rate| Quota::per_second(rate).allow_burst(NonZeroU32::new(burst).unwrap_or(rate));
+        let requests = NonZeroU32::new(requests_per_second).map(|rate| DefaultDirectRateLimiter::direct(quota(rate)));
+        let calls = (calls_max > 0).then(|| Arc::new(Semaphore::new(calls_max.min(Semaphore::MAX_PERMITS))));
+        Self { requests_per_second, burst, calls_max, requests, calls }
     }
 
-    /// Lets a client in that sends these headers from that address.
-    pub fn admit(&self, headers: &HeaderMap, _peer: IpAddr) -> Result<Pass, Denied> {
-        let mut shown = headers.get_all(AUTHORIZATION).iter();
-        let token = match (shown.next(), shown.next()) {
-            (None, _) => return Err(Denied::NoToken),
-            (Some(_), Some(_)) => return Err(Denied::WrongToken),
-            (Some(header), None) => header.to_str().ok().and_then(|header| {
-                let (scheme, token) = header.split_once(' ')?;
-                scheme.eq_ignore_ascii_case("bearer").then_some(digest_of(token.trim()))
-            }),
-        };
-        let token = token.ok_or(Denied::WrongToken)?;
-        let user = self.users.read().unwrap_or_else(PoisonError::into_inner).get(&token).cloned();
-        Ok(Pass { user: user.ok_or(Denied::WrongToken)?, token })
+    fn is(&self, limits: &GatewayLimits) -> bool {
+        let wanted = (limits.requests_per_second, limits.burst, limits.calls_per_user_max);
+        (self.requests_per_second, self.burst, self.calls_max) == wanted
+    }
+}
+
+/// A new token: 256 random bits.
+pub fn new_token() -> io::Result<Secret> {
+    let mut bits = [0; 32];
+    SystemRandom::new().fill(&mut bits).map_err(|_| io::Error::other("the machine has no random numbers"))?;
+    let digits: String = bits.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("{TOKEN_PREFIX}{digits}").into())
+}
+
+/// The token that the data directory keeps; it is made when it is first asked for.
+pub fn kept_token(data_dir: &Path) -> io::Result<Secret> {
+    let path = data_dir.join(TOKEN_FILE);
+    match File::open(&path) {
+        Ok(mut file) => {
+            // Whoever has copied it there may have left it open to others.
+            file.set_permissions(Permissions::from_mode(0o600))?;
+            let mut text = String::new();
+            file.read_to_string(&mut text)?;
+            match text.trim() {
+                "" => Err(io::Error::new(io::ErrorKind::InvalidData, "it is empty; remove it, and another is made")),
+                token => Ok(token.into()),
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let token = new_token()?;
+            // Written beside it, so that a token that is there is whole.
+            let fresh = data_dir.join(format!("{TOKEN_FILE}.new"));
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+            file.set_permissions(Permissions::from_mode(0o600))?;
+            writeln!(file, "{}", token.expose())?;
+            file.sync_all()?;
+            std::fs::rename(fresh, path)?;
+            Ok(token)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn user(slug: &str, tokens: &[&str]) -> GatewayUser {
+        GatewayUser {
+            team: "team_acme".into(),
+            team_slug: "acme".into(),
+            user: format!("user_{slug}").into(),
+            slug: slug.into(),
+            tokens: tokens.iter().copied().map(TokenHash::of).collect(),
+            token_kept: false,
+            flat: false,
+        }
     }
 
-    /// Whether who was let in then would be let in now.
-    pub fn stands(&self, pass: &Pass) -> bool {
-        let users = self.users.read().unwrap_or_else(PoisonError::into_inner);
-        users.get(&pass.token).is_some_and(|user| user.is_same(&pass.user))
+    fn plan() -> GatewayPlan {
+        GatewayPlan {
+            users: vec![user("alice", &["alice-1", "alice-2"]), user("bob", &["bob-1"]), user("carol", &[])],
+            ..GatewayPlan::default()
+        }
+    }
+
+    fn shows(authorizations: &[&str]) -> HeaderMap {
+        authorizations.iter().map(|value| (AUTHORIZATION, HeaderValue::from_str(value).unwrap())).collect()
+    }
+
+    fn comes_in(access: &Access, authorizations: &[&str]) -> Result<String, Denied> {
+        access.admit(&shows(authorizations), HERE).map(|pass| pass.user.slug.to_string())
+    }
+
+    #[test]
+    fn a_token_says_who_its_bearer_is() {
+        let access = Access::new(&plan()).unwrap();
+        for (authorization, who) in
+            [("Bearer alice-1", "alice"), ("bearer alice-2", "alice"), ("BEARER  bob-1 ", "bob")]
+        {
+            assert_eq!(comes_in(&access, &[authorization]).unwrap(), who);
+        }
+        let digest = format!("Bearer {}", TokenHash::of("bob-1"));
+        for wrong in ["Bearer alice-3", "Bearer alice", "Bearer ", "Bearer", "Basic alice-1", "alice-1", "", &digest] {
+            assert_eq!(comes_in(&access, &[wrong]), Err(Denied::WrongToken), "{wrong}");
+        }
+        assert_eq!(comes_in(&access, &[]), Err(Denied::NoToken));
+        assert_eq!(comes_in(&access, &["Bearer alice-1", "Bearer bob-1"]), Err(Denied::WrongToken));
+    }
+
+    #[test]
+    fn of_two_digests_that_meet_in_the_table_only_the_right_one_opens() {
+        let access = Access::new(&plan()).unwrap();
+        let bob = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
+        let by_token = [(access.place(&TokenHash::of("forged")), (TokenHash::of("bob-1"), bob))].into();
+        *access.door.write().unwrap() = Arc::new(Door { by_token, ..Door::default() });
+        assert_eq!(comes_in(&access, &["Bearer forged"]), Err(Denied::WrongToken));
+    }
+
+    #[test]
+    fn who_tries_many_tokens_is_slowed_and_keeps_nobody_out() {
+        let access = Access::new(&plan()).unwrap();
+        let answers: Vec<_> = (0..1000).map(|nth| comes_in(&access, &[&format!("Bearer {nth}")])).collect();
+        assert!(answers[..50].iter().all(|answer| *answer == Err(Denied::WrongToken)));
+        let Some(Err(Denied::TooMany(pause))) = answers.last() else { panic!("{:?}", answers.last()) };
+        assert!(!pause.is_zero());
+        assert_eq!(comes_in(&access, &["Bearer bob-1"]).unwrap(), "bob");
+    }
+
+    #[test]
+    fn a_reload_lets_in_who_is_new_and_ends_what_the_others_had() {
+        let access = Access::new(&plan()).unwrap();
+        let pass = |token: &str| access.admit(&shows(&[&format!("Bearer {token}")]), HERE);
+        let (first, second, bob) = (pass("alice-1").unwrap(), pass("alice-2").unwrap(), pass("bob-1").unwrap());
+        let users = vec![user("alice", &["alice-2", "alice-3"]), user("carol", &["bob-1"])];
+        access.apply(&GatewayPlan { users, ..plan() });
+        assert!(!access.stands(&first) && access.stands(&second));
+        assert!(!access.stands(&bob), "another user has his token now");
+        assert_eq!(pass("alice-1").unwrap_err(), Denied::WrongToken);
+        assert!(Arc::ptr_eq(&pass("alice-3").unwrap().user, &second.user), "what is used up stays used up");
+        assert_eq!(pass("bob-1").unwrap().user.slug.as_str(), "carol");
+    }
+
+    #[test]
+    fn a_user_has_so_many_requests_a_second_and_another_has_his_own() {
+        let limits = GatewayLimits { requests_per_second: 1, burst: 3, ..GatewayLimits::default() };
+        let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
+        let pass = |token: &str| access.admit(&shows(&[token]), HERE).unwrap();
+        let asked: Vec<_> = (0..4).map(|_| pass("Bearer alice-1").user.request()).collect();
+        assert_eq!(asked[..3], [Ok(()), Ok(()), Ok(())]);
+        let limited = asked[3].clone().unwrap_err();
+        assert_eq!((limited.kind, limited.limit), ("rate_limited", 1));
+        assert!(!limited.retry_after.is_zero() && limited.retry_after <= Duration::from_secs(1), "{limited:?}");
+        assert!(pass("Bearer alice-2").user.request().is_err(), "another token is no other user");
+        assert_eq!(pass("Bearer bob-1").user.request(), Ok(()));
+    }
+
+    #[test]
+    fn a_user_has_so_many_calls_at_once() {
+        let limits = GatewayLimits { calls_per_user_max: 2, ..GatewayLimits::default() };
+        let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
+        let user = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
+        let (first, _second) = (user.call().unwrap(), user.call().unwrap());
+        let limited = user.call().unwrap_err();
+        assert_eq!((limited.kind, limited.limit, limited.retry_after), ("busy", 2, BUSY_PAUSE));
+        drop(first);
+        assert!(user.call().is_ok());
+    }
+
+    #[test]
+    fn a_limit_of_zero_is_none() {
+        let limits = GatewayLimits { requests_per_second: 0, calls_per_user_max: 0, ..GatewayLimits::default() };
+        let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
+        let user = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
+        assert!((0..10_000).all(|_| user.request().is_ok() && user.call().is_ok_and(|permit| permit.is_none())));
+    }
+
+    #[test]
+    fn without_authentication_this_machine_is_one_user_and_others_are_nobody() {
+        let auth = Auth::None(Some("acme/bob".to_owned()));
+        let access = Access::new(&GatewayPlan { auth, ..plan() }).unwrap();
+        for peer in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            let pass = access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap();
+            assert!(pass.user.slug.as_str() == "bob" && access.stands(&pass));
+        }
+        for peer in ["192.168.0.7", "::ffff:10.0.0.1", "fe80::1"] {
+            assert_eq!(access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap_err(), Denied::FromElsewhere);
+        }
+        for header in FORWARDED {
+            let headers = std::iter::once((header.parse().unwrap(), HeaderValue::from_static("x"))).collect();
+            assert_eq!(access.admit(&headers, HERE).unwrap_err(), Denied::FromElsewhere, "{header}");
+        }
+        let pass = access.admit(&HeaderMap::new(), HERE).unwrap();
+        access.apply(&plan());
+        assert!(!access.stands(&pass));
+        assert_eq!(access.admit(&HeaderMap::new(), HERE).unwrap_err(), Denied::NoToken);
+    }
+
+    #[test]
+    fn a_token_is_kept_in_the_data_directory_for_its_owner_only() {
+        let home = tempfile::tempdir().unwrap();
+        let token = kept_token(home.path()).unwrap();
+        assert!(token.expose().len() == 68 && token != new_token().unwrap());
+        let file = home.path().join("token");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{}\n", token.expose()));
+        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(kept_token(home.path()).unwrap(), token, "the same again");
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+        std::fs::write(&file, "\n").unwrap();
+        assert_eq!(kept_token(home.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn what_is_shown_of_those_who_come_in_is_no_token() {
+        let access = Access::new(&plan()).unwrap();
+        let pass = access.admit(&shows(&["Bearer alice-1"]), HERE).unwrap();
+        let shown = format!("{access:?} {pass:?} {:?}", TokenHash::of("alice-1"));
+        assert_eq!(shown, "Access(3 tokens) Pass(User(acme/alice)) [token]");
     }
 }

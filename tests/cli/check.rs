@@ -25,7 +25,7 @@ fn every_error_is_reported_at_once_with_its_place_and_a_hint() {
         ("bad.toml:4:1", "unknown key `profil`", "did you mean `profile`?"),
         ("bad.toml:7:11", "`window` is not a duration", "write it as \"5m\""),
         ("bad.toml:8:15", "`max_crashes` is 0", "give at least 1"),
-        ("bad.toml:15:10", "the token of the user `alice` is written out", "write \"env:NAME\" or \"file:PATH\""),
+        ("bad.toml:15:10", "the token of the user `alice` is written out", "\"env:NAME\" or \"file:PATH\""),
         ("bad.toml:21:10", "a secret is referred to in `args`", "pass it by env"),
         ("bad.toml:22:20", "environment variable `NOT_SET_ANYWHERE` is not set", "set NOT_SET_ANYWHERE"),
         ("bad.toml:23:11", "the team has no user `user_alise`", "did you mean `user_alice`?"),

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 14] = [
+const VERBS: [&str; 15] = [
     "run",
     "demo",
     "check",
@@ -17,6 +17,7 @@ const VERBS: [&str; 14] = [
     "stop",
     "start",
     "reconnect",
+    "token",
     "completions",
     "sim-server",
 ];

@@ -247,6 +247,38 @@ async fn the_end_of_a_session_is_told_and_what_it_had_asked_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_of_a_client_is_logged_with_what_it_gave_and_what_it_got() {
+    let mut play = Play::begin(|_| {}).await;
+    let mut events = play.runtime.subscribe();
+    let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"\ud800":1,"arguments":{"key":"hush-hush"},"name":"work"}}"#;
+    for (answer, response, error) in [
+        (r#""result":{"content":[]}"#, json!({"content": []}), json!(null)),
+        (
+            r#""error":{"code":-1,"message":"no hush-hush"}"#,
+            json!({"code": -1, "message": "no [secret]"}),
+            json!(r#"server error: {"code":-1,"message":"no [secret]"}"#),
+        ),
+    ] {
+        let relayed = play.relays(1, 1, call);
+        let request = Message::read(play.reads().await.into()).unwrap();
+        let id = request.id().unwrap();
+        play.says(&format!(r#"{{"jsonrpc":"2.0","id":{id},{answer}}}"#)).await;
+        relayed.answered().await.unwrap();
+        play.runtime.flush().await;
+        let logged = loop {
+            let event = serde_json::to_value(&*events.recv().await.unwrap()).unwrap();
+            if event["type"] == "mcp.request.logs" {
+                break event["data"]["requests"][0].clone();
+            }
+        };
+        assert_eq!(logged["tool_name"], "work");
+        assert_eq!(logged["tool_params"], json!({"key": "[secret]"}));
+        assert_eq!((&logged["tool_response"], &logged["error_message"]), (&response, &error));
+    }
+    play.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_that_a_client_listens_to_is_not_put_to_sleep() {
     let mut play = Play::begin_as(Keep::Listed, |_| {}).await;
     let held = play.runtime.status(&play.id).unwrap().port.as_ref().unwrap().hold();

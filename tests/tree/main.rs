@@ -24,6 +24,7 @@ mod remote_panics;
 mod remote_recovery;
 mod remote_storm;
 mod remote_support;
+mod requests;
 mod restart;
 mod rolling;
 mod statuses;

@@ -85,7 +85,7 @@ fn line(event: &Value) -> Option<String> {
         }
         "mcp.tools.discovered" => format!("discovered {} tools", text("tool_count")),
         "mcp.tools.updated" => format!("updated +{} -{}", text("added_tools"), text("removed_tools")),
-        "mcp.tool.executed" => return None,
+        "mcp.tool.executed" | "mcp.request.logs" => return None,
         other => other.to_owned(),
     })
 }

@@ -289,6 +289,12 @@ pub struct BatchPolicy {
     pub backoff_max: Duration,
     /// How long a shutdown waits for the last flush.
     pub flush_timeout: Duration,
+    /// Calls of an instance are logged together, this long after the first.
+    pub request_delay: Duration,
+    /// And no later than when there are so many.
+    pub request_lines_max: usize,
+    /// Of what a call carried, in each direction, so many bytes are logged.
+    pub request_payload_max: usize,
 }
 
 impl Default for BatchPolicy {
@@ -299,6 +305,9 @@ impl Default for BatchPolicy {
             queue_max: 10_000,
             backoff_max: Duration::from_secs(48),
             flush_timeout: Duration::from_secs(5),
+            request_delay: Duration::from_secs(3),
+            request_lines_max: 20,
+            request_payload_max: 4 << 10,
         }
     }
 }

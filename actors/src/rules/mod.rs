@@ -7,6 +7,7 @@ pub mod jitter;
 pub mod origin;
 pub mod outbox;
 pub mod permits;
+pub mod request_log;
 pub mod restart;
 pub mod retry;
 pub mod slot;

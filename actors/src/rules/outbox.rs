@@ -14,6 +14,7 @@ use jiff::Timestamp;
 
 use crate::model::event::{Envelope, Event};
 use crate::model::policy::BatchPolicy;
+use crate::rules::request_log::RequestLog;
 use crate::seam::{Answer, Batch};
 
 /// Reconnecting events of one instance are thinned: the first this many, then each doubling.
@@ -92,6 +93,8 @@ pub struct Outbox {
     /// Announced, and not yet shown to those who listen.
     announced: Vec<Envelope>,
     reconnecting: HashMap<Arc<str>, u64>,
+    /// Calls that become events together.
+    requests: RequestLog,
     statistics: Statistics,
 }
 
@@ -116,6 +119,7 @@ impl Outbox {
             gaps: BTreeMap::new(),
             announced: Vec::new(),
             reconnecting: HashMap::new(),
+            requests: RequestLog::new(&policy),
             statistics: Statistics::default(),
             policy,
         }
@@ -152,6 +156,11 @@ impl Outbox {
         self.statistics.emitted += count;
         self.statistics.dropped += count;
         self.widen_gap(first, self.next_seq - 1);
+    }
+
+    /// The calls that are not yet events.
+    pub fn requests(&mut self) -> &mut RequestLog {
+        &mut self.requests
     }
 
     /// A cycle begins: what is queued now is sent, in as many batches as it takes.

@@ -1,0 +1,136 @@
+//! What is logged of calls: gathered, masked, cut.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use mcp_satellite_actors::model::event::{Event, RequestLine, Subject};
+use mcp_satellite_actors::model::policy::BatchPolicy;
+use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::rules::request_log::{Payload, Request, RequestLog};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+const SECRET: &str = "hush \"hush\"/ü";
+
+fn subject(name: &str) -> Arc<Subject> {
+    Arc::new(Subject {
+        installation_id: "i".into(),
+        team_id: "t".into(),
+        user_id: "u".into(),
+        process_id: name.into(),
+        server_slug: "s".into(),
+    })
+}
+
+fn request(name: &str, tool: &str) -> Request {
+    Request {
+        of: subject(name),
+        mask: Mask::new([SECRET, "87654321"]),
+        tool: tool.to_owned(),
+        params: None,
+        response: None,
+        took: Duration::from_millis(7),
+        error: None,
+        at: Timestamp::UNIX_EPOCH,
+    }
+}
+
+fn log() -> RequestLog {
+    RequestLog::new(&BatchPolicy::default())
+}
+
+fn lines(event: Event) -> (String, Vec<RequestLine>) {
+    let Event::RequestLogs { of, requests } = event else { panic!("{event:?}") };
+    (of.process_id.to_string(), requests)
+}
+
+fn tools(event: Event) -> (String, Vec<String>) {
+    let (name, lines) = lines(event);
+    (name, lines.into_iter().map(|line| line.tool_name).collect())
+}
+
+/// What a payload of `json` is told as, of which `max` bytes are kept.
+fn told(json: &str, max: usize) -> Value {
+    let mut request = request("a", "x");
+    request.params = Some(Payload::of(json, max, &request.mask));
+    let mut log = log();
+    assert_eq!(log.take(Instant::now(), request), None);
+    let (_, mut lines) = lines(log.take_all().pop().unwrap());
+    lines.pop().unwrap().tool_params
+}
+
+#[test]
+fn the_calls_of_an_instance_are_told_together_three_seconds_after_the_first() {
+    let (mut log, start) = (log(), Instant::now());
+    let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
+    assert_eq!(log.take(at(0.0), request("a", "one")), None);
+    assert_eq!(log.take(at(1.0), request("b", "two")), None);
+    assert_eq!(log.take(at(2.9), request("a", "three")), None);
+    assert_eq!(log.due(), Some(at(3.0)));
+    assert_eq!(log.take_due(at(2.9)), []);
+    let told: Vec<_> = log.take_due(at(3.0)).into_iter().map(tools).collect();
+    assert_eq!(told, [("a".to_owned(), vec!["one".to_owned(), "three".to_owned()])]);
+    assert_eq!(log.due(), Some(at(4.0)));
+    assert_eq!(log.take_all().len(), 1);
+    assert_eq!((log.due(), log.take_all().len()), (None, 0));
+}
+
+#[test]
+fn the_twentieth_call_of_an_instance_is_not_waited_with() {
+    let (mut log, now) = (log(), Instant::now());
+    let told: Vec<_> = (0..45).filter_map(|nth| log.take(now, request("a", &nth.to_string()))).map(tools).collect();
+    let expected = |from: u32| ("a".to_owned(), (from..from + 20).map(|nth| nth.to_string()).collect::<Vec<_>>());
+    assert_eq!(told, [expected(0), expected(20)]);
+    assert_eq!(tools(log.take_all().pop().unwrap()).1.len(), 5);
+    assert_eq!(log.due(), None);
+}
+
+#[test]
+fn a_payload_is_told_as_the_value_that_it_is_without_its_secrets() {
+    let secret = json!({"key": SECRET, SECRET: [87_654_320, 1]});
+    assert_eq!(told(&secret.to_string(), 4096), json!({"key": "[secret]", "[secret]": [87_654_320, 1]}));
+    // As another might write it.
+    assert_eq!(told(r#"["\u0068\u0075sh \u0022hush\"\/\u00fc"]"#, 4096), json!(["[secret]"]));
+    // A number is no text of a value, and is masked all the same.
+    assert_eq!(told(r#"{"pin": 87654321}"#, 4096), json!(r#"{"pin":[secret]}"#));
+    // No value at all.
+    assert_eq!(told(r#"["\ud800", "\u0068ush \"hush\"\/ü"]"#, 4096), json!(r#"["�", "[secret]"]"#));
+}
+
+#[test]
+fn what_is_long_is_cut_where_a_character_ends_and_leaves_no_part_of_a_secret() {
+    assert_eq!(told(r#""üüüü""#, 4), json!("\"ü…"));
+    assert_eq!(told(r#"{"a":"0123456789"}"#, 10), json!(r#"{"a":"0123…"#));
+    let text = json!({"text": format!("{}{SECRET}", "x".repeat(40)), "more": "y".repeat(99)}).to_string();
+    for max in 0..70 {
+        let Value::String(cut) = told(&text, max) else { panic!("it is not cut") };
+        assert!(cut.len() <= max + '…'.len_utf8() && !cut.contains("hush"), "{cut}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever a server writes with whatever escapes, and wherever it is cut.
+    #[test]
+    fn no_way_to_write_a_secret_is_told(
+        before in ".{0,30}", after in ".{0,60}", escaped in prop::collection::vec(any::<bool>(), 14), max in 0_usize..120,
+    ) {
+        let quoted = |text: &str| {
+            let quoted = Value::from(text).to_string();
+            quoted[1..quoted.len() - 1].to_owned()
+        };
+        let letter = |(letter, escaped): (char, bool)| {
+            let mut units = [0; 2];
+            let hex = |unit: &u16| format!("\\u{unit:04X}");
+            if escaped { letter.encode_utf16(&mut units).iter().map(hex).collect() } else { quoted(&letter.to_string()) }
+        };
+        let secret: String = SECRET.chars().zip(escaped).map(letter).collect();
+        let json = format!("[\"{}{secret}{}\"]", quoted(&before), quoted(&after));
+        let shown = told(&json, max).to_string();
+        prop_assert!(!shown.contains("hush"), "{shown}");
+    }
+}

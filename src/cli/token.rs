@@ -1,0 +1,27 @@
+//! `satellite token`
+
+use std::io::IsTerminal;
+
+use clap::Args;
+
+use super::{DONE, Failed, complain, say};
+use crate::config::TokenHash;
+use crate::gateway::access::new_token;
+
+// Two lines: the token for the client, and its digest for the configuration.
+#[derive(Debug, Args)]
+pub(super) struct Token {}
+
+impl Token {
+    pub(super) fn run(self) -> Result<u8, Failed> {
+        let Self {} = self;
+        let token = new_token()?;
+        say(&format!("{}\n{}", token.expose(), TokenHash::of(token.expose())));
+        if std::io::stdout().is_terminal() {
+            complain(
+                "the first line is for the client, and is shown only now; the second is for the user: token = \"sha256:…\"",
+            );
+        }
+        Ok(DONE)
+    }
+}

@@ -1,0 +1,61 @@
+//! `satellite token`, and what the configuration makes of it.
+
+use super::support::Home;
+
+#[test]
+fn a_token_is_made_with_what_the_configuration_says_for_it() {
+    let home = Home::new();
+    let made = || {
+        let outcome = home.bare(&["token"]).exits(0);
+        let lines: Vec<_> = outcome.stdout.lines().map(str::to_owned).collect();
+        let [token, digest] = &lines[..] else { panic!("{outcome:#?}") };
+        assert!(token.starts_with("sat_") && token.len() > 40 && digest.starts_with("sha256:"), "{outcome:#?}");
+        assert_eq!(outcome.stderr, "");
+        (token.clone(), digest.clone())
+    };
+    let (first, second) = (made(), made());
+    assert!(first.0 != second.0 && first.1 != second.1);
+
+    let text = format!(
+        "[[teams]]\nid = \"t\"\nslug = \"acme\"\n[[teams.users]]\nid = \"u\"\nslug = \"alice\"\n\
+         tokens = [\"{}\", \"{}\"]\n[[teams.users]]\nid = \"v\"\nslug = \"bob\"\n",
+        first.1, second.1
+    );
+    let config = home.write("satellite.toml", &text);
+    let check = ["check", "--config", config.to_str().unwrap()];
+    let outcome = home.bare(&check).exits(0);
+    let told = "the MCP endpoint is http://127.0.0.1:7300/mcp: 1 of 2 users can come in with a token";
+    assert!(outcome.stdout.contains(told), "{outcome:#?}");
+
+    home.write("satellite.toml", &text.replace(&first.1, &first.0));
+    let outcome = home.bare(&check).exits(2);
+    assert!(outcome.stderr.contains("is written out") && !outcome.stderr.contains(&first.0), "{outcome:#?}");
+}
+
+#[test]
+fn where_clients_come_in_and_who_is_told_by_check() {
+    let home = Home::new();
+    let users = "[[teams]]\nid = \"t\"\nslug = \"acme\"\nusers = [{ id = \"u\", slug = \"alice\" }]\n";
+    for (gateway, told) in [
+        ("", "the MCP endpoint is not asked for"),
+        ("[gateway]\nlisten = \"off\"\n", "the MCP endpoint is switched off"),
+        ("[gateway]\nlisten = \"[::1]:81\"\n", "http://[::1]:81/mcp: 0 of 1 users can come in with a token"),
+        ("[gateway]\nauth = \"none\"\n", "http://127.0.0.1:7300/mcp: everybody on this machine is acme/alice"),
+        ("[gateway]\npublic_url = \"https://mcp.example.com\"\n", "is https://mcp.example.com/mcp: 0 of 1 users"),
+    ] {
+        let config = home.write("satellite.toml", &format!("{gateway}{users}"));
+        let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
+        assert!(outcome.stdout.contains(told), "{told}\n{outcome:#?}");
+        assert_eq!(outcome.stderr.contains("without a token"), gateway.contains("none"), "{outcome:#?}");
+    }
+}
+
+#[test]
+fn a_place_that_is_open_to_others_by_no_name_is_refused_before_anything_starts() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let outcome = home.satellite(&["run", "--config", config.to_str().unwrap(), "--listen", "0.0.0.0:7300"]).exits(2);
+    assert!(outcome.stderr.contains("0.0.0.0:7300") && outcome.stderr.contains("hosts = "), "{outcome:#?}");
+    home.satellite(&["run", "--config", config.to_str().unwrap(), "--listen", "localhost"]).exits(2);
+    assert!(home.processes().is_empty());
+}
