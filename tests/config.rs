@@ -271,7 +271,7 @@ fn a_bearer_token_is_a_header_that_a_tier_overrides_however_it_is_spelled() {
         let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
         let spec = plan.instances.into_iter().next().unwrap().merge();
         let pairs = spec.headers.iter().map(|(name, value)| format!("{name}: {}", value.expose()));
-        (pairs.collect::<Vec<_>>(), spec.missing, spec.mask.apply("alice-token search-token"))
+        (pairs.collect::<Vec<_>>(), spec.missing, spec.mask.apply("alice-token-that-nobody-guesses search-token"))
     };
     let (headers, missing, masked) = header(&small("", &format!("{HTTP}\nbearer_token = \"env:ALICE_TOKEN\"")));
     assert_eq!(headers, ["Authorization: Bearer alice-token-that-nobody-guesses"]);
