@@ -1,5 +1,6 @@
 //! The search for tools, measured: on the tools of sixteen servers, with sixty queries and what each of them means.
 #![cfg(feature = "cli")]
+#![allow(clippy::print_stdout, reason = "the numbers are what it is about")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeMap;

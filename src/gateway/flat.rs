@@ -49,8 +49,8 @@ impl Flat {
             offered.iter().flat_map(of).collect()
         };
         Self {
-            tools: Named::of(tools.collect()),
-            prompts: Named::of(prompts.collect()),
+            tools: Named::of(&tools.collect::<Vec<_>>()),
+            prompts: Named::of(&prompts.collect::<Vec<_>>()),
             resources: entries(|catalogue| &catalogue.resources, "uri"),
             resource_templates: entries(|catalogue| &catalogue.resource_templates, "uriTemplate"),
         }
@@ -108,7 +108,7 @@ struct Thing<'a> {
 }
 
 impl Named {
-    fn of(things: Vec<Thing<'_>>) -> Self {
+    fn of(things: &[Thing<'_>]) -> Self {
         let pairs: Vec<(&str, &str)> = things.iter().map(|thing| (thing.label, thing.name)).collect();
         let mut named = Self::default();
         for (thing, name) in things.iter().zip(names::flat(&pairs)) {

@@ -82,7 +82,7 @@ pub fn find<'a>(own: impl Iterator<Item = Names<'a>>, text: &str) -> Found {
 /// Takes `server:tool` or `server|uri` apart at the first separator before which a name stands that means something.
 /// None if there is no separator; the rest is what stands behind it.
 pub fn split<'a, 't>(
-    own: impl Iterator<Item = Names<'a>> + Clone,
+    own: &(impl Iterator<Item = Names<'a>> + Clone),
     text: &'t str,
     separator: char,
 ) -> Option<(Found, &'t str, &'t str)> {
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_path_is_taken_apart_where_a_name_ends_that_means_something() {
-        let split = |text, separator| split(own().into_iter(), text, separator);
+        let split = |text, separator| split(&own().into_iter(), text, separator);
         assert_eq!(split("git:log", ':'), Some((Found::One(2), "git", "log")));
         assert_eq!(split("git:a:b", ':'), Some((Found::One(2), "git", "a:b")));
         assert_eq!(split("files:read", ':'), Some((Found::Several(vec![0, 1]), "files", "read")));

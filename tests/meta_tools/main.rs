@@ -4,7 +4,8 @@
 
 mod support;
 
-use mcp_satellite::gateway::tools::{Outcome, schema};
+use mcp_satellite::gateway::face::Answer;
+use mcp_satellite::gateway::tools::schema;
 use mcp_satellite_actors::model::catalogue::Aspect;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rpc::Message;
@@ -126,7 +127,7 @@ async fn the_answer_to_a_call_is_the_servers_own_unchanged() {
     let house = house().await;
     let (_withdraw, withdrawn) = oneshot::channel();
     let params = r#"{"name":"execute_mcp_tool","arguments":{"arguments":{ "n":1e400,"n":[ ]},"tool_path":"files:a:b"},"_meta":{"progressToken":"p","x":12345678901234567890}}"#;
-    let Outcome::Message(answer) = house.outcome(params, withdrawn).await else { panic!("no answer of the server") };
+    let Answer::Message(answer) = house.outcome(params, withdrawn).await else { panic!("no answer of the server") };
     let told = answer.outcome().unwrap();
     // The token is one of ours; all else is as it was sent.
     let (before, after) = told.split_once(r#""progressToken":"#).unwrap();
@@ -145,7 +146,7 @@ async fn a_client_that_takes_its_call_back_waits_for_no_answer() {
     let words = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"c"}}"#;
     withdraw.send(Message::read(words.to_owned().into()).unwrap()).unwrap();
     let params = r#"{"name":"execute_mcp_tool","arguments":{"tool_path":"git:hang"}}"#;
-    assert!(matches!(house.outcome(params, withdrawn).await, Outcome::Withdrawn));
+    assert!(matches!(house.outcome(params, withdrawn).await, Answer::Withdrawn));
     house.end().await;
 }
 
@@ -264,9 +265,9 @@ async fn wrong_arguments_are_told_by_name() {
     let long = format!(r#"{{"query":"{}"}}"#, "ü".repeat(513));
     assert_eq!(house.fails("discover_mcp_tools", &long).await.0["message"], "`query` must have at most 512 characters");
     let (_withdraw, withdrawn) = oneshot::channel();
-    let Outcome::Error { code, message } = house.outcome(r#"{"name":"log"}"#, withdrawn).await else { panic!() };
-    assert_eq!(code, -32602);
-    assert!(message.starts_with("unknown tool `log`"), "{message}");
+    let Answer::Error(error) = house.outcome(r#"{"name":"log"}"#, withdrawn).await else { panic!() };
+    assert_eq!(error.code, -32602);
+    assert!(error.message.starts_with("unknown tool `log`"), "{}", error.message);
     house.end().await;
 }
 

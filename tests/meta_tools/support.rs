@@ -7,9 +7,10 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
+use mcp_satellite::gateway::face::{self, Call};
 use mcp_satellite::gateway::flat::Flat;
 use mcp_satellite::gateway::search::Indexes;
-use mcp_satellite::gateway::tools::{Call, Caller, Outcome, call};
+use mcp_satellite::gateway::tools::{Caller, call};
 use mcp_satellite_actors::audience::Origin;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
@@ -184,25 +185,25 @@ impl House {
 
     pub(crate) async fn sees(&self, installation: &str, wanted: impl FnMut(&InstanceView) -> bool) {
         let id = id(installation);
-        timeout(GIVE_UP, self.runtime.wait_for(&id, wanted)).await.expect("it does not come to that").unwrap();
+        timeout(GIVE_UP, self.runtime.wait_for(&id, wanted)).await.unwrap().unwrap();
     }
 
     /// What a call of this meta-tool by alice comes to, with these params as they are.
-    pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<Message>) -> Outcome {
+    pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<Message>) -> face::Answer {
         let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
         let message = Message::read(text.into()).unwrap();
-        let call_of = Call { message: &message, origin: Origin { client: 1, call: 1 }, withdrawn };
+        let call_of = Call { message, origin: Origin { client: 1, call: 1 }, withdrawn };
         let (team, user) = ("acme".into(), "alice".into());
         let answer = call(&self.runtime, &self.indexes, (&team, &user), call_of);
-        timeout(GIVE_UP, answer).await.expect("no answer")
+        timeout(GIVE_UP, answer).await.unwrap()
     }
 
     /// The outcome of a message to the client, as text: `"result":…` or `"error":…`.
     pub(crate) async fn asks(&self, tool: &str, arguments: &str) -> String {
         let (_withdraw, withdrawn) = oneshot::channel();
         match self.outcome(&format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#), withdrawn).await {
-            Outcome::Result(text) => text,
-            Outcome::Message(message) => String::from_utf8(joined(&message.answering("\"c\"")).to_vec()).unwrap(),
+            face::Answer::Result(text) => text,
+            face::Answer::Message(message) => String::from_utf8(joined(&message.answering("\"c\"")).to_vec()).unwrap(),
             other => panic!("{other:?}"),
         }
     }

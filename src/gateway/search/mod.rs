@@ -81,8 +81,12 @@ impl CatalogueIndex {
             };
             let in_name = text::words(&tool.name);
             let words = in_name.iter().map(|word| word.parts.len().max(1)).sum();
-            in_name.into_iter().for_each(|word| enter(word, true));
-            text::words(&description(tool)).into_iter().for_each(|word| enter(word, false));
+            for word in in_name {
+                enter(word, true);
+            }
+            for word in text::words(&description(tool)) {
+                enter(word, false);
+            }
             tools.push(Indexed { name: tool.name.clone(), squeezed: squeezed(&tool.name).into(), words });
         }
         let term = |(text, (names, descriptions)): (String, (Vec<u32>, Vec<u32>))| Term {
@@ -318,7 +322,7 @@ impl Question {
                 known |= page.look(
                     at,
                     self.texts.len(),
-                    &shelves[page.shelf],
+                    &shelves[page.shelf].index,
                     label,
                     &mut |index, tell| {
                         index.related(text, tell);
@@ -334,7 +338,7 @@ impl Question {
                     page.look(
                         at,
                         self.texts.len(),
-                        &shelves[page.shelf],
+                        &shelves[page.shelf].index,
                         label,
                         &mut |index, tell| index.related(&word, &mut |term, near| tell(term, slips * near)),
                         &|other| slips * nearness(&word, other),
@@ -345,9 +349,9 @@ impl Question {
         let weights = self.weights(shelves, &pages);
         let mut hits = Vec::new();
         for page in &pages {
-            let shelf = &shelves[page.shelf];
-            let label = squeezed(shelf.label);
-            for (tool, indexed) in shelf.index.tools.iter().enumerate() {
+            let Shelf { label, index } = &shelves[page.shelf];
+            let label = squeezed(label);
+            for (tool, indexed) in index.tools.iter().enumerate() {
                 let score = if self.names(&label, indexed) { 1.0 } else { self.score(page, tool, indexed, &weights) };
                 if score >= SCORE_MIN {
                     hits.push(Hit { shelf: page.shelf, tool, score });
@@ -438,22 +442,25 @@ impl Asked {
     }
 }
 
+/// Tells the words of an index that are near to one, each with how near it is.
+type Terms<'t> = &'t mut dyn FnMut(&CatalogueIndex, &mut dyn FnMut(&Term, f32));
+
 impl Page {
     /// Looks for one text of a question, and says whether it was found.
     fn look(
         &mut self,
         text: usize,
         texts: usize,
-        shelf: &Shelf<'_>,
+        index: &CatalogueIndex,
         label: &[Word],
-        terms: &mut dyn FnMut(&CatalogueIndex, &mut dyn FnMut(&Term, f32)),
+        terms: Terms<'_>,
         nearness: &dyn Fn(&str) -> f32,
     ) -> bool {
         let of_label = label.iter().flat_map(|word| word.parts.iter().chain([&word.whole]));
         self.server[text] = of_label.map(|word| nearness(word)).fold(0.0, f32::max);
         let mut known = self.server[text] > 0.0;
-        let (near, tools) = (&mut self.near, shelf.index.tools.len());
-        terms(&shelf.index, &mut |term, nearness| {
+        let (near, tools) = (&mut self.near, index.tools.len());
+        terms(index, &mut |term, nearness| {
             known = true;
             near.resize(tools * texts, Near::default());
             for tool in &*term.in_names {

@@ -43,7 +43,7 @@ impl Caller {
         separator: char,
         form: &str,
     ) -> Result<(&Arc<InstanceView>, &'t str, &'t str), Trouble> {
-        let Some((found, label, rest)) = names::split(self.names(), text, separator) else {
+        let Some((found, label, rest)) = names::split(&self.names(), text, separator) else {
             return Err(Trouble::bad_input(format!("`{text}` is not of the form `{form}`")));
         };
         Ok((self.taken(found, label)?, label, rest))

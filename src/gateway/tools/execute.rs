@@ -12,11 +12,11 @@ use mcp_satellite_actors::{Relay, RuntimeHandle};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
-use super::Outcome;
 use super::arguments::Arguments;
 use super::caller::Caller;
 use super::raw::quoted;
 use super::trouble::Trouble;
+use crate::gateway::face::Answer;
 
 /// A call of a meta-tool that goes on to a server.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Asked<'a> {
 }
 
 /// Answers `execute_mcp_tool`.
-pub async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Outcome, Trouble> {
+pub async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Trouble> {
     let arguments = Arguments::read(asked.arguments, &["tool_path", "arguments"])?;
     let path = arguments.text("tool_path")?;
     let (view, label, tool) = caller.part(&path, ':', "server:tool")?;
@@ -44,9 +44,9 @@ pub async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>)
     let params = name.into_iter().chain(given.map(|given| ("arguments", given.get().to_owned())));
     let params: Vec<(&str, String)> = params.collect();
     match pass_on(runtime, view, "tools/call", &params, asked, Passed::Tool(tool)).await {
-        Ok(Some(answer)) => Ok(Outcome::Message(answer)),
-        Ok(None) => Ok(Outcome::Withdrawn),
-        Err(error) => Err(Trouble::of_call(error, label, view)),
+        Ok(Some(answer)) => Ok(Answer::Message(answer)),
+        Ok(None) => Ok(Answer::Withdrawn),
+        Err(error) => Err(Trouble::of_call(&error, label, view)),
     }
 }
 

@@ -20,12 +20,9 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::audience::Origin;
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
-use mcp_satellite_actors::rpc::Message;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::sync::oneshot;
 
 pub use self::caller::Caller;
 pub use self::discover::discover;
@@ -33,72 +30,37 @@ pub use self::execute::{Asked, execute};
 pub use self::resources::{list as list_resources, read as read_resource};
 pub use self::servers::{list as list_servers, reconnect};
 pub use self::trouble::Trouble;
+use super::face::{Answer, Call, RpcError};
 use super::search::Indexes;
 
 const INVALID_PARAMS: i64 = -32602;
 
-/// The answer to a `tools/call`; it goes out under the id that the client gave.
-#[derive(Debug, Clone)]
-pub enum Outcome {
-    /// A server's own message, a result or an error, under whatever id.
-    Message(Message),
-    /// A result of ours, as JSON text.
-    Result(String),
-    /// An error of ours.
-    Error {
-        /// Its JSON-RPC code.
-        code: i64,
-        /// What went wrong.
-        message: String,
-    },
-    /// The client has taken its request back, and waits for no answer.
-    Withdrawn,
-}
-
-/// A `tools/call` of a client, whose message this is.
-#[derive(Debug)]
-pub struct Call<'a> {
-    /// The request, as it came.
-    pub message: &'a Message,
-    /// Who has made it.
-    pub origin: Origin,
-    /// The client's own cancellation, if it comes.
-    pub withdrawn: oneshot::Receiver<Message>,
-}
-
 /// Answers a `tools/call` of this user. Dropping the future cancels it.
-pub async fn call(
-    runtime: &RuntimeHandle,
-    indexes: &Indexes,
-    (team, user): (&TeamId, &UserId),
-    call: Call<'_>,
-) -> Outcome {
+pub async fn call(runtime: &RuntimeHandle, indexes: &Indexes, (team, user): (&TeamId, &UserId), call: Call) -> Answer {
     let params = call.message.params().and_then(raw::members).unwrap_or_default();
     let name = params.get("name").and_then(|name| serde_json::from_str::<String>(name.get()).ok());
     let Some(name) = name else {
-        return Outcome::Error { code: INVALID_PARAMS, message: "`name` is missing, or not a string".to_owned() };
+        return Answer::Error(RpcError::new(INVALID_PARAMS, "`name` is missing, or not a string"));
     };
     let given = params.get("arguments").map(|arguments| arguments.get()).filter(|arguments| *arguments != "null");
     let meta = params.get("_meta").copied();
     let asked = || Asked { arguments: given, meta, origin: call.origin, withdrawn: call.withdrawn };
     let caller = Caller::new(runtime.snapshot(), team, user);
     let answered = match &*name {
-        "discover_mcp_tools" => discover(&caller, indexes, given).map(Outcome::Result),
+        "discover_mcp_tools" => discover(&caller, indexes, given).map(Answer::Result),
         "execute_mcp_tool" => execute(runtime, &caller, asked()).await,
-        "list_mcp_resources" => list_resources(&caller, given).map(Outcome::Result),
+        "list_mcp_resources" => list_resources(&caller, given).map(Answer::Result),
         "read_mcp_resource" => read_resource(runtime, &caller, asked()).await,
-        "list_servers" => list_servers(&caller, given, Instant::now(), Timestamp::now()).map(Outcome::Result),
-        "reconnect_server" => reconnect(runtime, &caller, given).await.map(Outcome::Result),
+        "list_servers" => list_servers(&caller, given, Instant::now(), Timestamp::now()).map(Answer::Result),
+        "reconnect_server" => reconnect(runtime, &caller, given).await.map(Answer::Result),
         _ => {
-            return Outcome::Error {
-                code: INVALID_PARAMS,
-                message: format!(
-                    "unknown tool `{name}`; tools of servers are called by execute_mcp_tool, with `{name}` in their tool_path"
-                ),
-            };
+            let message = format!(
+                "unknown tool `{name}`; tools of servers are called by execute_mcp_tool, with `{name}` in their tool_path"
+            );
+            return Answer::Error(RpcError::new(INVALID_PARAMS, message));
         }
     };
-    answered.unwrap_or_else(|trouble| Outcome::Result(trouble.result()))
+    answered.unwrap_or_else(|trouble| Answer::Result(trouble.result()))
 }
 
 #[derive(Serialize)]

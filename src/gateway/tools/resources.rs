@@ -11,7 +11,8 @@ use super::caller::Caller;
 use super::execute::{Asked, Passed, pass_on};
 use super::raw::{members, quoted, raw, respelled};
 use super::trouble::Trouble;
-use super::{Outcome, structured, structured_with};
+use super::{structured, structured_with};
+use crate::gateway::face::Answer;
 
 /// Where a tool or a resource names the resource that shows it.
 pub(in crate::gateway) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
@@ -46,17 +47,17 @@ pub fn list(caller: &Caller, arguments: Option<&str>) -> Result<String, Trouble>
 }
 
 /// Answers `read_mcp_resource`: the server is asked each time.
-pub async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Outcome, Trouble> {
+pub async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Trouble> {
     let uri = Arguments::read(asked.arguments, &["uri"])?.text("uri")?;
     let (view, label, uri) = caller.part(&uri, SEPARATOR, "server|uri")?;
     let params = [("uri", quoted(uri))];
     match pass_on(runtime, view, "resources/read", &params, asked, Passed::Resource).await {
-        Err(error) => Err(Trouble::of_call(error, label, view)),
-        Ok(None) => Ok(Outcome::Withdrawn),
+        Err(error) => Err(Trouble::of_call(&error, label, view)),
+        Ok(None) => Ok(Answer::Withdrawn),
         Ok(Some(answer)) => {
             let outcome = answer.outcome().unwrap_or_default();
             match answer.kind() {
-                Kind::Result => contents(outcome).map(Outcome::Result),
+                Kind::Result => contents(outcome).map(Answer::Result),
                 Kind::Error | Kind::Request | Kind::Notification => Err(refused(outcome)),
             }
         }

@@ -17,12 +17,20 @@ pub struct Trouble {
     pub kind: &'static str,
     /// What happened.
     pub message: String,
-    /// The instance's status, where that is the reason.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub status: Option<String>,
     /// What can be done about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
+    /// What is known beside.
+    #[serde(flatten)]
+    pub state: Box<State>,
+}
+
+/// What is known of the call and of its server, as far as it applies.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct State {
+    /// The instance's status, where that is the reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
     /// What became of a call that was not answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fate: Option<Fate>,
@@ -40,16 +48,7 @@ pub struct Trouble {
 impl Trouble {
     /// Of this kind, and no more to tell.
     pub fn new(kind: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            status: None,
-            next_step: None,
-            fate: None,
-            last_error: None,
-            next_retry_ms: None,
-            last_attempt: None,
-        }
+        Self { kind, message: message.into(), next_step: None, state: Box::default() }
     }
 
     fn then(mut self, next_step: impl Into<String>) -> Self {
@@ -72,20 +71,20 @@ impl Trouble {
     }
 
     /// A call or a request to this server came to nothing.
-    pub(super) fn of_call(error: CallError, label: &str, view: &InstanceView) -> Self {
+    pub(super) fn of_call(error: &CallError, label: &str, view: &InstanceView) -> Self {
         let mut trouble = Self::new(error.kind(), error.to_string());
-        trouble.fate = error.fate();
-        let next_step = match &error {
+        trouble.state.fate = error.fate();
+        let next_step = match error {
             CallError::NotFound { .. } => "list_servers names the servers that there are.".to_owned(),
             CallError::Refused { status, .. } => {
-                trouble.status = Some(status.to_string());
+                trouble.state.status = Some(status.to_string());
                 after_status(*status, label, view)
             }
             CallError::Reconnecting { last_attempt, next_retry_ms, last_error } => {
-                trouble.status = Some("reconnecting".to_owned());
-                trouble.last_attempt = Some(*last_attempt);
-                trouble.next_retry_ms = *next_retry_ms;
-                trouble.last_error = Some(last_error.clone());
+                trouble.state.status = Some("reconnecting".to_owned());
+                trouble.state.last_attempt = Some(*last_attempt);
+                trouble.state.next_retry_ms = *next_retry_ms;
+                trouble.state.last_error = Some(last_error.clone());
                 format!(
                     "Call again later: every call tries to connect. If it lasts, call reconnect_server with name `{label}`."
                 )
