@@ -142,7 +142,8 @@ async fn a_page_under_another_name_is_kept_out() {
 async fn what_is_wrong_with_a_request_is_told_under_its_id() {
     let (_stage, mut client) = alone().await;
     let echo = request(7, "echo", json!("x")).to_string();
-    let table: &[(&str, &[(&str, &str)], &str, u16, Value)] = &[
+    type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str, u16, Value);
+    let table: &[Case<'_>] = &[
         ("POST", &[("mcp-session-id", "")], &echo, 400, json!(7)),
         ("POST", &[("mcp-protocol-version", "1999-01-01")], &echo, 400, json!(7)),
         ("POST", &[("mcp-protocol-version", "2025-06-18")], &echo, 200, json!(7)),
