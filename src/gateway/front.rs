@@ -47,10 +47,19 @@ pub(crate) struct Front {
 }
 
 /// A refusal in the making: it is an answer already.
-type Checked<T> = Result<T, Box<Response>>;
+type Checked<T> = Result<T, Refused>;
 
-fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Box<Response> {
-    Box::new(reply::refused(status, id, code, message))
+/// Boxed, because most requests are not refused.
+struct Refused(Box<Response>);
+
+impl Refused {
+    fn new(response: Response) -> Self {
+        Self(Box::new(response))
+    }
+}
+
+fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Refused {
+    Refused::new(reply::refused(status, id, code, message))
 }
 
 /// What a path asks for.
@@ -164,7 +173,7 @@ impl Front {
             return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
         }
         self.access.admit(&parts.headers, peer.ip()).map_err(|denied| {
-            Box::new(match &denied {
+            Refused::new(match &denied {
                 Denied::NoToken | Denied::WrongToken => metadata::challenge(base, parts.uri.path(), &denied),
                 Denied::TooMany(pause) => {
                     reply::too_many(None, RpcError::new(SERVER_ERROR, denied.to_string()), *pause)
@@ -223,7 +232,7 @@ impl Front {
         if id.is_some() && self.draining.load(Ordering::Acquire) {
             return Err(no(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, "the satellite stops; try again later"));
         }
-        user.request().map_err(|limited| Box::new(reply::limited(id, &limited)))?;
+        user.request().map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
         let endpoint = self.endpoint(user, path, parts, id)?;
         version(&parts.headers, id)?;
         if id.is_some() && message.method() == Some("initialize") {
@@ -238,7 +247,7 @@ impl Front {
             self.aside(&session, message);
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
-        let admission = user.call().map_err(|limited| Box::new(reply::limited(id, &limited)))?;
+        let admission = user.call().map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
         let held = (admission, self.work.token());
         Ok(call::answer(&*self.faces, &session, message, manner, held).await)
     }
@@ -269,7 +278,7 @@ impl Front {
                 "the satellite stops; try again later",
             ));
         }
-        user.request().map_err(|limited| Box::new(reply::limited(None, &limited)))?;
+        user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
         let endpoint = self.endpoint(user, path, parts, None)?;
         version(&parts.headers, None)?;
         let session = self.session(user, &endpoint, &parts.headers, None)?;
@@ -292,7 +301,7 @@ impl Front {
         if requests.is_empty() {
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
-        let begin = |_: &Message| user.call().map_err(|limited| Box::new(reply::limited(None, &limited)));
+        let begin = |_: &Message| user.call().map_err(|limited| Refused::new(reply::limited(None, &limited)));
         let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
         Ok(call::batch(&*self.faces, &session, requests, admissions).await)
@@ -309,7 +318,7 @@ impl Front {
         let user = &pass.user;
         let id = message.id().unwrap_or("null");
         let greeting = Greeting::read(message.params());
-        let _admission = user.call().map_err(|limited| reply::limited(Some(id), &limited))?;
+        let _admission = user.call().map_err(|limited| Refused::new(reply::limited(Some(id), &limited)))?;
         let _work = self.work.token();
         let welcome = match self.faces.initialize(user.clone(), endpoint.clone(), greeting.clone()).await {
             Ok(welcome) => welcome,
@@ -359,7 +368,7 @@ impl Front {
                 "the satellite stops; try again later",
             ));
         }
-        user.request().map_err(|limited| Box::new(reply::limited(None, &limited)))?;
+        user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
         let endpoint = self.endpoint(user, path, parts, None)?;
         version(headers, None)?;
         let session = self.session(user, &endpoint, headers, None)?;
@@ -373,7 +382,7 @@ impl Front {
     }
 
     fn delete(&self, user: &Arc<User>, path: &Path<'_>, parts: &request::Parts) -> Checked<Response> {
-        user.request().map_err(|limited| Box::new(reply::limited(None, &limited)))?;
+        user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
         let endpoint = self.endpoint(user, path, parts, None)?;
         let session = self.session(user, &endpoint, &parts.headers, None)?;
         if let Some(session) = self.sessions.close(&session, End::Closed) {
@@ -407,12 +416,9 @@ impl Front {
         headers: &HeaderMap,
         id: Option<&str>,
     ) -> Checked<Arc<Session>> {
-        let given = match one(headers, &SESSION_ID) {
-            (Some(given), false) => given,
-            (None, _) | (Some(_), true) => {
-                let why = "a request has one Mcp-Session-Id header; `initialize` gives the id";
-                return Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
-            }
+        let (Some(given), false) = one(headers, &SESSION_ID) else {
+            let why = "a request has one Mcp-Session-Id header; `initialize` gives the id";
+            return Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
         };
         let Some(session) = self.sessions.find(given, user, endpoint) else {
             return Err(no(
@@ -434,16 +440,16 @@ pub(crate) async fn handle(
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    front.answer(peer, &parts, body).await.unwrap_or_else(|refused| *refused)
+    front.answer(peer, &parts, body).await.unwrap_or_else(|refused| *refused.0)
 }
 
-fn not_allowed(allowed: &'static str) -> Box<Response> {
+fn not_allowed(allowed: &'static str) -> Refused {
     let mut response = no(StatusCode::METHOD_NOT_ALLOWED, None, SERVER_ERROR, "this method is not for this resource");
-    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+    response.0.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
     response
 }
 
-fn malformed(error: &Malformed) -> Box<Response> {
+fn malformed(error: &Malformed) -> Refused {
     let code = if matches!(error, Malformed::NotJson(_)) { PARSE_ERROR } else { INVALID_REQUEST };
     no(StatusCode::BAD_REQUEST, None, code, &error.to_string())
 }

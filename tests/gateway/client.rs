@@ -121,12 +121,12 @@ impl Client {
         let mut text = format!("{method} {} HTTP/1.1\r\n", self.path);
         for (name, value) in usual {
             if !headers.iter().any(|(given, _)| *given == name) {
-                text += &format!("{name}: {value}\r\n");
+                text.extend([name, ": ", &value, "\r\n"]);
             }
         }
         let extra = self.extra.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         for (name, value) in headers.iter().copied().chain(extra).filter(|(_, value)| !value.is_empty()) {
-            text += &format!("{name}: {value}\r\n");
+            text.extend([name, ": ", value, "\r\n"]);
         }
         text += "\r\n";
         text += body;

@@ -3,6 +3,7 @@
 
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::needless_pass_by_value, reason = "`json!` is written where it is used")]
 
 mod client;
 mod drain;

@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 use super::client::{Answer, Client, initialize, notification, request};
 use super::fake::{Seen, Stage};
 
+/// Method, headers, body; status, id.
+type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str, u16, Value);
+
 async fn alone() -> (Stage, Client) {
     let stage = Stage::new(|_| {});
     let client = Client::initialized(stage.address, "2025-11-25").await;
@@ -142,7 +145,7 @@ async fn a_page_under_another_name_is_kept_out() {
 async fn what_is_wrong_with_a_request_is_told_under_its_id() {
     let (_stage, mut client) = alone().await;
     let echo = request(7, "echo", json!("x")).to_string();
-    let table: &[(&str, &[(&str, &str)], &str, u16, Value)] = &[
+    let table: &[Case<'_>] = &[
         ("POST", &[("mcp-session-id", "")], &echo, 400, json!(7)),
         ("POST", &[("mcp-protocol-version", "1999-01-01")], &echo, 400, json!(7)),
         ("POST", &[("mcp-protocol-version", "2025-06-18")], &echo, 200, json!(7)),
