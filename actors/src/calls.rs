@@ -73,17 +73,7 @@ impl Wanted {
     fn repeatable(&self) -> bool {
         match self {
             Self::Request(Request::Tool { repeatable, .. }) | Self::Relay(Relay { repeatable, .. }) => *repeatable,
-            Self::Request(Request::Method { method, .. }) => matches!(
-                method.as_str(),
-                "ping"
-                    | "tools/list"
-                    | "resources/list"
-                    | "resources/templates/list"
-                    | "resources/read"
-                    | "prompts/list"
-                    | "prompts/get"
-                    | "completion/complete"
-            ),
+            Self::Request(Request::Method { method, .. }) => is_repeatable(method),
         }
     }
 
@@ -94,6 +84,21 @@ impl Wanted {
             Self::Relay(Relay { message, .. }) => message.method().unwrap_or_default(),
         }
     }
+}
+
+/// Whether a request of this method changes nothing, so that asking twice does no harm. Of tools it is said one by one.
+pub fn is_repeatable(method: &str) -> bool {
+    matches!(
+        method,
+        "ping"
+            | "tools/list"
+            | "resources/list"
+            | "resources/templates/list"
+            | "resources/read"
+            | "prompts/list"
+            | "prompts/get"
+            | "completion/complete"
+    )
 }
 
 /// In which form somebody waits for an answer.

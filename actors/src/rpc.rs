@@ -99,7 +99,11 @@ impl fmt::Debug for Message {
     /// Its params and its outcome may hold anything, so they are not shown.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (id, method) = (self.id(), self.method());
-        f.debug_struct("Message").field("kind", &self.kind).field("id", &id).field("method", &method).finish()
+        f.debug_struct("Message")
+            .field("kind", &self.kind)
+            .field("id", &id)
+            .field("method", &method)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a host or the gateway calls. A handle is cheap to clone; all it does is send messages and read snapshots.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -138,6 +139,12 @@ fn parts(options: Options) -> (root::Args, Parts) {
         published,
     };
     (args, Parts { snapshot, events, request_payload_max })
+}
+
+impl fmt::Debug for RuntimeHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RuntimeHandle").finish_non_exhaustive()
+    }
 }
 
 impl RuntimeHandle {

@@ -33,6 +33,8 @@ pub(crate) struct Manner {
     pub(crate) sse_after: Duration,
     /// How long a client that has gone may take to come back.
     pub(crate) grace: Duration,
+    /// How long a request may take, if that is not left to the instance.
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// A request that is open. Dropped, it is not.
@@ -54,7 +56,13 @@ struct Begun {
     answer: BoxFuture<'static, Answer>,
 }
 
-fn begin(faces: &dyn Faces, session: &Arc<Session>, message: Message, streams: bool) -> Result<Begun, InUse> {
+fn begin(
+    faces: &dyn Faces,
+    session: &Arc<Session>,
+    message: Message,
+    timeout: Option<Duration>,
+    streams: bool,
+) -> Result<Begun, InUse> {
     let id = message.id().unwrap_or("null").to_owned();
     let (call, withdrawn) = session.begin(&id, streams)?;
     if message.method() == Some("tools/call") {
@@ -62,7 +70,7 @@ fn begin(faces: &dyn Faces, session: &Arc<Session>, message: Message, streams: b
     }
     let open = Open { session: session.clone(), call };
     let origin = Origin { client: session.number(), call };
-    let answer = faces.request(session.clone(), Call { message, origin, withdrawn });
+    let answer = faces.request(session.clone(), Call { message, origin, withdrawn, timeout });
     Ok(Begun { open, id, answer })
 }
 
@@ -85,7 +93,7 @@ pub(crate) async fn answer(
 ) -> Response {
     let id = message.id().unwrap_or("null").to_owned();
     let streams = manner.form != Form::Json;
-    let Ok(Begun { open, id, answer: mut coming }) = begin(faces, session, message, streams) else {
+    let Ok(Begun { open, id, answer: mut coming }) = begin(faces, session, message, manner.timeout, streams) else {
         return in_use(&id);
     };
     let call = open.call;
@@ -136,12 +144,13 @@ pub(crate) async fn batch(
     faces: &dyn Faces,
     session: &Arc<Session>,
     requests: Vec<Message>,
+    timeout: Option<Duration>,
     _held: impl Send + 'static,
 ) -> Response {
     let mut coming = Vec::with_capacity(requests.len());
     for message in requests {
         let id = message.id().unwrap_or("null").to_owned();
-        let Ok(begun) = begin(faces, session, message, false) else { return in_use(&id) };
+        let Ok(begun) = begin(faces, session, message, timeout, false) else { return in_use(&id) };
         coming.push(async move {
             let Begun { open: _open, id, answer } = begun;
             (id, answer.await)

@@ -9,9 +9,18 @@ pub(crate) fn is_next(message: &Message) -> bool {
     message.method() == Some("server/discover")
 }
 
+/// The newest version that is spoken here.
+pub(crate) const NEWEST: &str = "2025-11-25";
+
 /// Whether a protocol version in a header is one that is spoken here.
 pub(crate) fn is_served(version: &str) -> bool {
     matches!(version, "2024-11-05" | "2025-03-26" | "2025-06-18" | "2025-11-25")
+}
+
+/// What is spoken with a client: what both it and the server speak, as old as the older of them. A version that is not
+/// known here is offered by nobody else: the server's is spoken.
+pub(crate) fn agreed(client: &str, server: &str) -> String {
+    if is_served(client) { client.min(server).to_owned() } else { server.to_owned() }
 }
 
 #[cfg(test)]
@@ -24,6 +33,9 @@ mod tests {
         let read = |method: &str| Message::read(format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}"}}"#).into());
         assert!(is_next(&read("server/discover").unwrap()));
         assert!(!is_next(&read("initialize").unwrap()));
+        assert_eq!(agreed("2025-03-26", "2025-11-25"), "2025-03-26");
+        assert_eq!(agreed("2025-11-25", "2025-06-18"), "2025-06-18");
+        assert_eq!(agreed("1999-01-01", "2025-06-18"), "2025-06-18");
         assert!(is_served("2025-11-25") && !is_served("2026-07-28") && !is_served(""));
     }
 }

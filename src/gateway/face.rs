@@ -10,6 +10,7 @@ use mcp_satellite_actors::rpc::Message;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
+use tokio::time::Duration;
 
 use super::access::User;
 use super::session::Session;
@@ -145,6 +146,8 @@ pub struct Call {
     pub origin: Origin,
     /// The client's own `notifications/cancelled`, if it sends one.
     pub withdrawn: oneshot::Receiver<Message>,
+    /// How long it may take, if that is not left to the instance.
+    pub timeout: Option<Duration>,
 }
 
 /// What is behind the endpoint.

@@ -206,7 +206,8 @@ impl Front {
             }
         };
         let body = read(body, headers, settings.body_max).await?;
-        let manner = Manner { form, sse_after: SSE_AFTER, grace: settings.resume_grace };
+        let manner =
+            Manner { form, sse_after: SSE_AFTER, grace: settings.resume_grace, timeout: settings.request_timeout };
         if body.trim_ascii_start().starts_with(b"[") {
             return self.batch(&pass.user, path, parts, body).await;
         }
@@ -304,7 +305,7 @@ impl Front {
         let begin = |_: &Message| user.call().map_err(|limited| Refused::new(reply::limited(None, &limited)));
         let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
-        Ok(call::batch(&*self.faces, &session, requests, admissions).await)
+        Ok(call::batch(&*self.faces, &session, requests, self.settings().request_timeout, admissions).await)
     }
 
     async fn initialize(

@@ -9,17 +9,20 @@
 //! ```
 
 pub mod access;
+pub mod behind;
 mod call;
 mod era;
 pub mod face;
 pub mod flat;
 mod front;
 pub mod guard;
+mod instance;
 mod listen;
 mod metadata;
 pub mod names;
 pub mod refusal;
 mod reply;
+pub mod room;
 pub mod search;
 pub mod session;
 pub mod sessions;
@@ -29,13 +32,13 @@ pub mod tools;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mcp_satellite_actors::model::event::Event;
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, sleep, timeout};
 
+use crate::config::{Answers, GatewayPlan, Tls};
 use access::Access;
 use call::Form;
 use face::{Endpoint, Faces};
@@ -47,16 +50,6 @@ use sessions::{Limits, Sessions};
 
 /// Where events of clients go.
 pub type Teller = Box<dyn Fn(Event) + Send + Sync>;
-
-/// How answers are given to clients that take both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Answers {
-    /// JSON, unless something is said before the answer.
-    #[default]
-    Json,
-    /// Always a stream.
-    Sse,
-}
 
 /// All that can be set.
 #[derive(Debug, Clone)]
@@ -70,13 +63,15 @@ pub struct Settings {
     /// Who gives tokens, for metadata.
     pub authorization_servers: Vec<String>,
     /// A certificate's chain and its key.
-    pub tls: Option<(PathBuf, PathBuf)>,
+    pub tls: Option<Tls>,
     /// JSON or streams.
     pub answers: Answers,
     /// Bytes of a message.
     pub body_max: usize,
     /// Of sessions.
     pub limits: Limits,
+    /// How long a request may take; the instance's own, if nothing is said.
+    pub request_timeout: Option<Duration>,
     /// At once.
     pub connections_max: usize,
     /// How long a client that has gone may take to come back before its calls are cancelled.
@@ -86,20 +81,31 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The defaults, for an endpoint on loopback.
-    pub fn new(name: impl Into<String>) -> Self {
+    /// What `plan` says of an endpoint that listens at `address`.
+    pub fn new(name: &str, plan: &GatewayPlan, address: SocketAddr) -> Self {
+        let limits = &plan.limits;
         Self {
-            name: name.into(),
-            public_url: None,
-            guard: Guard { loopback: true, hosts: Vec::new(), origins: Vec::new() },
-            authorization_servers: Vec::new(),
-            tls: None,
-            answers: Answers::default(),
-            body_max: 16 * 1024 * 1024,
-            limits: Limits::default(),
-            connections_max: 4096,
-            resume_grace: Duration::from_secs(5),
-            drain_timeout: Duration::from_secs(2),
+            name: name.to_owned(),
+            public_url: plan.public_url.clone(),
+            guard: Guard {
+                loopback: address.ip().is_loopback(),
+                hosts: plan.hosts.clone(),
+                origins: plan.origins.clone(),
+            },
+            authorization_servers: plan.authorization_servers.clone(),
+            tls: plan.tls.clone(),
+            answers: plan.answers,
+            body_max: limits.body_max,
+            limits: Limits {
+                sessions_max: limits.sessions_max,
+                per_user_max: limits.sessions_per_user_max,
+                idle: limits.session_idle,
+                age_max: limits.session_age_max,
+            },
+            request_timeout: limits.request_timeout,
+            connections_max: limits.connections_max,
+            resume_grace: limits.resume_grace,
+            drain_timeout: limits.drain_timeout,
         }
     }
 
@@ -120,7 +126,7 @@ impl Settings {
     }
 
     fn identity(&self) -> io::Result<Option<Identity>> {
-        self.tls.as_ref().map(|(cert, key)| listen::identity(cert, key)).transpose()
+        self.tls.as_ref().map(|tls| listen::identity(&tls.cert, &tls.key)).transpose()
     }
 }
 

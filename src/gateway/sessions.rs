@@ -220,10 +220,20 @@ mod tests {
     use super::super::access::{Access, Pass};
     use super::super::face::Greeting;
     use super::*;
+    use crate::config::{GatewayPlan, GatewayUser, TokenHash};
 
     fn user(name: &str) -> Pass {
-        let access = Access::default();
-        access.set([("t", Arc::new(User::new("team".into(), "t".into(), name.into(), name.into(), false)))]);
+        let (team, slug, tokens) = ("team".into(), name.into(), vec![TokenHash::of("t")]);
+        let user = GatewayUser {
+            team,
+            team_slug: "t".into(),
+            user: name.into(),
+            slug,
+            tokens,
+            token_kept: false,
+            flat: false,
+        };
+        let access = Access::new(&GatewayPlan { users: vec![user], ..GatewayPlan::default() }).unwrap();
         let shown = [(AUTHORIZATION, HeaderValue::from_static("Bearer t"))].into_iter().collect();
         access.admit(&shown, IpAddr::from([127, 0, 0, 1])).unwrap()
     }

@@ -1,10 +1,11 @@
 //! How sessions and the endpoint end.
 
+use mcp_satellite::gateway::Settings;
 use serde_json::json;
 use tokio::time::Duration;
 
 use super::client::{Client, request};
-use super::fake::{Seen, Stage, everybody};
+use super::fake::{Seen, Stage, plan};
 
 #[tokio::test]
 async fn what_is_being_answered_when_the_endpoint_stops_is_answered() {
@@ -68,8 +69,10 @@ async fn a_token_that_is_taken_away_ends_the_sessions_that_it_opened() {
     bob.token = Some("bob-token".to_owned());
     bob.session =
         bob.post(&super::client::initialize("2025-11-25")).await.head.header("mcp-session-id").map(str::to_owned);
-    stage.access.set(everybody().into_iter().filter(|(token, _)| *token != "alice-token"));
-    stage.gateway.apply(mcp_satellite::gateway::Settings::new("test")).unwrap();
+    let mut plan = plan();
+    plan.users[0].tokens.remove(0);
+    stage.access.apply(&plan);
+    stage.gateway.apply(Settings::new("test", &plan, stage.address)).unwrap();
     stage.saw(Seen::Ended("revoked")).await;
     assert_eq!(alice.post(&request(1, "echo", json!(1))).await.head.status, 401);
     assert_eq!(bob.post(&request(1, "echo", json!(1))).await.head.status, 200);

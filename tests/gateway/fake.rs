@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 use mcp_satellite::actors::model::event::Event;
 use mcp_satellite::actors::model::ids::{InstallationId, InstanceId};
 use mcp_satellite::actors::rpc::Message;
+use mcp_satellite::config::{GatewayPlan, GatewayUser, TokenHash};
 use mcp_satellite::gateway::access::{Access, User};
 use mcp_satellite::gateway::face::{Answer, Call, Endpoint, Faces, Greeting, RpcError, Welcome};
 use mcp_satellite::gateway::session::Session;
@@ -77,7 +78,7 @@ impl Faces for Fake {
     fn request(&self, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
         let (seen, release) = (self.seen.clone(), self.release.clone());
         async move {
-            let Call { message, origin, withdrawn } = call;
+            let Call { message, origin, withdrawn, .. } = call;
             let method = message.method().unwrap_or_default().to_owned();
             let _ = seen.send(Seen::Asked(method.clone()));
             let mut watch = Watch { seen: seen.clone(), method: method.clone(), answered: false };
@@ -134,24 +135,26 @@ pub(crate) struct Stage {
     pub events: mpsc::UnboundedReceiver<Event>,
 }
 
-fn user(name: &str) -> Arc<User> {
-    Arc::new(User::new("team".into(), "acme".into(), name.into(), name.into(), false))
+fn user(name: &str, tokens: &[&str]) -> GatewayUser {
+    let tokens = tokens.iter().copied().map(TokenHash::of).collect();
+    let (team, team_slug, user, slug) = ("team".into(), "acme".into(), name.into(), name.into());
+    GatewayUser { team, team_slug, user, slug, tokens, token_kept: false, flat: false }
 }
 
-/// Alice and Bob.
-pub(crate) fn everybody() -> [(&'static str, Arc<User>); 3] {
-    let alice = user("alice");
-    [("alice-token", alice.clone()), ("alice-other-token", alice), ("bob-token", user("bob"))]
+/// Alice, who has two tokens, and Bob.
+pub(crate) fn plan() -> GatewayPlan {
+    let users = vec![user("alice", &["alice-token", "alice-other-token"]), user("bob", &["bob-token"])];
+    GatewayPlan { users, ..GatewayPlan::default() }
 }
 
 impl Stage {
     pub(crate) fn new(set: impl FnOnce(&mut Settings)) -> Self {
         let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr().unwrap();
-        let mut settings = Settings::new("test");
+        let plan = plan();
+        let mut settings = Settings::new("test", &plan, address);
         set(&mut settings);
-        let (access, release) = (Arc::new(Access::default()), Arc::new(Semaphore::new(0)));
-        access.set(everybody());
+        let (access, release) = (Arc::new(Access::new(&plan).unwrap()), Arc::new(Semaphore::new(0)));
         let (see, seen) = mpsc::unbounded_channel();
         let (tell, events) = mpsc::unbounded_channel();
         let faces = Arc::new(Fake { seen: see, release: release.clone() });

@@ -192,7 +192,7 @@ impl House {
     pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<Message>) -> face::Answer {
         let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
         let message = Message::read(text.into()).unwrap();
-        let call_of = Call { message, origin: Origin { client: 1, call: 1 }, withdrawn };
+        let call_of = Call { message, origin: Origin { client: 1, call: 1 }, withdrawn, timeout: None };
         let (team, user) = ("acme".into(), "alice".into());
         let answer = call(&self.runtime, &self.indexes, (&team, &user), call_of);
         timeout(GIVE_UP, answer).await.unwrap()

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use bytestring::ByteString;
+use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::pending::{Pending, Purpose};
@@ -77,7 +78,7 @@ impl<O: Outlet> Conversation<O> {
 
     /// The server does not want an answer any more.
     pub(super) fn on_cancelled(&mut self, said: &View<'_>, text: &ByteString) {
-        let Some(id) = said.of.map(|id| id.get()) else { return };
+        let Some(id) = said.of.map(RawValue::get) else { return };
         let Some(number) = self.questions.open.iter().find_map(|(number, open)| (*open.id == *id).then_some(*number))
         else {
             return;

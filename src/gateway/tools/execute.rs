@@ -11,6 +11,7 @@ use mcp_satellite_actors::rpc::Message;
 use mcp_satellite_actors::{Relay, RuntimeHandle};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
+use tokio::time::Duration;
 
 use super::arguments::Arguments;
 use super::caller::Caller;
@@ -29,6 +30,8 @@ pub struct Asked<'a> {
     pub origin: Origin,
     /// The client's own cancellation, if it comes.
     pub withdrawn: oneshot::Receiver<Message>,
+    /// How long it may take, if that is not left to the instance.
+    pub timeout: Option<Duration>,
 }
 
 /// Answers `execute_mcp_tool`.
@@ -83,5 +86,5 @@ pub(super) async fn pass_on(
         Passed::Resource => (true, None),
     };
     let relay = Relay { message, origin: asked.origin, repeatable, tool };
-    runtime.relay(&view.spec.id, relay, None, asked.withdrawn).await
+    runtime.relay(&view.spec.id, relay, asked.timeout, asked.withdrawn).await
 }

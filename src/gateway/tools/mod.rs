@@ -10,6 +10,7 @@ mod arguments;
 mod caller;
 mod discover;
 mod execute;
+mod face;
 pub(super) mod raw;
 pub(super) mod resources;
 pub mod schema;
@@ -27,6 +28,7 @@ use serde_json::value::RawValue;
 pub use self::caller::Caller;
 pub use self::discover::discover;
 pub use self::execute::{Asked, execute};
+pub(super) use self::face::Tools;
 pub use self::resources::{list as list_resources, read as read_resource};
 pub use self::servers::{list as list_servers, reconnect};
 pub use self::trouble::Trouble;
@@ -44,7 +46,8 @@ pub async fn call(runtime: &RuntimeHandle, indexes: &Indexes, (team, user): (&Te
     };
     let given = params.get("arguments").map(|arguments| arguments.get()).filter(|arguments| *arguments != "null");
     let meta = params.get("_meta").copied();
-    let asked = || Asked { arguments: given, meta, origin: call.origin, withdrawn: call.withdrawn };
+    let asked =
+        || Asked { arguments: given, meta, origin: call.origin, withdrawn: call.withdrawn, timeout: call.timeout };
     let caller = Caller::new(runtime.snapshot(), team, user);
     let answered = match &*name {
         "discover_mcp_tools" => discover(&caller, indexes, given).map(Answer::Result),
