@@ -434,7 +434,7 @@ impl Front {
     }
 }
 
-/// Answers one HTTP request.
+/// Answers one HTTP request. Paths are few and told apart in one place, so no router stands before it.
 pub(crate) async fn handle(
     State(front): State<Arc<Front>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
