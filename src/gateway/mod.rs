@@ -10,6 +10,7 @@
 
 pub mod access;
 pub mod behind;
+pub mod budget;
 mod call;
 mod era;
 pub mod face;
@@ -51,6 +52,11 @@ use sessions::{Limits, Sessions};
 /// Where events of clients go.
 pub type Teller = Box<dyn Fn(Event) + Send + Sync>;
 
+const BODIES_MAX: usize = 256 << 20;
+const STREAMS_MAX: usize = 128 << 20;
+const SSE_AFTER: Duration = Duration::from_secs(1);
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
 /// All that can be set.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -72,8 +78,16 @@ pub struct Settings {
     pub limits: Limits,
     /// How long a request may take; the instance's own, if nothing is said.
     pub request_timeout: Option<Duration>,
+    /// Bytes of all messages that are being read or answered.
+    pub bodies_max: usize,
+    /// Bytes of what all clients have not read, half of them for those who might come back.
+    pub streams_max: usize,
     /// At once.
     pub connections_max: usize,
+    /// A stream begins so long after its request without an answer: proxies close what is silent.
+    pub sse_after: Duration,
+    /// And says something so often.
+    pub keep_alive: Duration,
     /// How long a client that has gone may take to come back before its calls are cancelled.
     pub resume_grace: Duration,
     /// How long calls may take when the endpoint stops.
@@ -103,7 +117,11 @@ impl Settings {
                 age_max: limits.session_age_max,
             },
             request_timeout: limits.request_timeout,
+            bodies_max: BODIES_MAX.max(limits.body_max),
+            streams_max: STREAMS_MAX,
             connections_max: limits.connections_max,
+            sse_after: SSE_AFTER,
+            keep_alive: KEEP_ALIVE,
             resume_grace: limits.resume_grace,
             drain_timeout: limits.drain_timeout,
         }
@@ -304,7 +322,7 @@ impl Gateway {
 /// For what was answered at the last moment to be written.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Ends what is idle or old, for ever.
+/// Ends what is idle or old, and forgets what is too much, for ever.
 async fn sweep(front: Arc<Front>) {
     const AT_MOST: Duration = Duration::from_secs(5);
     loop {
@@ -314,5 +332,6 @@ async fn sweep(front: Arc<Front>) {
         for session in front.sessions.sweep(&limits, Instant::now()) {
             front.gone(&session);
         }
+        front.sessions.relieve();
     }
 }
