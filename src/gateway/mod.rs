@@ -136,16 +136,16 @@ impl Settings {
         }
     }
 
+    /// Whether there is anything that would keep the endpoint from being served.
+    pub fn check(&self) -> io::Result<()> {
+        self.identity().map(drop)
+    }
+
     fn form(&self) -> Form {
         match self.answers {
             Answers::Json => Form::Either,
             Answers::Sse => Form::Stream,
         }
-    }
-
-    /// Whether the files that it names can be used.
-    pub fn check(&self) -> io::Result<()> {
-        self.identity().map(drop)
     }
 
     fn identity(&self) -> io::Result<Option<Identity>> {
