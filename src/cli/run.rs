@@ -108,8 +108,10 @@ impl Run {
                 tracing::info!(servers, data_dir = %dir, "satellite is running");
             } else {
                 let flag = self.data_dir.flag();
+                let endpoint = satellite.endpoint().map(|endpoint| format!("\n  {endpoint}"));
                 tell(&format!(
-                    "satellite is running: {servers} servers, data in {dir}\n  satellite status --watch{flag}"
+                    "satellite is running: {servers} servers, data in {dir}\n  satellite status --watch{flag}{}",
+                    endpoint.unwrap_or_default()
                 ));
             }
         })

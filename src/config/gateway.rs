@@ -221,6 +221,13 @@ impl GatewayPlan {
         }
     }
 
+    /// What clients are told of it where it listens at `address`.
+    pub fn url(&self, address: SocketAddr) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let base = self.public_url.clone().unwrap_or_else(|| format!("{scheme}://{address}"));
+        format!("{base}/mcp")
+    }
+
     /// Has it listen exactly there, whatever the file says. What is wrong with that, and what to do.
     pub fn listen_at(&mut self, address: SocketAddr) -> Result<(), (&'static str, &'static str)> {
         (self.asked, self.listen) = (true, Listen::At(address));

@@ -40,7 +40,7 @@ const FORWARDED: [&str; 5] = ["forwarded", "x-forwarded-for", "x-forwarded-host"
 const TOKEN_PREFIX: &str = "sat_";
 
 /// The file in the data directory that keeps a token.
-const TOKEN_FILE: &str = "token";
+pub(crate) const TOKEN_FILE: &str = "token";
 
 /// Everybody who may come in.
 pub struct Access {

@@ -118,6 +118,11 @@ impl Settings {
         }
     }
 
+    /// Whether there is anything that would keep the endpoint from being served.
+    pub fn check(&self) -> io::Result<()> {
+        self.identity().map(drop)
+    }
+
     fn form(&self) -> Form {
         match self.answers {
             Answers::Json => Form::Either,
@@ -126,6 +131,7 @@ impl Settings {
     }
 
     fn identity(&self) -> io::Result<Option<Identity>> {
+        crate::http::install_tls_provider();
         self.tls.as_ref().map(|tls| listen::identity(&tls.cert, &tls.key)).transpose()
     }
 }
@@ -191,15 +197,20 @@ impl Gateway {
     pub fn apply(&self, settings: Settings) -> io::Result<()> {
         let renewed = settings.identity();
         self.front.set(Arc::new(settings));
+        self.revoke();
+        if let (Some(renewed), Some(identity)) = (renewed?, &self.identity) {
+            identity.renew(&renewed);
+        }
+        Ok(())
+    }
+
+    /// Ends the sessions of clients that would not be let in any more.
+    pub fn revoke(&self) {
         for session in self.front.sessions.all() {
             if !self.front.access.stands(&session.opening.pass) {
                 self.end(&session, End::Revoked);
             }
         }
-        if let (Some(renewed), Some(identity)) = (renewed?, &self.identity) {
-            identity.renew(&renewed);
-        }
-        Ok(())
     }
 
     /// An instance is not there any more: its sessions end.
