@@ -134,7 +134,7 @@ pub(super) async fn supervise(
     let servers = plan.instances.len();
     let mut signals = Signals::new(below)?;
     let satellite = tokio::select! {
-        started = Satellite::start(plan, data_dir) => started.map_err(|error| {
+        started = Box::pin(Satellite::start(plan, data_dir)) => started.map_err(|error| {
             let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
             Failed::new(code, error.to_string())
         })?,

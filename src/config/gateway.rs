@@ -20,7 +20,7 @@ pub const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LO
 const TOKEN_LETTERS_MIN: usize = 22;
 
 /// The MCP endpoint, as meant.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GatewayPlan {
     /// Whether anybody wants it: a `[gateway]`, a user with a token, an `mcp.json`, `--listen`.
     pub asked: bool,
@@ -190,24 +190,6 @@ impl fmt::Display for TokenHash {
 impl fmt::Debug for TokenHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[token]")
-    }
-}
-
-impl Default for GatewayPlan {
-    fn default() -> Self {
-        Self {
-            asked: false,
-            listen: Listen::default(),
-            public_url: None,
-            hosts: Vec::new(),
-            origins: Vec::new(),
-            auth: Auth::default(),
-            authorization_servers: Vec::new(),
-            tls: None,
-            answers: Answers::default(),
-            limits: GatewayLimits::default(),
-            users: Vec::new(),
-        }
     }
 }
 
