@@ -174,6 +174,29 @@ fn a_reload_switches_the_endpoint_off_and_on_again() {
 }
 
 #[test]
+fn a_reload_moves_the_endpoint_and_the_sessions_with_it_and_it_stays_where_it_cannot_move() {
+    let home = Home::new();
+    let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
+    let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
+    let before = printed(&satellite);
+    let mut client = Client::new(&before, Some(&token("first")));
+    assert_eq!(client.initialize().status, 200);
+    let place = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = place.local_addr().unwrap();
+    config(&home, &format!("[gateway]\nlisten = \"{address}\""), &["first"]);
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    reload(&home, &mut satellite);
+    assert_eq!(client.post(&ping).unwrap().status, 200, "it stays");
+    assert!(home.satellite(&["status"]).exits(0).stdout.contains(&before));
+    drop(place);
+    reload(&home, &mut satellite);
+    assert!(client.post(&ping).is_err());
+    assert_eq!(client.to(&address.to_string()).post(&ping).unwrap().status, 200, "the same session");
+    assert!(home.satellite(&["status"]).exits(0).stdout.contains(&format!("http://{address}/mcp")));
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn a_server_that_is_removed_takes_its_sessions_with_it() {
     const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"";
     let home = Home::new();

@@ -49,6 +49,12 @@ impl Client {
         self
     }
 
+    /// The same client at another address.
+    pub(crate) fn to(mut self, address: &str) -> Self {
+        address.clone_into(&mut self.address);
+        self
+    }
+
     /// One request; an error if nobody listens, or the connection ends without an answer.
     pub(crate) fn post(&self, message: &Value) -> std::io::Result<Answered> {
         let mut stream = TcpStream::connect(&self.address)?;
