@@ -135,6 +135,8 @@ impl Endpoint {
             Ok(()) => {}
             Err(error) => tracing::error!(%error, "the MCP endpoint goes on with the certificate that it has"),
         }
+        // What it does, which may not be what was asked.
+        plan.tls = open.gateway.tls();
         *self.state() = Some(Open { plan, ..open });
     }
 

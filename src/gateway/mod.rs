@@ -212,6 +212,11 @@ impl Gateway {
         self.doors().address
     }
 
+    /// The certificate that it has.
+    pub fn tls(&self) -> Option<Tls> {
+        self.front.settings().tls.clone()
+    }
+
     /// How many sessions there are.
     pub fn sessions(&self) -> usize {
         self.front.sessions.len()
