@@ -2,11 +2,12 @@
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[expect(dead_code, reason = "the tests over HTTP use the rest")]
 mod support;
 
 use mcp_satellite::gateway::face::Answer;
+use mcp_satellite::gateway::flat::{Picture, Thing};
 use mcp_satellite::gateway::tools::schema;
-use mcp_satellite_actors::model::catalogue::Aspect;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rpc::Message;
 use serde_json::{Value, json};
@@ -303,13 +304,14 @@ async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() 
     let odd = &all[1];
     assert!(odd.starts_with("files__a_b_") && odd.len() == 11 + 8, "{odd}");
     assert_eq!(all, ["files__read", odd, "git__log", "git__hang", "git__refuse"]);
-    assert_eq!(flat.tool(odd), Some((&id("a"), "a:b")));
-    assert_eq!(flat.tool("git__log"), Some((&id("b"), "log")));
-    assert_eq!((flat.tool("log"), flat.tool("secret__hush")), (None, None));
+    assert_eq!(flat.part(Thing::Tools).owner(odd), Some((&id("a"), "a:b")));
+    assert_eq!(flat.part(Thing::Tools).owner("git__log"), Some((&id("b"), "log")));
+    let tool = |name: &str| flat.part(Thing::Tools).owner(name);
+    assert_eq!((tool("log"), tool("secret__hush")), (None, None));
     let read = r#"{"name":"files__read","description":"Reads a file","inputSchema":{"type":"object","x":1},"outputSchema":{"type":"object"},"annotations":{"readOnlyHint":true},"_meta":{"ui":{"resourceUri":"files|ui://view"},"n":[1]}}"#;
     assert!(flat.tools().contains(read), "{}", flat.tools());
     assert_eq!(flat.prompts(), r#"{"prompts":[{"name":"files__ask","x":1e400}]}"#);
-    assert_eq!(flat.prompt("files__ask"), Some((&id("a"), "ask")));
+    assert_eq!(flat.part(Thing::Prompts).owner("files__ask"), Some((&id("a"), "ask")));
     assert!(flat.resources().starts_with(r#"{"resources":[{"name":"R", "uri":"files|file:///a|b","#));
     assert_eq!(
         flat.resource_templates(),
@@ -318,19 +320,23 @@ async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() 
     house.end().await;
 }
 
+fn differences(one: &Picture, other: &Picture) -> Vec<Thing> {
+    Thing::ALL.into_iter().filter(|thing| one.part(*thing).differs(other.part(*thing))).collect()
+}
+
 #[tokio::test(start_paused = true)]
 async fn in_flat_mode_a_picture_differs_only_where_something_is_different() {
     let house = house().await;
     let before = house.flat();
     house.runtime.stop(&id("b")).await.unwrap();
     let without = house.flat();
-    assert_eq!(without.since(&before), [Aspect::Tools]);
-    assert_eq!(without.tool("git__log"), None);
+    assert_eq!(differences(&without, &before), [Thing::Tools]);
+    assert_eq!(without.part(Thing::Tools).owner("git__log"), None);
     house.runtime.start(&id("b")).await.unwrap();
     house.sees("b", |view| view.status == Status::Online).await;
-    assert_eq!(house.flat().since(&before), []);
+    assert_eq!(differences(&house.flat(), &before), []);
     house.runtime.stop(&id("a")).await.unwrap();
-    assert_eq!(house.flat().since(&before), [Aspect::Tools, Aspect::Resources, Aspect::Prompts]);
+    assert_eq!(differences(&house.flat(), &before), Thing::ALL);
     house.end().await;
 }
 
@@ -342,7 +348,7 @@ async fn in_flat_mode_no_two_tools_ever_share_a_name() {
     let flat = house.flat();
     let tools: Value = serde_json::from_str(&flat.tools()).unwrap();
     let all = names(&tools, "tools", "name");
-    let whose: Vec<_> = all.iter().map(|name| flat.tool(name).unwrap()).collect();
+    let whose: Vec<_> = all.iter().map(|name| flat.part(Thing::Tools).owner(name).unwrap()).collect();
     assert_eq!(whose, [(&id("one"), "c"), (&id("two"), "b__c")]);
     assert_ne!(all[0], all[1]);
     house.end().await;
