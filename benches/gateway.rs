@@ -76,6 +76,9 @@ impl Way {
                 Round { calls: joined(tasks).await, wall: began.elapsed(), cpu: None }
             }
             Self::Gateway(gateway, idle) => {
+                for client in &mut idle[..clients] {
+                    client.reconnect().await;
+                }
                 let (began, cpu) = (Instant::now(), gateway.cpu());
                 let start = |mut client: Client| {
                     tokio::spawn(async move {
@@ -124,7 +127,7 @@ fn main() {
 }
 
 async fn measure() {
-    let mut ways = vec![Way::Pipe(Pipe::start(&gateways::echo(0)).await)];
+    let mut ways = vec![Way::Pipe(Pipe::start(&gateways::echo(1)).await)];
     for gateway in gateways::all().await {
         ways.push(Way::open(gateway).await);
     }
@@ -170,7 +173,7 @@ fn row(report: &mut Report, way: &Way, clients: usize, rounds: &[Round]) -> Foun
 fn goals(report: &mut Report, ways: &[Way], found: &[Found], clients: usize) {
     let of = |name: &str| ways.iter().zip(found).find(|(way, _)| way.name() == name).map(|(_, found)| found);
     let Some(proxy) = of(gateways::MCP_PROXY) else { return };
-    for name in [gateways::INSTANCE, gateways::EXECUTE] {
+    for name in [gateways::INSTANCE, gateways::EXECUTE, gateways::EXECUTE_OF_MANY] {
         let Some(ours) = of(name) else { continue };
         if let (Some(cpu), Some(proxy)) = (ours.cpu, proxy.cpu) {
             let ratio = cpu.div_duration_f64(proxy);

@@ -72,7 +72,7 @@ async fn a_token_that_is_taken_away_ends_the_sessions_that_it_opened() {
     let mut plan = plan();
     plan.users[0].tokens.remove(0);
     stage.access.apply(&plan);
-    stage.gateway.apply(Settings::new("test", &plan, stage.address)).unwrap();
+    stage.gateway.apply(Settings::new("test", &plan, stage.address), None).unwrap();
     stage.saw(Seen::Ended("revoked")).await;
     assert_eq!(alice.post(&request(1, "echo", json!(1))).await.head.status, 401);
     assert_eq!(bob.post(&request(1, "echo", json!(1))).await.head.status, 200);
