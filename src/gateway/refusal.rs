@@ -201,9 +201,14 @@ fn next_step(error: &CallError, status: Option<Status>, whose: Whose<'_>) -> Str
         CallError::NotFound { .. } => "List again what there is, and use a name of that list.".to_owned(),
         CallError::Refused { status, .. } => match status {
             Status::AwaitingUserConfig => "Ask the user to give what is missing in the configuration.".to_owned(),
-            Status::RequiresReauth => {
-                format!("Ask the user to renew its credentials in the configuration, then {reconnect}.")
-            }
+            Status::RequiresReauth => match whose {
+                Whose::Label(label) => format!(
+                    "Ask the user to renew its credentials in the configuration, then call reconnect_server with name `{label}`."
+                ),
+                Whose::Name(name) => format!(
+                    "Ask the user to renew its credentials in the configuration, and to run `satellite reconnect {name}`."
+                ),
+            },
             Status::PermanentlyFailed => match whose {
                 Whose::Label(label) => {
                     format!(

@@ -2,12 +2,20 @@
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../tree/support.rs"]
+#[expect(dead_code, reason = "the tests of the tree use the rest")]
+mod fleet;
+mod statuses;
 #[expect(dead_code, reason = "the tests over HTTP use the rest")]
 mod support;
 
+use std::sync::Arc;
+
 use mcp_satellite::gateway::face::Answer;
 use mcp_satellite::gateway::flat::{Picture, Thing};
-use mcp_satellite::gateway::tools::schema;
+use mcp_satellite::gateway::tools::{Caller, Callers, schema};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rpc::Message;
 use serde_json::{Value, json};
@@ -226,7 +234,10 @@ async fn a_call_that_cannot_be_made_says_what_can_be_done() {
         (&error["kind"], &error["status"], &error["fate"]),
         (&json!("refused"), &json!("awaiting_user_config"), &json!("not_sent"))
     );
-    assert!(text.ends_with("Ask the user to give API_KEY in the configuration of `mail`."), "{text}");
+    assert!(
+        text.contains("API_KEY") && text.ends_with("Ask the user to give what is missing in the configuration."),
+        "{text}"
+    );
 
     let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"broken:x"}"#).await;
     assert_eq!(error["status"], "permanently_failed");
@@ -240,7 +251,7 @@ async fn a_call_that_cannot_be_made_says_what_can_be_done() {
 
     let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"git:hang"}"#).await;
     assert_eq!((&error["kind"], &error["fate"]), (&json!("timed_out"), &json!("timed_out")));
-    assert!(text.starts_with("no answer within 30 s. It may have been carried out"), "{text}");
+    assert!(text.starts_with("no answer within 30 s. It may be carried out still"), "{text}");
     house.end().await;
 }
 
@@ -292,6 +303,48 @@ async fn servers_are_told_as_they_are_and_one_is_started_again() {
     let again = house.finds("reconnect_server", r#"{"name":"git"}"#).await;
     fits("reconnect_server", &again);
     house.sees("b", |view| view.status == Status::Online && view.restarts == 1).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_made_anew_for_a_caller_by_what_others_do() {
+    let house = house().await;
+    let callers = Callers::default();
+    let caller = || callers.of(house.runtime.snapshot(), &"acme".into(), &"alice".into());
+    let offered = caller().offered();
+    house.runtime.install(spec("other", "o", "bob")).await.unwrap();
+    house.runtime.stop(&InstanceId::new("acme".into(), "bob".into(), "s".into())).await.unwrap();
+    assert!(offered.is_of(&caller()));
+    assert!(!offered.is_of(&Caller::new(house.runtime.snapshot(), &"acme".into(), &"alice".into())));
+    // What is hers does.
+    house.runtime.stop(&id("b")).await.unwrap();
+    assert!(!offered.is_of(&caller()));
+    house.runtime.start(&id("b")).await.unwrap();
+    house.sees("b", |view| view.status == Status::Online).await;
+    let offered = caller().offered();
+    house.runtime.uninstall(&id("a")).await.unwrap();
+    assert!(!offered.is_of(&caller()));
+    assert_eq!(caller().servers().map(|(label, _)| label.to_owned()).collect::<Vec<_>>(), ["git"]);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_not_asked_of_late_is_forgotten() {
+    let house = house().await;
+    let callers = Callers::default();
+    for _ in 0..4 {
+        for user in 0..200 {
+            callers.of(house.runtime.snapshot(), &"acme".into(), &format!("user {user}").into());
+        }
+        // Another picture of all, in which nobody has asked yet.
+        house.runtime.stop(&id("b")).await.unwrap();
+        house.runtime.start(&id("b")).await.unwrap();
+        house.sees("b", |view| view.status == Status::Online).await;
+    }
+    for user in 0..500 {
+        drop(callers.of(Arc::new(Snapshot::default()), &"acme".into(), &format!("guest {user}").into()));
+    }
+    assert!(callers.len() < 500, "{} of 700", callers.len());
     house.end().await;
 }
 

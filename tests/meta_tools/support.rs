@@ -28,8 +28,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// In paused time it costs nothing.
-const GIVE_UP: Duration = Duration::from_secs(3600);
+/// Longer than it takes a server to fall asleep; in paused time it costs nothing.
+const GIVE_UP: Duration = Duration::from_secs(300);
 
 struct Nothing;
 

@@ -61,6 +61,10 @@ impl Flat {
 
     pub(super) fn began(&self, session: &Arc<Session>) {
         self.desks.enter(session, &self.runtime, &self.callers);
+        // One that had to make room for another may have ended before it began here.
+        if session.ended().is_some() {
+            self.desks.leave(session);
+        }
     }
 
     pub(super) fn ended(&self, session: &Session) {

@@ -9,7 +9,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 
 use crate::gateway::names;
 use crate::gateway::tools::raw::respelled;
-use crate::gateway::tools::resources::{UI, qualified};
+use crate::gateway::tools::resources::{UI, described, qualified};
 use crate::gateway::tools::{Caller, Offered};
 
 /// What clients read lists of, and are told the changes of.
@@ -133,9 +133,7 @@ fn addressed(offered: &Offered) -> Part {
     let entries = |name: &str, key: &str, of: fn(&Catalogue) -> &[Entry]| {
         let mut definitions = Vec::new();
         for (label, _, catalogue) in offered.each() {
-            let spell = |uri: &str| qualified(label, uri);
-            let spelled = |entry: &Entry| respelled(&respelled(entry.raw.get(), &[key], spell), &UI, spell);
-            definitions.extend(of(catalogue).iter().map(spelled));
+            definitions.extend(of(catalogue).iter().map(|entry| described(label, entry.raw.get(), key)));
         }
         result(name, &definitions)
     };

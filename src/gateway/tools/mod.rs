@@ -67,7 +67,7 @@ impl Tools {
         let answered = match &*name {
             "discover_mcp_tools" => discover(&caller, &self.indexes, given).await.map(Answer::Result),
             "execute_mcp_tool" => execute(runtime, &caller, asked()).await,
-            "list_mcp_resources" => list_resources(&caller, given).map(Answer::Result),
+            "list_mcp_resources" => list_resources(&caller, given).await.map(Answer::Result),
             "read_mcp_resource" => read_resource(runtime, &caller, asked()).await,
             "list_servers" => list_servers(&caller, given, Instant::now(), Timestamp::now()).map(Answer::Result),
             "reconnect_server" => reconnect(runtime, &caller, given).await.map(Answer::Result),

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::arguments::Arguments;
-use super::caller::Caller;
+use super::caller::{Caller, Offered};
 use super::execute::{Asked, Passed, pass_on};
 use super::raw::{members, quoted, raw, respelled};
 use super::{structured, structured_with};
@@ -20,6 +20,13 @@ pub(in crate::gateway) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
 /// What stands between a server and a URI.
 pub(in crate::gateway) const SEPARATOR: char = '|';
 
+/// A definition in a list of all: as its server describes it, but for its address, which is its `key`, and the address of
+/// what shows it.
+pub(in crate::gateway) fn described(label: &str, raw: &str, key: &str) -> String {
+    let spell = |uri: &str| qualified(label, uri);
+    respelled(&respelled(raw, &[key], spell), &UI, spell)
+}
+
 #[derive(Serialize)]
 struct Resources {
     resources: Vec<Box<RawValue>>,
@@ -31,18 +38,26 @@ pub(in crate::gateway) fn qualified(label: &str, uri: &str) -> String {
     format!("{label}{SEPARATOR}{uri}")
 }
 
-/// The result of `list_mcp_resources`: what is offered now, as its servers describe it, but for the URIs.
-pub(super) fn list(caller: &Caller, arguments: Option<&str>) -> Result<String, Refusal> {
+/// The result of `list_mcp_resources`: what is offered now, as its servers describe it, but for the URIs. There may be
+/// much of it: it is written where nobody waits for the thread.
+pub(super) async fn list(caller: &Caller, arguments: Option<&str>) -> Result<String, Refusal> {
     Arguments::read(arguments, &[])?;
-    let mut all = Resources { resources: Vec::new(), resource_templates: Vec::new() };
-    for (label, _, catalogue) in caller.offered().each() {
-        let spell = |uri: &str| qualified(label, uri);
-        let entry = |entry: &Entry, key: &str| raw(respelled(&respelled(entry.raw.get(), &[key], spell), &UI, spell));
-        all.resources.extend(catalogue.resources.iter().map(|resource| entry(resource, "uri")));
-        all.resource_templates
-            .extend(catalogue.resource_templates.iter().map(|template| entry(template, "uriTemplate")));
+    let offered = caller.offered();
+    let written = tokio::task::spawn_blocking(move || structured(&Resources::of(&offered))).await;
+    written.map_err(|_| Refusal::ending())
+}
+
+impl Resources {
+    fn of(offered: &Offered) -> Self {
+        let mut all = Self { resources: Vec::new(), resource_templates: Vec::new() };
+        for (label, _, catalogue) in offered.each() {
+            let entry = |entry: &Entry, key: &str| raw(described(label, entry.raw.get(), key));
+            all.resources.extend(catalogue.resources.iter().map(|resource| entry(resource, "uri")));
+            all.resource_templates
+                .extend(catalogue.resource_templates.iter().map(|template| entry(template, "uriTemplate")));
+        }
+        all
     }
-    Ok(structured(&all))
 }
 
 /// Answers `read_mcp_resource`: the server is asked each time.
