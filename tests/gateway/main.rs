@@ -9,6 +9,12 @@ mod access;
 mod client;
 mod drain;
 mod fake;
+mod flat;
+#[path = "../meta_tools/support.rs"]
+#[expect(dead_code, reason = "the tests without HTTP use the rest")]
+mod house;
+mod played;
 mod strangers;
 mod streams;
 mod tls;
+mod tools;
