@@ -67,6 +67,7 @@ impl Server {
 }
 
 impl Drop for Server {
+    #[expect(clippy::print_stdout, reason = "shown with a test that has failed")]
     fn drop(&mut self) {
         // Errors say that it is gone already.
         let _ = kill(Pid::from_raw(self.process.id().cast_signed()), self.by);
