@@ -121,10 +121,22 @@ impl Endpoint {
             return;
         }
         open.access.apply(&plan);
-        let settings = Settings::new(&self.name, &plan, open.gateway.address());
-        if let Err(error) = open.gateway.apply(settings) {
-            tracing::error!(%error, "the MCP endpoint goes on with the certificate that it has");
+        let elsewhere = open.gateway.elsewhere(plan.listen).unwrap_or_else(|error| {
+            let (wanted, stays) = (plan.address(), open.gateway.address());
+            tracing::error!(?wanted, %stays, %error, "the MCP endpoint cannot move and stays where it is");
+            None
+        });
+        let address = elsewhere.as_ref().and_then(|listener| listener.local_addr().ok());
+        let settings = Settings::new(&self.name, &plan, address.unwrap_or_else(|| open.gateway.address()));
+        match open.gateway.apply(settings, elsewhere) {
+            Ok(()) if address.is_some() => {
+                tracing::info!(url = plan.url(open.gateway.address()), "the MCP endpoint has moved");
+            }
+            Ok(()) => {}
+            Err(error) => tracing::error!(%error, "the MCP endpoint goes on with the certificate that it has"),
         }
+        // What it does, which may not be what was asked.
+        plan.tls = open.gateway.tls();
         *self.state() = Some(Open { plan, ..open });
     }
 
