@@ -305,7 +305,11 @@ impl Wishes {
             uri.strip_prefix(of.as_str())
                 .is_some_and(|rest| rest.is_empty() || of.ends_with('/') || rest.starts_with(['/', '?', '#']))
         };
-        self.subscriptions.iter().filter(covers).flat_map(|(_, subscription)| subscription.clients.iter().copied()).collect()
+        self.subscriptions
+            .iter()
+            .filter(covers)
+            .flat_map(|(_, subscription)| subscription.clients.iter().copied())
+            .collect()
     }
 
     fn wants(&self, uri: &str) -> bool {

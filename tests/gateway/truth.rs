@@ -2,10 +2,11 @@
 //! What is not the caller's own does not exist.
 
 use mcp_satellite::actors::model::exit::{CallError, Fate};
+use mcp_satellite::actors::model::ids::InstanceId;
 use mcp_satellite::actors::model::policy::ReconnectPolicy;
 use mcp_satellite::actors::model::spec::Keep;
 use mcp_satellite::actors::model::status::Status;
-use mcp_satellite::gateway::refusal::Refusal;
+use mcp_satellite::gateway::refusal::{Refusal, Whose};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -34,14 +35,24 @@ async fn called(client: &mut Attached) -> Value {
 /// An error of ours: a status, what has happened, and the next step, in words and as data.
 fn refused(answer: &Value, kind: &str, status: Value, happened: &str, next_step: &str) {
     let error = &answer["error"];
-    assert_eq!((&error["code"], &error["data"]["kind"], &error["data"]["status"]), (&json!(-32000), &json!(kind), &status));
+    assert_eq!(
+        (&error["code"], &error["data"]["kind"], &error["data"]["status"]),
+        (&json!(-32000), &json!(kind), &status)
+    );
     let message = error["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
     assert!(message.contains(happened) && message.ends_with(next_step), "{message}");
     assert_eq!(error["data"]["next_step"], next_step);
 }
 
-fn next_step(status: Status) -> String {
-    Refusal::from(&CallError::Refused { status, message: String::new() }).next_step
+/// What its user is told to do about a call of this instance that is refused.
+fn next_step(whole: &Whole, id: &InstanceId, status: Status) -> String {
+    next_step_of(whole, id, &CallError::Refused { status, message: String::new() })
+}
+
+/// About a call that ended like this.
+fn next_step_of(whole: &Whole, id: &InstanceId, error: &CallError) -> String {
+    let view = whole.runtime.status(id).unwrap();
+    Refusal::of_call(error, Some(view.status), Whose::Name(&view.spec.name)).next_step.unwrap()
 }
 
 #[tokio::test]
@@ -73,7 +84,8 @@ async fn a_server_on_its_way_is_waited_for_as_long_as_the_call_may_take() {
     whole.until(&id, |view| view.status == Status::Connecting).await;
     let error = CallError::TimedOut { after: CALL_TIMEOUT, fate: Fate::NotSent };
     let answer = called(&mut client).await;
-    refused(&answer, "timed_out", Value::Null, &error.to_string(), "it did not reach the server: call it again");
+    let next = next_step_of(&whole, &id, &error);
+    refused(&answer, "timed_out", json!("connecting"), &error.to_string(), &next);
     assert_eq!(answer["error"]["data"]["fate"], "not_sent");
     // What it says of itself is known, so a client may come and wait.
     assert_eq!(greeted(&whole, "crashed").await["result"]["serverInfo"]["name"], "sim-server");
@@ -86,7 +98,13 @@ async fn a_server_that_only_a_person_can_bring_back_refuses_at_once_and_says_how
     let id = whole.online(Server::sim("stopped", &[])).await;
     let mut client = whole.client("stopped", json!({})).await;
     whole.runtime.stop(&id).await.unwrap();
-    refused(&called(&mut client).await, "refused", json!("offline"), "stopped", &next_step(Status::Offline));
+    refused(
+        &called(&mut client).await,
+        "refused",
+        json!("offline"),
+        "stopped",
+        &next_step(&whole, &id, Status::Offline),
+    );
 
     let id = whole.online(Server::sim("failed", &[]).policy(|policy| policy.restart.max_crashes = 1)).await;
     let mut client = whole.client("failed", json!({})).await;
@@ -94,18 +112,19 @@ async fn a_server_that_only_a_person_can_bring_back_refuses_at_once_and_says_how
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), nix::sys::signal::Signal::SIGKILL).unwrap();
     whole.until(&id, |view| view.status == Status::PermanentlyFailed).await;
     let answer = called(&mut client).await;
-    let (failed, next) = (json!("permanently_failed"), next_step(Status::PermanentlyFailed));
+    let (failed, next) = (json!("permanently_failed"), next_step(&whole, &id, Status::PermanentlyFailed));
     refused(&answer, "refused", failed.clone(), "Manual restart required", &next);
 
     // One that was never there has said nothing of itself that a client could be told.
     let id = whole.install(Server::command("never", "/bin/false", &[]).policy(|policy| policy.restart.max_crashes = 1));
     let id = id.await;
     whole.until(&id, |view| view.status == Status::PermanentlyFailed).await;
+    let next = next_step(&whole, &id, Status::PermanentlyFailed);
     refused(&greeted(&whole, "never").await, "refused", failed, "Manual restart required", &next);
 
     let id = whole.install(Server::sim("unset", &[]).requires("API_KEY")).await;
     whole.until(&id, |view| view.status == Status::AwaitingUserConfig).await;
-    let (awaiting, next) = (json!("awaiting_user_config"), next_step(Status::AwaitingUserConfig));
+    let (awaiting, next) = (json!("awaiting_user_config"), next_step(&whole, &id, Status::AwaitingUserConfig));
     refused(&greeted(&whole, "unset").await, "refused", awaiting, "API_KEY", &next);
     whole.end().await;
 }
@@ -119,7 +138,8 @@ async fn unauthorized() -> String {
             let mut request = [0; 4096];
             // Whatever it is, and whether it is read, it is refused.
             let _ = peer.read(&mut request).await;
-            let _ = peer.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+            let _ =
+                peer.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
         }
     });
     url
@@ -146,7 +166,7 @@ async fn a_remote_server_that_cannot_be_reached_is_tried_and_the_reason_is_told(
 
     let id = whole.install(Server::remote("locked", &unauthorized().await)).await;
     whole.until(&id, |view| view.status == Status::RequiresReauth).await;
-    let next = next_step(Status::RequiresReauth);
+    let next = next_step(&whole, &id, Status::RequiresReauth);
     refused(&greeted(&whole, "locked").await, "refused", json!("requires_reauth"), "", &next);
     whole.end().await;
 }
