@@ -192,7 +192,7 @@ async fn a_client_of_the_next_era_is_told_to_go_on_with_this_one() {
 
 #[tokio::test]
 async fn a_message_that_is_too_large_is_not_read() {
-    let stage = Stage::new(|settings| settings.body_max = 1000);
+    let stage = Stage::new(|settings| settings.limits.body_max = 1000);
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     client.send("POST", &[("content-length", "1001")], "x").await;
     assert_eq!(client.head().await.status, 413);
@@ -204,7 +204,7 @@ async fn a_message_that_is_too_large_is_not_read() {
 
 #[tokio::test]
 async fn a_user_has_so_many_sessions_and_the_idlest_makes_room() {
-    let mut stage = Stage::new(|settings| settings.limits.per_user_max = 2);
+    let mut stage = Stage::new(|settings| settings.limits.sessions_per_user_max = 2);
     let mut first = Client::initialized(stage.address, "2025-11-25").await;
     let mut second = Client::initialized(stage.address, "2025-11-25").await;
     let _third = Client::initialized(stage.address, "2025-11-25").await;

@@ -155,7 +155,7 @@ async fn tls_is_switched_on_and_off_by_a_reload_and_sessions_outlive_it() {
     asks.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
     stage.saw(Seen::Asked("hold".into())).await;
     let on = |settings: &mut mcp_satellite::gateway::Settings| {
-        (settings.tls, settings.drain_timeout) = (Some(pair.files()), Duration::from_secs(60));
+        (settings.tls, settings.limits.drain_timeout) = (Some(pair.files()), Duration::from_secs(60));
     };
     stage.reload(on, None).unwrap();
     assert_eq!(stage.gateway.address(), stage.address);
