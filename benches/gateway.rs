@@ -9,8 +9,13 @@
 mod client;
 #[expect(dead_code, reason = "each bench uses its part of it")]
 mod common;
+#[path = "gateway/discovery.rs"]
+mod discovery;
 #[path = "gateway/gateways.rs"]
 mod gateways;
+#[path = "../tests/meta_tools/support.rs"]
+#[expect(dead_code, reason = "each test and bench uses its part of it")]
+mod house;
 #[path = "gateway/pipe.rs"]
 mod pipe;
 #[path = "gateway/sdk.rs"]
@@ -122,7 +127,11 @@ fn main() {
     if sdk::is_child() {
         common::tokio_runtime().block_on(sdk::serve());
     } else {
-        common::tokio_runtime().block_on(measure());
+        // `-- discovery` measures that alone.
+        if !std::env::args().any(|argument| argument == "discovery") {
+            common::tokio_runtime().block_on(measure());
+        }
+        discovery::measure();
     }
 }
 

@@ -58,6 +58,13 @@ impl Client {
         assert!(memchr::memmem::find(&self.body, b"hello").is_some(), "{}", self.said());
     }
 
+    /// Asks something else than what it was opened for, and reads the whole answer.
+    pub(crate) async fn ask(&mut self, body: &str) {
+        let request = self.request(body);
+        let answer = tokio::time::timeout(GIVE_UP, self.post(&request)).await.unwrap();
+        assert_eq!(answer.status, 200, "{}", self.said());
+    }
+
     fn said(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }

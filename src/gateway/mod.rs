@@ -29,6 +29,7 @@ pub mod session;
 pub mod sessions;
 pub mod stream;
 pub mod tools;
+mod wishes;
 
 use std::fmt;
 use std::io;

@@ -153,6 +153,13 @@ impl Sessions {
         self.table().all.values().cloned().collect()
     }
 
+    /// Those of one user.
+    pub(crate) fn of(&self, team: &TeamId, user: &UserId) -> Vec<Arc<Session>> {
+        let table = self.table();
+        let numbers = table.of.get(&(team.clone(), user.clone())).into_iter().flatten();
+        numbers.filter_map(|number| table.all.get(number).cloned()).collect()
+    }
+
     /// Ends a session and forgets it; `None` if that was done already.
     pub(crate) fn close(&self, session: &Arc<Session>, why: End) -> Option<Arc<Session>> {
         session.end(why);

@@ -138,11 +138,6 @@ impl Client {
         self.io.get_mut().write_all(bytes).await.is_ok()
     }
 
-    /// Sends nothing more.
-    pub(crate) async fn hang_up(&mut self) {
-        let _ = self.io.get_mut().shutdown().await;
-    }
-
     /// Sends a request. A header that is given replaces the usual one, and an empty one takes it away.
     pub(crate) async fn send(&mut self, method: &str, headers: &[(&str, &str)], body: &str) {
         let mut usual = vec![("host", "localhost".to_owned())];

@@ -98,6 +98,14 @@ async fn a_stolen_session_id_opens_nothing() {
             }
         }
     }
+    let mut at_instance = Client::connect(stage.address).await;
+    at_instance.path = instance("alices");
+    at_instance.begin("2025-11-25").await;
+    for path in [instance("shared"), instance("nothing"), "/mcp".to_owned()] {
+        at_instance.path = path;
+        let answer = at_instance.ask("POST", &[], &echo).await;
+        assert_eq!(visible(&answer), visible(&nothing), "{}", at_instance.path);
+    }
     // Another token of the same user is the same user.
     alice.token = Some("alice-other-token".to_owned());
     assert_eq!(alice.ask("POST", &[], &echo).await.head.status, 200);
