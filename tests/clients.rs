@@ -15,6 +15,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -67,6 +68,7 @@ impl Server {
 }
 
 impl Drop for Server {
+    #[expect(clippy::print_stdout, reason = "shown with a test that has failed")]
     fn drop(&mut self) {
         // Errors say that it is gone already.
         let _ = kill(Pid::from_raw(self.process.id().cast_signed()), self.by);
@@ -113,11 +115,20 @@ impl Endpoint {
         let mut command = Command::new(SATELLITE);
         command.arg("run").arg("--config").arg(config).arg("--data-dir").arg(home.path().join("data"));
         let mut server = Server::start(command.stdout(Stdio::piped()), Signal::SIGTERM, home);
-        let mut lines = BufReader::new(server.process.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let url = lines.find_map(|line| Some(line.split_once("MCP: ")?.1.split_whitespace().next()?.to_owned()));
-        // What it says from now on is read, and not looked at.
-        std::thread::spawn(move || lines.for_each(drop));
-        let url = url.unwrap_or_else(|| panic!("the satellite has not said where it listens: {}", server.log()));
+        let lines = BufReader::new(server.process.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let (said, hears) = mpsc::channel();
+        // All that it says is read, so that it can go on.
+        std::thread::spawn(move || {
+            for line in lines {
+                if let Some(url) = line.split_once("MCP: ").and_then(|(_, rest)| rest.split_whitespace().next()) {
+                    // An error says that the test is over.
+                    let _ = said.send(url.to_owned());
+                }
+            }
+        });
+        let url = hears.recv_timeout(GIVE_UP);
+        let url = url
+            .unwrap_or_else(|error| panic!("the satellite does not say where it listens, {error}: {}", server.log()));
         Some(Self {
             instance: url.replace("/mcp", "/i/everything/mcp"),
             tools: Some(url),
@@ -176,9 +187,9 @@ impl Client {
 fn finished(command: &mut Command) -> String {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = Pid::from_raw(child.id().cast_signed());
-    let (done, waits) = std::sync::mpsc::channel::<()>();
+    let (done, waits) = mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
-        if waits.recv_timeout(GIVE_UP) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if waits.recv_timeout(GIVE_UP) == Err(mpsc::RecvTimeoutError::Timeout) {
             kill(pid, Signal::SIGKILL).unwrap();
         }
     });

@@ -6,6 +6,7 @@
 //!   that is no message with `{"malformed": "THE LINE"}`.
 //! - `mirror/say` with `{"messages": […]}` writes each of them as it stands there, but for the strings `"$id"` and
 //!   `"$token"`: the id of this request and its progress token. It answers nothing by itself.
+//! - `mirror/told` is answered with `{"told": […]}`: the requests about resources and logging since the last time.
 //! - `initialize` and `ping` are answered as everywhere, so that it can be supervised. It lists nothing.
 
 use std::io::{self, BufRead, Write};
@@ -28,9 +29,9 @@ struct Say<'a> {
 
 fn main() -> io::Result<()> {
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
-    let mut line = Vec::new();
+    let (mut line, mut told) = (Vec::new(), Vec::new());
     while input.read_until(b'\n', &mut line)? > 0 {
-        let answers = answers(line.trim_ascii_end());
+        let answers = answers(line.trim_ascii_end(), &mut told);
         for answer in answers {
             writeln!(output, "{answer}")?;
         }
@@ -40,7 +41,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-fn answers(line: &[u8]) -> Vec<String> {
+fn answers(line: &[u8], told: &mut Vec<String>) -> Vec<String> {
     let message = std::str::from_utf8(line).ok().and_then(|text| Some((text, View::read(text).ok()?)));
     let Some((text, message)) = message else {
         let line = serde_json::Value::from(String::from_utf8_lossy(line));
@@ -65,7 +66,16 @@ fn answers(line: &[u8]) -> Vec<String> {
                 }
             }
         }
-        _ => vec![result(&format!(r#"{{"reflected":{text}}}"#))],
+        Some("mirror/told") => {
+            let told = std::mem::take(told).join(",");
+            vec![result(&format!(r#"{{"told":[{told}]}}"#))]
+        }
+        method => {
+            if method.is_some_and(|method| method.starts_with("resources/") || method.starts_with("logging/")) {
+                told.push(text.to_owned());
+            }
+            vec![result(&format!(r#"{{"reflected":{text}}}"#))]
+        }
     }
 }
 

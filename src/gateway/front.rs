@@ -14,6 +14,7 @@ use futures::StreamExt as _;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::rpc::{Kind, Malformed, Message};
 use serde_json::value::RawValue;
+use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::TaskTracker;
 
@@ -43,6 +44,7 @@ pub(crate) struct Front {
     pub(crate) tell: Teller,
     pub(crate) access: Arc<Access>,
     settings: RwLock<Arc<Settings>>,
+    changed: Notify,
     /// Of the messages of all clients that are being read or answered.
     bodies: Arc<Budget>,
     draining: AtomicBool,
@@ -103,7 +105,17 @@ impl Front {
         let bodies = Budget::new(settings.bodies_max);
         sessions.streams().set(settings.streams_max);
         let (settings, draining) = (RwLock::new(Arc::new(settings)), AtomicBool::new(false));
-        Self { faces, sessions, tell, access, settings, bodies, draining, work: TaskTracker::new() }
+        Self {
+            faces,
+            sessions,
+            tell,
+            access,
+            settings,
+            changed: Notify::new(),
+            bodies,
+            draining,
+            work: TaskTracker::new(),
+        }
     }
 
     pub(crate) fn settings(&self) -> Arc<Settings> {
@@ -114,6 +126,12 @@ impl Front {
         self.bodies.set(settings.bodies_max);
         self.sessions.streams().set(settings.streams_max);
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        self.changed.notify_one();
+    }
+
+    /// Waits for other settings.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
     }
 
     /// No request is taken any more; answers and notifications of open calls are.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::rpc::{Kind, Message, joined};
 use mcp_satellite_actors::{Relay, RuntimeHandle, is_repeatable};
 use serde::Deserialize;
 use tokio::time::Duration;
@@ -18,9 +20,12 @@ use super::room::Rooms;
 use super::session::Session;
 use super::tools::Callers;
 use super::tools::raw::respelled;
+use super::wishes::Wish;
 
 /// How long a client that connects waits for a server that has to be started.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
+
+const ROOTS_CHANGED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
 
 /// See the module.
 #[derive(Debug)]
@@ -32,6 +37,7 @@ pub(super) struct Instances {
 
 impl Instances {
     pub(super) fn new(runtime: RuntimeHandle, rooms: Arc<Rooms>, callers: Arc<Callers>) -> Self {
+        rooms.open(runtime.clone());
         Self { runtime, rooms, callers }
     }
 
@@ -62,27 +68,42 @@ impl Instances {
     }
 
     pub(super) fn request(&self, id: InstanceId, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
-        let _ = session;
-        let runtime = self.runtime.clone();
+        let (runtime, rooms) = (self.runtime.clone(), self.rooms.clone());
         async move {
-            let Call { message, origin, withdrawn, timeout } = call;
-            let tool = (message.method() == Some("tools/call")).then(|| name_of(&message)).flatten();
             let view = runtime.status(&id);
-            let known = tool
-                .as_ref()
-                .and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
-            let repeatable = known.unwrap_or_else(|| message.method().is_some_and(is_repeatable));
-            let relay = Relay { message, origin, repeatable, tool };
-            match runtime.relay(&id, relay, timeout, withdrawn).await {
-                Ok(Some(answer)) => Answer::Message(answer),
-                Ok(None) => Answer::Withdrawn,
-                Err(error) => Answer::Error(Refusal::of_instance(&error, &runtime, &id, None).rpc()),
+            // A server that sleeps is well, and need not be woken to say so.
+            if call.message.method() == Some("ping") && view.as_ref().is_some_and(|view| view.dormant) {
+                return Answer::Result("{}".to_owned());
             }
+            let Some(wish) = Wish::of(&call.message) else { return relayed(&runtime, &id, view, call).await };
+            let wished = rooms.wish(&session, &id, &wish);
+            if wished.is_granted() {
+                return Answer::Result("{}".to_owned());
+            }
+            let answer = relayed(&runtime, &id, view, call).await;
+            if let Answer::Message(message) = &answer {
+                wished.answered(message.kind() == Kind::Result);
+            }
+            answer
         }
         .boxed()
     }
 
     pub(super) fn notification(&self, session: &Arc<Session>, id: &InstanceId, message: Message) {
+        let passed = match message.method() {
+            // The server's session has begun long since.
+            Some("notifications/initialized") => {
+                if !self.rooms.brings_roots(session, id) {
+                    return;
+                }
+                Message::read(Bytes::from_static(ROOTS_CHANGED)).ok()
+            }
+            // Of a request that is answered, or was never made: under this id the server knows another.
+            Some("notifications/cancelled") => None,
+            Some("notifications/progress") => of_a_question(session, &message),
+            _ => Some(message),
+        };
+        let Some(message) = passed else { return };
         if let Err(error) = self.runtime.tell(id, message) {
             tracing::debug!(session_id = session.public_id(), %error, "a client's notification was not passed on");
         }
@@ -91,6 +112,28 @@ impl Instances {
     pub(super) fn ended(&self, session: &Arc<Session>, id: &InstanceId) {
         self.rooms.leave(session, id);
     }
+}
+
+/// Passes a request on as it came.
+async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<InstanceView>>, call: Call) -> Answer {
+    let Call { message, origin, withdrawn, timeout } = call;
+    let tool = (message.method() == Some("tools/call")).then(|| name_of(&message)).flatten();
+    let known =
+        tool.as_ref().and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
+    let repeatable = known.unwrap_or_else(|| message.method().is_some_and(is_repeatable));
+    let relay = Relay { message, origin, repeatable, tool };
+    match runtime.relay(id, relay, timeout, withdrawn).await {
+        Ok(Some(answer)) => Answer::Message(answer),
+        Ok(None) => Answer::Withdrawn,
+        Err(error) => Answer::Error(Refusal::of_instance(&error, runtime, id, None).rpc()),
+    }
+}
+
+/// Progress of an answer that a server waits for, under the token that it knows. Any other is about nothing: the token
+/// could be another client's.
+fn of_a_question(session: &Session, message: &Message) -> Option<Message> {
+    let (_, token) = session.question(message.token()?)?;
+    Message::read(joined(&message.told_as(&token))).ok()
 }
 
 /// The name in the params of a request.

@@ -101,8 +101,9 @@ impl Drop for Place {
 /// A listener at work. Dropped, it ends at once.
 #[derive(Debug)]
 pub(crate) struct Door {
-    /// The same socket once more, for another door in the place of this one.
-    socket: TcpListener,
+    /// The same socket once more, for another door in the place of this one. None once it closes: while anybody has it, the
+    /// system takes connections that nobody lets in.
+    socket: Option<TcpListener>,
     handle: Handle<SocketAddr>,
     task: JoinHandle<()>,
 }
@@ -116,7 +117,7 @@ impl Drop for Door {
 
 impl Door {
     pub(crate) fn open(listener: TcpListener, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
-        let socket = listener.try_clone()?;
+        let socket = Some(listener.try_clone()?);
         let handle = Handle::new();
         let mut server = axum_server::from_tcp(listener)?.handle(handle.clone()).acceptor(Entry { terms });
         server
@@ -136,17 +137,15 @@ impl Door {
         Ok(Self { socket, handle, task })
     }
 
-    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
-    }
-
     /// Another door at the same place. Who has come through this one ends with it.
     pub(crate) fn again(&self, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
-        Self::open(self.socket.try_clone()?, front, terms)
+        let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
+        Self::open(socket.try_clone()?, front, terms)
     }
 
     /// Takes no more connections; those that there are end with their answers, at the latest after `left`.
     pub(crate) async fn close(mut self, left: Duration) {
+        self.socket = None;
         self.handle.graceful_shutdown(Some(left));
         // An error says that it has panicked: it is over, too.
         let _ = (&mut self.task).await;

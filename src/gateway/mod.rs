@@ -29,6 +29,7 @@ pub mod session;
 pub mod sessions;
 pub mod stream;
 pub mod tools;
+mod wishes;
 
 use std::fmt;
 use std::io;
@@ -37,7 +38,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::model::event::Event;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Duration, Instant, sleep, timeout};
+use tokio::time::{Duration, Instant, timeout};
 
 use crate::config::{Answers, GatewayPlan, Listen, Tls};
 use access::Access;
@@ -199,9 +200,10 @@ impl Gateway {
     ) -> io::Result<Self> {
         let terms = Arc::new(Terms::default());
         terms.set(settings.identity()?, settings.connections_max);
+        let address = listener.local_addr()?;
         let front = Arc::new(Front::new(faces, sessions, tell, access, settings));
         let door = Door::open(listener, front.clone(), terms.clone())?;
-        let doors = Doors { address: door.address()?, open: Some(door), closing: JoinSet::new() };
+        let doors = Doors { address, open: Some(door), closing: JoinSet::new() };
         let sweeper = tokio::spawn(sweep(front.clone()));
         Ok(Self { front, terms, doors: Mutex::new(doors), sweeper })
     }
@@ -262,11 +264,11 @@ impl Gateway {
         while doors.closing.try_join_next().is_some() {}
         let Some(open) = doors.open.as_ref().filter(|_| switched || elsewhere.is_some()) else { return Ok(()) };
         let (front, terms) = (self.front.clone(), self.terms.clone());
-        let door = match elsewhere {
-            Some(listener) => Door::open(listener, front, terms)?,
-            None => open.again(front, terms)?,
+        let (address, door) = match elsewhere {
+            Some(listener) => (listener.local_addr()?, Door::open(listener, front, terms)?),
+            None => (doors.address, open.again(front, terms)?),
         };
-        doors.address = door.address()?;
+        doors.address = address;
         if let Some(old) = doors.open.replace(door) {
             doors.closing.spawn(old.close(left));
         }
@@ -333,7 +335,9 @@ async fn sweep(front: Arc<Front>) {
     loop {
         let limits = front.settings().limits;
         let pause = AT_MOST.min(limits.idle / 2).min(limits.age_max / 2).max(Duration::from_millis(10));
-        sleep(pause).await;
+        // An error says that the time has passed; without one there are other settings.
+        let _ = timeout(pause, front.changed()).await;
+        let limits = front.settings().limits;
         for session in front.sessions.sweep(&limits, Instant::now()) {
             front.gone(&session);
         }

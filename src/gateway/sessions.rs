@@ -165,6 +165,13 @@ impl Sessions {
         self.table().all.values().cloned().collect()
     }
 
+    /// Those of one user.
+    pub(crate) fn of(&self, team: &TeamId, user: &UserId) -> Vec<Arc<Session>> {
+        let table = self.table();
+        let numbers = table.of.get(&(team.clone(), user.clone())).into_iter().flatten();
+        numbers.filter_map(|number| table.all.get(number).cloned()).collect()
+    }
+
     /// Ends a session and forgets it; `None` if that was done already.
     pub(crate) fn close(&self, session: &Arc<Session>, why: End) -> Option<Arc<Session>> {
         session.end(why);
@@ -314,7 +321,7 @@ mod tests {
         assert_eq!(lost(), [0, 0, 0, 0], "there is room");
         sessions.streams().set(2 * used - 10);
         sessions.relieve();
-        assert_eq!(lost(), [0, 0, 1, 0]);
+        assert_eq!(lost(), [0, 1, 1, 0]);
         assert!(!is_crowded(sessions.streams()));
         sessions.streams().set(10);
         sessions.relieve();

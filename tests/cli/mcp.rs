@@ -55,6 +55,12 @@ impl Client {
         self
     }
 
+    /// The same client with this session.
+    pub(crate) fn in_session(mut self, session: &str) -> Self {
+        self.session = Some(session.to_owned());
+        self
+    }
+
     /// One request; an error if nobody listens, or the connection ends without an answer.
     pub(crate) fn post(&self, message: &Value) -> std::io::Result<Answered> {
         let mut stream = TcpStream::connect(&self.address)?;
@@ -88,12 +94,17 @@ impl Client {
         answered
     }
 
+    /// Calls a tool, whatever comes of it.
+    #[track_caller]
+    pub(crate) fn call_anyway(&self, tool: &str, arguments: &Value) -> Answered {
+        let params = json!({"name": tool, "arguments": arguments});
+        self.post(&json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params})).unwrap()
+    }
+
     /// Calls a tool: the answer of JSON-RPC.
     #[track_caller]
     pub(crate) fn call(&self, tool: &str, arguments: &Value) -> Value {
-        let params = json!({"name": tool, "arguments": arguments});
-        let request = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params});
-        let answered = self.post(&request).unwrap();
+        let answered = self.call_anyway(tool, arguments);
         assert_eq!(answered.status, 200, "{answered:?}");
         answered.json()
     }

@@ -1,10 +1,11 @@
-//! The endpoint over real sockets: what a client sees, byte for byte where it matters. What answers is a fake: servers have
-//! tests of their own.
+//! The endpoint over real sockets: what a client sees, byte for byte where it matters. What answers is a fake, or, from
+//! `whole.rs` on, real servers in a real runtime.
 
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::needless_pass_by_value, reason = "`json!` is written where it is used")]
 
+mod access;
 mod client;
 mod drain;
 mod fake;
@@ -12,7 +13,13 @@ mod flat;
 #[path = "../meta_tools/support.rs"]
 #[expect(dead_code, reason = "the tests without HTTP use the rest")]
 mod house;
+mod lossless;
+mod mixed;
 mod played;
+mod questions;
 mod strangers;
 mod streams;
+mod tls;
 mod tools;
+mod truth;
+mod whole;

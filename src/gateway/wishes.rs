@@ -1,0 +1,481 @@
+//! What the clients of one instance want of its server, and what of that it was told. They share its one session: each
+//! has its own log level and subscriptions, and the server has the lowest level and all subscriptions. Pure: no clock, no
+//! socket.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::rpc::{Kind, Message};
+use serde::Deserialize;
+
+/// How much is logged, from all to the least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Level {
+    Debug,
+    Info,
+    Notice,
+    Warning,
+    Error,
+    Critical,
+    Alert,
+    Emergency,
+}
+
+impl Level {
+    /// The level in the params of `logging/setLevel` or of what is logged. None if it is none that is known.
+    pub(super) fn of(message: &Message) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Params {
+            level: Level,
+        }
+        serde_json::from_str(message.params()?).ok().map(|params: Params| params.level)
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Notice => "notice",
+            Self::Warning => "warning",
+            Self::Error => "error",
+            Self::Critical => "critical",
+            Self::Alert => "alert",
+            Self::Emergency => "emergency",
+        }
+    }
+}
+
+/// The uri in the params of a message.
+pub(super) fn uri_of(message: &Message) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Params {
+        uri: String,
+    }
+    serde_json::from_str(message.params()?).ok().map(|params: Params| params.uri)
+}
+
+/// What a client asks of the session that it shares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// To be told what is logged from this level on.
+    Level(Level),
+    /// To be told when this resource has changed.
+    Subscribe(String),
+    /// Not to be told any more.
+    Unsubscribe(String),
+}
+
+impl Wish {
+    /// What a request asks of the shared session, if it asks that. What cannot be read is for the server to refuse.
+    pub(super) fn of(message: &Message) -> Option<Self> {
+        if message.kind() != Kind::Request {
+            return None;
+        }
+        match message.method()? {
+            "logging/setLevel" => Level::of(message).map(Self::Level),
+            "resources/subscribe" => uri_of(message).map(Self::Subscribe),
+            "resources/unsubscribe" => uri_of(message).map(Self::Unsubscribe),
+            _ => None,
+        }
+    }
+
+    /// The method by which a server is told.
+    pub(super) fn method(&self) -> &'static str {
+        match self {
+            Self::Level(_) => "logging/setLevel",
+            Self::Subscribe(_) => "resources/subscribe",
+            Self::Unsubscribe(_) => "resources/unsubscribe",
+        }
+    }
+
+    /// And its params.
+    pub(super) fn params(&self) -> serde_json::Value {
+        match self {
+            Self::Level(level) => serde_json::json!({ "level": level.as_str() }),
+            Self::Subscribe(uri) | Self::Unsubscribe(uri) => serde_json::json!({ "uri": uri }),
+        }
+    }
+}
+
+/// A wish that was made, and what is done about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Made {
+    /// The server does so already, for another client: it need not be asked.
+    Granted,
+    /// The client's own request goes on to it. What came of that is to be told.
+    Asked(Asked),
+}
+
+/// A request on its way to the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asked {
+    client: u64,
+    wish: Wish,
+    /// What the client had before.
+    before: Option<Level>,
+    /// The run that took calls then.
+    run: Option<Run>,
+}
+
+/// What came of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The server has done it. The run is the one that took calls then.
+    Done(Option<Run>),
+    /// It has not.
+    Refused,
+    /// Nobody knows.
+    Unknown,
+}
+
+#[derive(Debug, Default)]
+struct Subscription {
+    clients: BTreeSet<u64>,
+    /// How many requests for it are on their way.
+    asking: usize,
+}
+
+/// What one run of the server was told, as far as is known.
+#[derive(Debug, Default)]
+struct Told {
+    run: Option<Run>,
+    level: Option<Level>,
+    uris: BTreeSet<String>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Wishes {
+    levels: BTreeMap<u64, Level>,
+    subscriptions: BTreeMap<String, Subscription>,
+    told: Told,
+}
+
+impl Wishes {
+    /// A client wishes something. `run` takes calls now.
+    pub(super) fn make(&mut self, client: u64, wish: &Wish, run: Option<Run>) -> Made {
+        self.reaches(run);
+        let mut before = None;
+        let granted = match wish {
+            Wish::Level(level) => {
+                before = self.levels.insert(client, *level);
+                let others = self.levels.iter().filter(|(other, _)| **other != client);
+                let lowest = others.map(|(_, level)| *level).min();
+                lowest.is_some_and(|lowest| lowest <= *level && self.told.level.is_some_and(|told| told <= lowest))
+            }
+            Wish::Subscribe(uri) => {
+                let subscription = self.subscriptions.entry(uri.clone()).or_default();
+                let others = subscription.clients.iter().any(|other| *other != client);
+                subscription.clients.insert(client);
+                others && self.told.uris.contains(uri)
+            }
+            Wish::Unsubscribe(uri) => {
+                self.lets_go(client, uri);
+                self.wants(uri)
+            }
+        };
+        if granted {
+            return Made::Granted;
+        }
+        if let Wish::Subscribe(uri) = wish
+            && let Some(subscription) = self.subscriptions.get_mut(uri)
+        {
+            subscription.asking += 1;
+        }
+        Made::Asked(Asked { client, wish: wish.clone(), before, run })
+    }
+
+    /// What has come of a request.
+    pub(super) fn came(&mut self, asked: Asked, outcome: Outcome) {
+        let Asked { client, wish, before, run } = asked;
+        if let Wish::Subscribe(uri) = &wish
+            && let Some(subscription) = self.subscriptions.get_mut(uri)
+        {
+            subscription.asking -= 1;
+            self.tidy(uri);
+        }
+        let told = |this: &mut Self, now: Option<Run>| {
+            this.reaches(now);
+            // Whether it reached this run or the one before is not known if there was another.
+            now.is_some() && now == run
+        };
+        match (outcome, wish) {
+            (Outcome::Done(now), Wish::Level(level)) => {
+                if told(self, now) {
+                    self.told.level = Some(level);
+                }
+            }
+            (Outcome::Done(now), Wish::Subscribe(uri)) => {
+                if told(self, now) {
+                    self.told.uris.insert(uri);
+                }
+            }
+            (Outcome::Done(now), Wish::Unsubscribe(uri)) => {
+                self.reaches(now);
+                self.told.uris.remove(&uri);
+            }
+            (Outcome::Refused | Outcome::Unknown, Wish::Level(level)) => {
+                if self.levels.get(&client) == Some(&level) {
+                    match before {
+                        Some(before) => self.levels.insert(client, before),
+                        None => self.levels.remove(&client),
+                    };
+                }
+                // It may log more or less than anybody wants now.
+                if outcome == Outcome::Unknown && self.told.run == run {
+                    self.told.level = None;
+                }
+            }
+            (Outcome::Refused, Wish::Subscribe(uri)) => self.lets_go(client, &uri),
+            (Outcome::Unknown, Wish::Subscribe(uri)) => {
+                self.lets_go(client, &uri);
+                // If it was carried out it is taken back.
+                if self.told.run == run && run.is_some() {
+                    self.told.uris.insert(uri);
+                }
+            }
+            // It is subscribed as far as is known.
+            (Outcome::Refused | Outcome::Unknown, Wish::Unsubscribe(_)) => {}
+        }
+    }
+
+    /// A client has gone, and its wishes with it.
+    pub(super) fn forget(&mut self, client: u64) {
+        self.levels.remove(&client);
+        let uris: Vec<String> = self.subscriptions.keys().cloned().collect();
+        for uri in uris {
+            self.lets_go(client, &uri);
+        }
+    }
+
+    /// This run takes calls now: another one than before was told nothing.
+    pub(super) fn reaches(&mut self, run: Option<Run>) {
+        if run.is_some() && self.told.run != run {
+            self.told = Told { run, ..Told::default() };
+        }
+    }
+
+    /// A run is over, and knows nothing any more.
+    pub(super) fn ended(&mut self, run: Run) {
+        if self.told.run == Some(run) {
+            self.told = Told::default();
+        }
+    }
+
+    /// What the server is to be told next, by ourselves; it then counts as told.
+    pub(super) fn owed(&mut self) -> Option<Wish> {
+        let lowest = self.levels.values().min().copied();
+        if let Some(level) = lowest.filter(|level| self.told.level != Some(*level)) {
+            self.told.level = Some(level);
+            return Some(Wish::Level(level));
+        }
+        if let Some(uri) = self.told.uris.iter().find(|uri| !self.wants(uri)).cloned() {
+            self.told.uris.remove(&uri);
+            return Some(Wish::Unsubscribe(uri));
+        }
+        // What a client asks for just now need not be asked for twice.
+        let missing = |(uri, of): &(&String, &Subscription)| of.asking == 0 && !self.told.uris.contains(*uri);
+        let uri = self.subscriptions.iter().find(missing).map(|(uri, _)| uri.clone())?;
+        self.told.uris.insert(uri.clone());
+        Some(Wish::Subscribe(uri))
+    }
+
+    /// We have told the server not to say any more of this; a client that has asked for it meanwhile may have been first.
+    pub(super) fn took_back(&mut self, uri: &str) {
+        self.told.uris.remove(uri);
+    }
+
+    /// Whether somebody waits for news of a resource.
+    pub(super) fn are_waiting(&self) -> bool {
+        self.subscriptions.values().any(|subscription| !subscription.clients.is_empty())
+    }
+
+    /// Whether a client hears of what is logged at a level. One that has set none hears all that the server says.
+    pub(super) fn hears(&self, client: u64, level: Option<Level>) -> bool {
+        match (self.levels.get(&client), level) {
+            (Some(from), Some(level)) => *from <= level,
+            (None, _) | (_, None) => true,
+        }
+    }
+
+    /// The clients that have subscribed to a resource, or to one that it is a part of.
+    pub(super) fn subscribers(&self, uri: &str) -> BTreeSet<u64> {
+        let covers = |(of, _): &(&String, &Subscription)| {
+            uri.strip_prefix(of.as_str())
+                .is_some_and(|rest| rest.is_empty() || of.ends_with('/') || rest.starts_with(['/', '?', '#']))
+        };
+        self.subscriptions
+            .iter()
+            .filter(covers)
+            .flat_map(|(_, subscription)| subscription.clients.iter().copied())
+            .collect()
+    }
+
+    fn wants(&self, uri: &str) -> bool {
+        self.subscriptions.get(uri).is_some_and(|subscription| !subscription.clients.is_empty())
+    }
+
+    fn lets_go(&mut self, client: u64, uri: &str) {
+        if let Some(subscription) = self.subscriptions.get_mut(uri) {
+            subscription.clients.remove(&client);
+            self.tidy(uri);
+        }
+    }
+
+    fn tidy(&mut self, uri: &str) {
+        if self.subscriptions.get(uri).is_some_and(|of| of.clients.is_empty() && of.asking == 0) {
+            self.subscriptions.remove(uri);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Option<Run> = Some(Run(1));
+    const TWO: Option<Run> = Some(Run(2));
+
+    fn subscribe(uri: &str) -> Wish {
+        Wish::Subscribe(uri.to_owned())
+    }
+
+    fn unsubscribe(uri: &str) -> Wish {
+        Wish::Unsubscribe(uri.to_owned())
+    }
+
+    /// The wish goes to the server in the client's own request.
+    fn asked(wishes: &mut Wishes, client: u64, wish: &Wish, run: Option<Run>) -> Asked {
+        match wishes.make(client, wish, run) {
+            Made::Asked(asked) => asked,
+            Made::Granted => panic!("{wish:?} of {client} does not reach the server"),
+        }
+    }
+
+    fn done(wishes: &mut Wishes, client: u64, wish: &Wish, run: Option<Run>) {
+        let asked = asked(wishes, client, wish, run);
+        wishes.came(asked, Outcome::Done(run));
+    }
+
+    fn all_owed(wishes: &mut Wishes) -> Vec<Wish> {
+        std::iter::from_fn(|| wishes.owed()).collect()
+    }
+
+    #[test]
+    fn the_server_is_subscribed_to_by_the_first_and_let_go_by_the_last() {
+        let mut wishes = Wishes::default();
+        done(&mut wishes, 1, &subscribe("a"), ONE);
+        assert_eq!(wishes.make(2, &subscribe("a"), ONE), Made::Granted);
+        // One that asks for what it has is answered by the server, as if it were alone.
+        done(&mut wishes, 3, &subscribe("b"), ONE);
+        done(&mut wishes, 3, &subscribe("b"), ONE);
+        assert_eq!(wishes.subscribers("a"), [1, 2].into());
+        assert_eq!(wishes.make(1, &unsubscribe("a"), ONE), Made::Granted);
+        assert!(wishes.are_waiting());
+        done(&mut wishes, 2, &unsubscribe("a"), ONE);
+        assert_eq!(all_owed(&mut wishes), []);
+        wishes.forget(3);
+        assert_eq!(all_owed(&mut wishes), [unsubscribe("b")]);
+        assert!(!wishes.are_waiting());
+    }
+
+    #[test]
+    fn a_subscription_covers_what_is_below_it_and_not_what_is_beside_it() {
+        let mut wishes = Wishes::default();
+        done(&mut wishes, 1, &subscribe("file:///a"), ONE);
+        done(&mut wishes, 2, &subscribe("file:///"), ONE);
+        for (uri, subscribers) in [
+            ("file:///a", vec![1, 2]),
+            ("file:///a/b", vec![1, 2]),
+            ("file:///a?q", vec![1, 2]),
+            ("file:///ab", vec![2]),
+            ("file:/", vec![]),
+        ] {
+            assert_eq!(wishes.subscribers(uri), subscribers.into_iter().collect(), "{uri}");
+        }
+    }
+
+    #[test]
+    fn another_run_is_told_everything_again_but_what_a_client_tells_it_just_now() {
+        let mut wishes = Wishes::default();
+        done(&mut wishes, 1, &subscribe("a"), ONE);
+        done(&mut wishes, 1, &Wish::Level(Level::Info), ONE);
+        wishes.ended(Run(1));
+        let asking = asked(&mut wishes, 2, &subscribe("b"), None);
+        // The server does nothing for anybody now: whoever asks wakes it.
+        let again = asked(&mut wishes, 2, &subscribe("a"), None);
+        wishes.reaches(TWO);
+        assert_eq!(all_owed(&mut wishes), [Wish::Level(Level::Info)]);
+        wishes.came(again, Outcome::Done(TWO));
+        // Which run has got it is not known: this one is told, perhaps twice.
+        assert_eq!(all_owed(&mut wishes), [subscribe("a")]);
+        wishes.came(asking, Outcome::Refused);
+        assert_eq!(all_owed(&mut wishes), []);
+        assert_eq!(wishes.subscribers("b"), [].into());
+        // News of a run that is over change nothing.
+        wishes.ended(Run(1));
+        assert_eq!(all_owed(&mut wishes), []);
+    }
+
+    #[test]
+    fn what_may_have_been_carried_out_for_nobody_is_taken_back() {
+        let mut wishes = Wishes::default();
+        let asking = asked(&mut wishes, 1, &subscribe("a"), ONE);
+        wishes.forget(1);
+        wishes.came(asking, Outcome::Unknown);
+        assert_eq!(all_owed(&mut wishes), [unsubscribe("a")]);
+
+        // One that has gone before the answer came.
+        let asking = asked(&mut wishes, 1, &subscribe("a"), ONE);
+        wishes.forget(1);
+        wishes.came(asking, Outcome::Done(ONE));
+        assert_eq!(all_owed(&mut wishes), [unsubscribe("a")]);
+
+        // Whoever subscribes while that is on its way may have been first.
+        done(&mut wishes, 2, &subscribe("a"), ONE);
+        wishes.took_back("a");
+        assert_eq!(all_owed(&mut wishes), [subscribe("a")]);
+    }
+
+    #[test]
+    fn the_server_logs_as_much_as_the_client_that_wants_most_and_each_hears_its_own() {
+        let mut wishes = Wishes::default();
+        done(&mut wishes, 1, &Wish::Level(Level::Error), ONE);
+        done(&mut wishes, 2, &Wish::Level(Level::Debug), ONE);
+        assert_eq!(wishes.make(3, &Wish::Level(Level::Info), ONE), Made::Granted);
+        assert_eq!(all_owed(&mut wishes), []);
+        let hears = |wishes: &Wishes, level| (1..=4).filter(|client| wishes.hears(*client, level)).collect::<Vec<_>>();
+        assert_eq!(hears(&wishes, Some(Level::Debug)), [2, 4]);
+        assert_eq!(hears(&wishes, Some(Level::Info)), [2, 3, 4]);
+        assert_eq!(hears(&wishes, Some(Level::Emergency)), [1, 2, 3, 4]);
+        assert_eq!(hears(&wishes, None), [1, 2, 3, 4]);
+        // Who wanted most wants less: the others' level is what counts, and nobody is deaf in between.
+        assert_eq!(wishes.make(2, &Wish::Level(Level::Alert), ONE), Made::Granted);
+        assert_eq!(all_owed(&mut wishes), [Wish::Level(Level::Info)]);
+        wishes.forget(3);
+        assert_eq!(all_owed(&mut wishes), [Wish::Level(Level::Error)]);
+        // What the server refuses was never wished.
+        let asking = asked(&mut wishes, 2, &Wish::Level(Level::Debug), ONE);
+        wishes.came(asking, Outcome::Refused);
+        assert_eq!(hears(&wishes, Some(Level::Error)), [1, 3, 4]);
+        assert_eq!(all_owed(&mut wishes), []);
+    }
+
+    #[test]
+    fn a_request_says_what_it_wishes_or_is_the_servers_to_refuse() {
+        let wish = |text: &str| Message::read(text.to_owned().into()).ok().as_ref().and_then(Wish::of);
+        let request = |method: &str, params: &str| {
+            wish(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#))
+        };
+        assert_eq!(request("logging/setLevel", r#"{"level":"notice","x":1e400}"#), Some(Wish::Level(Level::Notice)));
+        assert_eq!(request("logging/setLevel", r#"{"level":"loud"}"#), None);
+        assert_eq!(request("resources/subscribe", r#"{"uri":"\u0061"}"#), Some(subscribe("a")));
+        assert_eq!(request("resources/unsubscribe", r#"{"uri":"a"}"#), Some(unsubscribe("a")));
+        assert_eq!(request("resources/read", r#"{"uri":"a"}"#), None);
+        assert_eq!(wish(r#"{"jsonrpc":"2.0","method":"resources/subscribe","params":{"uri":"a"}}"#), None);
+        for wish in [Wish::Level(Level::Critical), subscribe("a"), unsubscribe("a")] {
+            assert_eq!(request(wish.method(), &wish.params().to_string()), Some(wish));
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! What a server asks and says by itself, and whom it reaches, with one client and with several; and what several clients
+//! want of the one session that they share.
+
+use mcp_satellite::actors::model::spec::Keep;
+use mcp_satellite::actors::model::status::Status;
+use serde_json::{Value, json};
+use tokio::time::{Duration, timeout};
+
+use super::client::{notification, request};
+use super::whole::{Attached, DONE, GIVE_UP, Server, Whole, hello, say};
+
+fn question(method: &str) -> String {
+    request("q", method, json!({"x": 1})).to_string()
+}
+
+fn result(id: &Value, result: Value) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string()
+}
+
+/// What the mirror got, which it says to all.
+fn mirrored(told: &Value) -> &Value {
+    assert_eq!(told["method"], "notifications/mirrored", "{told}");
+    &told["params"]["reflected"]
+}
+
+async fn one(server: Server, capabilities: Value) -> (Whole, Attached) {
+    let whole = Whole::begin().await;
+    whole.online(server).await;
+    let client = whole.client("mirror", capabilities).await;
+    (whole, client)
+}
+
+/// What the server was told of levels and subscriptions since the last look, as method and level or uri.
+async fn told(client: &mut Attached) -> Vec<(String, String)> {
+    let answer = client.call(77, "mirror/told", json!({})).await;
+    let all = answer["result"]["told"].as_array().unwrap_or_else(|| panic!("{answer}"));
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let what = |params: &Value| word(if params["uri"].is_null() { &params["level"] } else { &params["uri"] });
+    all.iter().map(|told| (word(&told["method"]), what(&told["params"]))).collect()
+}
+
+/// Waits until the server was told as much: whatever comes by itself takes its time.
+async fn told_by_and_by(client: &mut Attached, expected: &[(&str, &str)]) {
+    let expected: Vec<_> = expected.iter().map(|(method, what)| ((*method).to_owned(), (*what).to_owned())).collect();
+    let mut all = Vec::new();
+    let waiting = async {
+        while all.len() < expected.len() {
+            all.extend(told(client).await);
+        }
+    };
+    let outcome = timeout(GIVE_UP, waiting).await;
+    assert_eq!((outcome.is_ok(), &all), (true, &expected));
+}
+
+async fn subscribe(client: &mut Attached, uri: &str) -> Value {
+    client.call(50, "resources/subscribe", json!({"uri": uri})).await
+}
+
+async fn unsubscribe(client: &mut Attached, uri: &str) -> Value {
+    client.call(51, "resources/unsubscribe", json!({"uri": uri})).await
+}
+
+fn updated(uri: &str) -> String {
+    notification("notifications/resources/updated", json!({"uri": uri})).to_string()
+}
+
+fn logged(level: &str) -> String {
+    notification("notifications/message", json!({"level": level, "data": level})).to_string()
+}
+
+fn was_relayed(answer: &Value) -> bool {
+    assert!(answer["error"].is_null(), "{answer}");
+    !answer["result"]["reflected"].is_null()
+}
+
+#[tokio::test]
+async fn whoever_calls_is_asked_and_its_answer_goes_to_the_server() {
+    let everything = json!({"sampling": {}, "elicitation": {}, "roots": {}});
+    let (whole, mut client) = one(Server::mirror("mirror"), everything).await;
+    let mut other = whole.client("mirror", json!({"sampling": {}, "elicitation": {}, "roots": {}})).await;
+    for method in ["sampling/createMessage", "elicitation/create", "roots/list", "x/unknown"] {
+        let said = client.say(1, &[&question(method), DONE]).await;
+        let asked: Value = serde_json::from_str(&said[0]).unwrap();
+        assert_eq!((&asked["method"], &asked["params"]), (&json!(method), &json!({"x": 1})));
+        client.tell(&result(&asked["id"], json!({"by": method}))).await;
+        for client in [&mut client, &mut other] {
+            let told = client.hears_json().await;
+            assert_eq!(*mirrored(&told), json!({"jsonrpc": "2.0", "id": "q", "result": {"by": method}}));
+        }
+    }
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_client_is_not_asked_what_it_cannot_answer_and_the_server_is_told_why() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({"elicitation": {}})).await;
+    let mut other = whole.client("mirror", json!({"sampling": {}, "roots": {}})).await;
+    for (method, code, why) in [
+        ("sampling/createMessage", -32603, "the client that it is asked of does not answer `sampling/createMessage`"),
+        ("roots/list", 0, ""),
+    ] {
+        let said = client.say(1, &[&question(method), DONE]).await;
+        assert_eq!(said.len(), 1, "it is asked: {said:?}");
+        let told = other.hears_json().await;
+        let answer = mirrored(&told);
+        if code == 0 {
+            assert_eq!(answer["result"], json!({"roots": []}));
+        } else {
+            assert_eq!(answer["error"], json!({"code": code, "message": why}));
+        }
+    }
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_server_that_asks_by_itself_reaches_the_only_client_that_can_answer() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({"sampling": {}})).await;
+    let mut other = whole.client("mirror", json!({"elicitation": {}})).await;
+    // Its answer comes first: then nobody's call is in flight.
+    assert_eq!(other.ask(&say(1, &[DONE, &question("sampling/createMessage")])).await.json()["id"], 1);
+    let asked = client.hears_json().await;
+    assert_eq!(asked["method"], "sampling/createMessage");
+    client.tell(&result(&asked["id"], json!({"model": "m"}))).await;
+    assert_eq!(mirrored(&other.hears_json().await)["result"], json!({"model": "m"}));
+    client.hears().await;
+
+    // Two that can are one too many; none that can is none.
+    let mut third = whole.client("mirror", json!({"sampling": {}})).await;
+    for (method, why) in [
+        ("sampling/createMessage", "2 clients are attached that could answer, and it is not said which of them"),
+        ("x/unknown", "3 clients are attached that could answer, and it is not said which of them"),
+    ] {
+        third.ask(&say(1, &[DONE, &question(method)])).await;
+        for client in [&mut client, &mut other, &mut third] {
+            assert_eq!(mirrored(&client.hears_json().await)["error"]["message"], why);
+        }
+    }
+    client.leave().await;
+    third.leave().await;
+    other.ask(&say(1, &[DONE, &question("sampling/createMessage")])).await;
+    let refused = other.hears_json().await;
+    assert_eq!(mirrored(&refused)["error"]["message"], "no client is attached that could answer");
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_pipe_that_does_not_say_whom_it_asks_asks_nobody_while_two_clients_call() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({"sampling": {}})).await;
+    let mut other = whole.client("mirror", json!({"sampling": {}})).await;
+    let waits = say(1, &[&notification("notifications/here", json!({})).to_string()]);
+    client.posts.open("POST", &[], &waits).await;
+    while client.posts.event().await.unwrap().data.is_empty() {}
+    let said = other.say(1, &[&question("sampling/createMessage"), DONE]).await;
+    let refusal = "calls of 2 clients are in flight, and it is not said which of them is asked";
+    assert!(said.iter().all(|said| !said.contains("sampling/createMessage")), "{said:?}");
+    assert_eq!(mirrored(&other.hears_json().await)["error"]["message"], refusal);
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn progress_on_a_question_goes_to_who_asked_and_any_other_nowhere() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({"sampling": {}})).await;
+    let asks = request("q", "sampling/createMessage", json!({"_meta": {"progressToken": "theirs"}})).to_string();
+    let said = client.say(1, &[&asks, DONE]).await;
+    let asked: Value = serde_json::from_str(&said[0]).unwrap();
+    let progress = |token: &Value| {
+        notification("notifications/progress", json!({"progressToken": token, "progress": 1})).to_string()
+    };
+    for token in [json!("theirs"), json!(99), json!("q")] {
+        client.tell(&progress(&token)).await;
+    }
+    // What is cancelled was never asked, or is answered.
+    client.tell(&notification("notifications/cancelled", json!({"requestId": 1})).to_string()).await;
+    client.tell(&progress(&asked["params"]["_meta"]["progressToken"])).await;
+    let told = client.hears_json().await;
+    assert_eq!(mirrored(&told)["params"], json!({"progressToken": "theirs", "progress": 1}));
+    // An answer ends it.
+    client.tell(&result(&asked["id"], json!({}))).await;
+    assert_eq!(mirrored(&client.hears_json().await)["id"], "q");
+    client.tell(&progress(&asked["params"]["_meta"]["progressToken"])).await;
+    client.tell(&notification("notifications/last", json!({})).to_string()).await;
+    assert_eq!(mirrored(&client.hears_json().await)["method"], "notifications/last");
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_question_that_is_taken_back_is_taken_back_from_its_client() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({"elicitation": {}})).await;
+    let back = notification("notifications/cancelled", json!({"requestId": "q", "reason": "r"})).to_string();
+    let said = client.say(1, &[&question("elicitation/create"), &back, DONE]).await;
+    let [asked, back] = [&said[0], &said[1]].map(|said| serde_json::from_str::<Value>(said).unwrap());
+    assert_eq!(back["params"], json!({"requestId": asked["id"], "reason": "r"}));
+    // Its answer is too late, and goes nowhere.
+    client.tell(&result(&asked["id"], json!({}))).await;
+    client.tell(&notification("notifications/last", json!({})).to_string()).await;
+    assert_eq!(mirrored(&client.hears_json().await)["method"], "notifications/last");
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_question_ends_with_its_client_and_with_its_server() {
+    let (whole, client) = one(Server::mirror("mirror"), json!({"elicitation": {}})).await;
+    let id = whole.runtime.snapshot().iter().next().unwrap().spec.id.clone();
+    let mut other = whole.client("mirror", json!({})).await;
+    let mut asks = client;
+    asks.say(1, &[&question("elicitation/create"), DONE]).await;
+    asks.leave().await;
+    let refused = other.hears_json().await;
+    assert_eq!(mirrored(&refused)["error"]["message"], "no client is attached that could answer");
+
+    let mut client = whole.client("mirror", json!({"elicitation": {}})).await;
+    let said = client.say(1, &[&question("elicitation/create"), DONE]).await;
+    let asked: Value = serde_json::from_str(&said[0]).unwrap();
+    whole.kill(&id).await;
+    let told = client.hears_json().await;
+    assert_eq!(told["method"], "notifications/cancelled");
+    assert_eq!(told["params"]["requestId"], asked["id"]);
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_server_that_asked_for_roots_too_early_hears_of_the_first_client_that_has_some() {
+    // The shell is a server that asks as soon as it may, and says all that it then reads.
+    let script = r#"
+        read -r line; id=${line#*\"id\":}; id=${id%%,*}
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"sh","version":"1"}}}\n' "$id"
+        read -r initialized
+        printf '{"jsonrpc":"2.0","id":"early","method":"roots/list"}\n'
+        while read -r line; do
+            case $line in
+            *tools/list*) id=${line#*\"id\":}; id=${id%%,*}; printf '{"jsonrpc":"2.0","id":%s,"result":{"tools":[]}}\n' "$id" ;;
+            *) printf '{"jsonrpc":"2.0","method":"notifications/read","params":%s}\n' "$line"
+               case $line in *roots/list_changed*) printf '{"jsonrpc":"2.0","id":"again","method":"roots/list"}\n' ;; esac ;;
+            esac
+        done"#;
+    let whole = Whole::begin().await;
+    whole.online(Server::command("asks", "/bin/sh", &["-c", script])).await;
+    let mut bystander = whole.client("asks", json!({})).await;
+    let mut first = whole.client("asks", json!({"roots": {}})).await;
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"});
+    assert_eq!(bystander.hears_json().await["params"], changed);
+    assert_eq!(first.hears_json().await["params"], changed);
+    let asked = first.hears_json().await;
+    assert_eq!(asked["method"], "roots/list");
+    first.tell(&result(&asked["id"], json!({"roots": [{"uri": "file:///a"}]}))).await;
+    let answer = bystander.hears_json().await;
+    assert_eq!(answer["params"]["result"], json!({"roots": [{"uri": "file:///a"}]}));
+    // It knows now: a second one changes nothing.
+    let mut second = whole.client("asks", json!({"roots": {}})).await;
+    second.tell(&notification("notifications/last", json!({})).to_string()).await;
+    assert_eq!(bystander.hears_json().await["params"]["method"], "notifications/last");
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn what_a_server_says_for_one_client_is_said_to_it_alone_and_what_all_share_to_all() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({})).await;
+    let mut other = whole.client("mirror", json!({})).await;
+    let own = notification("notifications/own", json!({})).to_string();
+    let list = notification("notifications/tools/list_changed", json!({})).to_string();
+    let said = client.say(1, &[&own, &logged("info"), &updated("a"), &list, DONE]).await;
+    assert_eq!(said.len(), 5, "{said:?}");
+    assert_eq!(other.hears().await, list);
+    // Each once, and in order.
+    other.tell(&notification("notifications/last", json!({})).to_string()).await;
+    assert_eq!(mirrored(&other.hears_json().await)["method"], "notifications/last");
+    assert_eq!(mirrored(&client.hears_json().await)["method"], "notifications/last");
+
+    // What is said for nobody is said to all.
+    client.ask(&say(1, &[DONE, &own, &logged("info"), &updated("a"), &list])).await;
+    for client in [&mut client, &mut other] {
+        for expected in [&own, &logged("info"), &updated("a"), &list] {
+            assert_eq!(client.hears().await, *expected);
+        }
+    }
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_subscription_is_made_by_the_first_heard_by_those_who_have_it_and_ended_by_the_last() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({})).await;
+    let (mut second, mut third) = (whole.client("mirror", json!({})).await, whole.client("mirror", json!({})).await);
+    assert!(was_relayed(&subscribe(&mut client, "test://a").await));
+    assert!(!was_relayed(&subscribe(&mut second, "test://a").await));
+    assert!(was_relayed(&subscribe(&mut third, "test://b").await));
+    // Whatever call it is said in, it is about what all can read.
+    let said = third.say(1, &[&updated("test://a/sub"), DONE]).await;
+    assert_eq!(said.len(), 2, "{said:?}");
+    third.ask(&say(1, &[DONE, &updated("test://b"), &updated("test://a")])).await;
+    assert_eq!(third.hears().await, updated("test://b"));
+    for client in [&mut client, &mut second] {
+        assert_eq!(client.hears().await, updated("test://a/sub"));
+        assert_eq!(client.hears().await, updated("test://a"));
+    }
+    assert!(!was_relayed(&unsubscribe(&mut client, "test://a").await));
+    let so_far = [("resources/subscribe", "test://a"), ("resources/subscribe", "test://b")];
+    told_by_and_by(&mut client, &so_far).await;
+    second.leave().await;
+    told_by_and_by(&mut client, &[("resources/unsubscribe", "test://a")]).await;
+    assert!(was_relayed(&unsubscribe(&mut third, "test://b").await));
+    told_by_and_by(&mut client, &[("resources/unsubscribe", "test://b")]).await;
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn each_client_hears_its_own_level_and_the_server_has_the_lowest() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({})).await;
+    let (mut quiet, mut unset) = (whole.client("mirror", json!({})).await, whole.client("mirror", json!({})).await);
+    let set = |level: &str| request(5, "logging/setLevel", json!({"level": level})).to_string();
+    assert!(was_relayed(&client.ask(&set("debug")).await.json()));
+    assert!(!was_relayed(&quiet.ask(&set("error")).await.json()));
+    unset.ask(&say(1, &[DONE, &logged("debug"), &logged("error")])).await;
+    for client in [&mut client, &mut unset] {
+        assert_eq!(client.hears().await, logged("debug"));
+        assert_eq!(client.hears().await, logged("error"));
+    }
+    assert_eq!(quiet.hears().await, logged("error"));
+    // Also of its own calls.
+    assert_eq!(quiet.say(1, &[&logged("info"), &logged("alert"), DONE]).await.len(), 2);
+    // A level that is none is the server's to refuse.
+    assert!(was_relayed(&quiet.ask(&set("loud")).await.json()));
+    told_by_and_by(&mut unset, &[("logging/setLevel", "debug"), ("logging/setLevel", "loud")]).await;
+    client.leave().await;
+    told_by_and_by(&mut unset, &[("logging/setLevel", "error")]).await;
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn another_run_of_the_server_is_told_again_what_its_clients_want() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({})).await;
+    let id = whole.runtime.snapshot().iter().next().unwrap().spec.id.clone();
+    let mut other = whole.client("mirror", json!({})).await;
+    subscribe(&mut client, "test://a").await;
+    subscribe(&mut other, "test://a").await;
+    subscribe(&mut other, "test://b").await;
+    client.call(5, "logging/setLevel", json!({"level": "notice"})).await;
+    told(&mut client).await;
+    whole.kill(&id).await;
+    let all =
+        [("logging/setLevel", "notice"), ("resources/subscribe", "test://a"), ("resources/subscribe", "test://b")];
+    told_by_and_by(&mut client, &all).await;
+    // And then it is as before.
+    assert!(!was_relayed(&subscribe(&mut other, "test://a").await));
+    other.ask(&say(1, &[DONE, &logged("info"), &logged("notice")])).await;
+    assert_eq!(client.hears().await, logged("notice"));
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_server_with_a_subscriber_stays_awake_and_one_without_sleeps() {
+    let whole = Whole::begin().await;
+    let short = |server: Server| {
+        server.policy(|policy| {
+            policy.idle.idle = Duration::from_millis(50);
+            policy.idle.grace = Duration::from_millis(50);
+            policy.idle.sweep = Duration::from_millis(10);
+        })
+    };
+    let id = whole.online(short(Server::mirror("mirror"))).await;
+    let mut client = whole.client("mirror", json!({})).await;
+    assert!(was_relayed(&subscribe(&mut client, "test://a").await));
+    // One that began to be idle after it falls asleep before it.
+    let other = whole.online(short(Server::mirror("other"))).await;
+    whole.until(&other, |view| view.dormant).await;
+    assert!(!whole.runtime.status(&id).unwrap().dormant);
+    client.leave().await;
+    whole.until(&id, |view| view.dormant).await;
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_server_that_sleeps_is_woken_by_a_call_and_by_nothing_less() {
+    let whole = Whole::begin().await;
+    let id = whole.install(Server::mirror("mirror").keep(Keep::Lazy)).await;
+    whole.until(&id, |view| view.dormant && view.status == Status::Online && view.pid.is_none()).await;
+    let restarts = whole.runtime.status(&id).unwrap().initialized_at;
+    let mut client = whole.client("mirror", json!({"roots": {}})).await;
+    assert_eq!(client.call(1, "ping", json!({})).await, json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
+    client.tell(&notification("notifications/roots/list_changed", json!({})).to_string()).await;
+    let view = whole.runtime.status(&id).unwrap();
+    assert!(view.dormant && view.pid.is_none() && view.initialized_at == restarts);
+    assert!(was_relayed(&client.call(2, "tools/list", json!({})).await));
+    assert!(whole.runtime.status(&id).unwrap().pid.is_some());
+    // Awake it answers for itself.
+    assert_eq!(client.call(1, "ping", json!({})).await["result"], json!({}));
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn clients_hear_of_another_catalogue_that_comes_with_another_run() {
+    let whole = Whole::begin().await;
+    let id = whole.online(Server::sim("sim", &["--tools", "3"])).await;
+    let mut client = whole.client("sim", json!({})).await;
+    // The same again is nothing new.
+    whole.kill(&id).await;
+    whole.update(Server::sim("sim", &["--tools", "4", "--prompts", "1"])).await;
+    let mut methods = Vec::new();
+    for _ in 0..2 {
+        methods.push(client.hears_json().await["method"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(methods, ["notifications/tools/list_changed", "notifications/prompts/list_changed"]);
+    let tools = client.call(1, "tools/list", json!({})).await;
+    assert_eq!(tools["result"]["tools"].as_array().unwrap().len(), 4);
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn an_instance_that_is_removed_takes_its_sessions_with_it() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({})).await;
+    let id = whole.runtime.snapshot().iter().next().unwrap().spec.id.clone();
+    whole.uninstall(&id).await;
+    assert_eq!(client.listens.event().await, None);
+    assert_eq!(client.posts.post(&request(1, "ping", json!({}))).await.head.status, 404);
+    assert_eq!(whole.gateway.sessions(), 0);
+    // Under the same name there is another one, and nobody is in it.
+    whole.online(Server::mirror("mirror")).await;
+    assert_eq!(client.posts.post(&request(1, "ping", json!({}))).await.head.status, 404);
+    client.posts.session = None;
+    assert_eq!(client.posts.post(&hello(json!({}))).await.head.status, 200);
+    whole.end().await;
+}

@@ -1,0 +1,312 @@
+//! All of it in one process: the endpoint, the rooms, a runtime, and real servers behind its real connectors.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite::actors::model::ids::InstanceId;
+use mcp_satellite::actors::model::policy::Policy;
+use mcp_satellite::actors::model::snapshot::InstanceView;
+use mcp_satellite::actors::model::spec::{
+    InstanceConfig, Keep, Layer, OnUpdate, RemoteTransport, Target, Value as Configured,
+};
+use mcp_satellite::actors::model::status::Status;
+use mcp_satellite::actors::seam::{Answer as Taken, Batch, EventSink};
+use mcp_satellite::actors::{self, Options, RuntimeHandle};
+use mcp_satellite::connect::Connectors;
+use mcp_satellite::connect::remote::RemoteConnector;
+use mcp_satellite::connect::stdio::StdioConnector;
+use mcp_satellite::gateway::access::Access;
+use mcp_satellite::gateway::behind::Behind;
+use mcp_satellite::gateway::face::Endpoint;
+use mcp_satellite::gateway::room::Rooms;
+use mcp_satellite::gateway::sessions::Sessions;
+use mcp_satellite::gateway::{self, Gateway, Settings};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::client::{Answer, Client, Event, notification, request};
+use super::fake;
+
+/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
+
+struct Nothing;
+
+impl EventSink for Nothing {
+    fn send(&self, _batch: Arc<Batch>) -> BoxFuture<'static, Taken> {
+        async { Taken::Accepted }.boxed()
+    }
+}
+
+/// A server to be installed: the mirror, unless told otherwise, and Alice's.
+pub(crate) struct Server {
+    name: &'static str,
+    user: &'static str,
+    target: Target,
+    args: Vec<String>,
+    user_required: Vec<String>,
+    keep: Keep,
+    pub policy: Policy,
+}
+
+/// The path of one of this package's examples.
+pub(crate) fn example(name: &str) -> String {
+    let path = Path::new(env!("CARGO_BIN_EXE_satellite")).with_file_name("examples").join(name);
+    assert!(path.exists(), "{} is not there: cargo build --example {name}", path.display());
+    path.to_str().unwrap().to_owned()
+}
+
+impl Server {
+    pub(crate) fn command(name: &'static str, command: &str, args: &[&str]) -> Self {
+        let mut policy = Policy::default();
+        policy.restart.delays = vec![Duration::from_millis(10)];
+        policy.session.request_timeout = GIVE_UP;
+        let target = Target::Stdio { command: command.to_owned(), cwd: None };
+        let args = args.iter().map(ToString::to_string).collect();
+        Self { name, user: "alice", target, args, user_required: Vec::new(), keep: Keep::default(), policy }
+    }
+
+    pub(crate) fn mirror(name: &'static str) -> Self {
+        Self::command(name, &example("mirror"), &[])
+    }
+
+    pub(crate) fn sim(name: &'static str, flags: &[&str]) -> Self {
+        Self::command(name, env!("CARGO_BIN_EXE_satellite"), &[&["sim-server"], flags].concat())
+    }
+
+    pub(crate) fn remote(name: &'static str, url: &str) -> Self {
+        let target = Target::Remote { transport: RemoteTransport::Http, url: url.to_owned(), health_url: None };
+        Self { target, ..Self::command(name, "", &[]) }
+    }
+
+    pub(crate) fn of(mut self, user: &'static str) -> Self {
+        self.user = user;
+        self
+    }
+
+    pub(crate) fn keep(mut self, keep: Keep) -> Self {
+        self.keep = keep;
+        self
+    }
+
+    pub(crate) fn requires(mut self, name: &str) -> Self {
+        self.user_required.push(name.to_owned());
+        self
+    }
+
+    pub(crate) fn policy(mut self, change: impl FnOnce(&mut Policy)) -> Self {
+        change(&mut self.policy);
+        self
+    }
+
+    fn config(self) -> InstanceConfig {
+        let args = self.args.into_iter().map(Into::into).collect();
+        let env = BTreeMap::from([("MCP_SATELLITE_TEST".to_owned(), Configured::plain("gateway"))]);
+        InstanceConfig {
+            team: "team".into(),
+            team_slug: "acme".into(),
+            user: self.user.into(),
+            user_slug: self.user.into(),
+            installation: self.name.into(),
+            server: self.name.into(),
+            target: self.target,
+            server_layer: Layer { args, env, ..Layer::default() },
+            team_layer: Layer::default(),
+            user_layer: Layer::default(),
+            user_required: self.user_required,
+            keep: self.keep,
+            on_update: OnUpdate::default(),
+            request_logging: true,
+            policy: Arc::new(self.policy),
+        }
+    }
+}
+
+/// A satellite with an endpoint for Alice and Bob, whose tokens are `alice-token` and `bob-token`.
+pub(crate) struct Whole {
+    pub runtime: RuntimeHandle,
+    pub gateway: Gateway,
+    pub address: SocketAddr,
+}
+
+impl Whole {
+    pub(crate) async fn begin() -> Self {
+        Self::begin_with(|_| {}).await
+    }
+
+    pub(crate) async fn begin_with(set: impl FnOnce(&mut Settings)) -> Self {
+        let stdio = StdioConnector::new(Vec::new()).unwrap();
+        let connectors = Connectors { stdio, remote: RemoteConnector::new().unwrap() };
+        let sessions = Arc::new(Sessions::new());
+        let rooms = Arc::new(Rooms::new(sessions.clone()));
+        let mut options = Options::new(Arc::new(connectors), Arc::new(Nothing), Arc::new(Timestamp::now));
+        options.audience = rooms.clone();
+        let (runtime, _) = actors::start(options).await.unwrap();
+
+        let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut plan = fake::plan();
+        (plan.limits.requests_per_second, plan.limits.calls_per_user_max) = (0, 0);
+        let mut settings = Settings::new("test", &plan, address);
+        set(&mut settings);
+        let access = Arc::new(Access::new(&plan).unwrap());
+        let faces = Arc::new(Behind::new(&runtime, rooms));
+        let gateway = Gateway::start(listener, settings, access, faces, sessions, Box::new(drop)).unwrap();
+        Self { runtime, gateway, address }
+    }
+
+    /// Installs a server, and does not wait for it.
+    pub(crate) async fn install(&self, server: Server) -> InstanceId {
+        let spec = server.config().merge();
+        let id = spec.id.clone();
+        self.runtime.install(spec).await.unwrap();
+        id
+    }
+
+    /// Replaces what a server is.
+    pub(crate) async fn update(&self, server: Server) {
+        self.runtime.update(server.config().merge()).await.unwrap();
+    }
+
+    /// Installs a server and waits until it is online.
+    pub(crate) async fn online(&self, server: Server) -> InstanceId {
+        let id = self.install(server).await;
+        self.until(&id, |view| view.status == Status::Online).await;
+        id
+    }
+
+    /// Waits until an instance is as wanted.
+    pub(crate) async fn until(&self, id: &InstanceId, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
+        let waiting = timeout(GIVE_UP, self.runtime.wait_for(id, wanted));
+        waiting.await.unwrap_or_else(|_| panic!("given up: {:#?}", self.runtime.status(id))).unwrap()
+    }
+
+    /// Kills the process of an instance, and waits until another has its place.
+    pub(crate) async fn kill(&self, id: &InstanceId) {
+        let old = self.runtime.status(id).unwrap().pid.unwrap();
+        let pid = nix::unistd::Pid::from_raw(old.cast_signed());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        let is_new = |view: &InstanceView| view.pid.is_some_and(|pid| pid != old) && view.port.is_some();
+        self.until(id, |view| view.status == Status::Online && is_new(view)).await;
+    }
+
+    /// A connection of Alice to `/i/{name}/mcp`, without a session.
+    pub(crate) async fn connect(&self, name: &str) -> Client {
+        let mut client = Client::connect(self.address).await;
+        client.path = format!("/i/{name}/mcp");
+        client
+    }
+
+    /// A client of Alice that is connected and says that it can answer this.
+    pub(crate) async fn client(&self, name: &str, capabilities: Value) -> Attached {
+        Attached::begin(self.connect(name).await, capabilities).await
+    }
+
+    pub(crate) async fn end(self) {
+        self.gateway.drain().await;
+        self.runtime.shutdown().await;
+    }
+
+    /// As a satellite does when an instance is removed.
+    pub(crate) async fn uninstall(&self, id: &InstanceId) {
+        self.runtime.uninstall(id).await.unwrap();
+        self.gateway.removed(&Endpoint::Instance(id.clone()));
+    }
+}
+
+/// A client in a session, with a connection for requests and one that listens.
+pub(crate) struct Attached {
+    pub posts: Client,
+    pub listens: Client,
+}
+
+/// What `initialize` says.
+pub(crate) fn hello(capabilities: Value) -> Value {
+    let info = json!({"name": "raw", "version": "1"});
+    let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": info});
+    request(0, "initialize", params)
+}
+
+impl Attached {
+    pub(crate) async fn begin(mut posts: Client, capabilities: Value) -> Self {
+        let answer = posts.post(&hello(capabilities)).await;
+        assert_eq!(answer.head.status, 200, "{answer:?}");
+        posts.session = answer.head.header("mcp-session-id").map(str::to_owned);
+        assert!(posts.session.is_some(), "{answer:?}");
+        let mut listens = posts.again().await;
+        listens.open("GET", &[], "").await;
+        // Its first words are no message.
+        assert_eq!(listens.event().await.unwrap().data, "");
+        let mut attached = Self { posts, listens };
+        attached.tell(&notification("notifications/initialized", json!({})).to_string()).await;
+        attached
+    }
+
+    /// A request that is answered with JSON, and nothing before.
+    pub(crate) async fn ask(&mut self, request: &str) -> Answer {
+        timeout(GIVE_UP, self.posts.ask("POST", &[], request)).await.expect("no answer")
+    }
+
+    pub(crate) async fn call(&mut self, id: u64, method: &str, params: Value) -> Value {
+        self.ask(&request(id, method, params).to_string()).await.json()
+    }
+
+    /// A notification or an answer.
+    pub(crate) async fn tell(&mut self, message: &str) {
+        let answer = self.ask(message).await;
+        assert_eq!(answer.head.status, 202, "{answer:?}");
+    }
+
+    /// A request that is answered by a stream: all that is said on it.
+    pub(crate) async fn stream(&mut self, request: &str) -> Vec<String> {
+        let all = async {
+            self.posts.open("POST", &[], request).await;
+            let mut all = Vec::new();
+            while let Some(event) = self.posts.event().await {
+                all.push(event.data);
+            }
+            all
+        };
+        let mut all = timeout(GIVE_UP, all).await.expect("the stream does not end");
+        assert_eq!(all.remove(0), "");
+        all
+    }
+
+    /// Has the mirror say these, as they stand here.
+    pub(crate) async fn say(&mut self, id: u64, messages: &[&str]) -> Vec<String> {
+        self.stream(&say(id, messages)).await
+    }
+
+    /// What it hears next without having asked.
+    pub(crate) async fn hears(&mut self) -> String {
+        let event: Option<Event> = timeout(GIVE_UP, self.listens.event()).await.expect("nothing is said");
+        event.expect("the stream has ended").data
+    }
+
+    /// The same, as JSON.
+    pub(crate) async fn hears_json(&mut self) -> Value {
+        serde_json::from_str(&self.hears().await).unwrap()
+    }
+
+    /// Its session ends.
+    pub(crate) async fn leave(mut self) {
+        assert_eq!(self.posts.ask("DELETE", &[], "").await.head.status, 204);
+    }
+}
+
+/// The request that has the mirror say these.
+pub(crate) fn say(id: u64, messages: &[&str]) -> String {
+    let messages = messages.join(",");
+    format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"method":"mirror/say","params":{{"_meta":{{"progressToken":{id}}},"messages":[{messages}]}}}}"#
+    )
+}
+
+/// The answer that the mirror gives to who has it say something, if this is among it.
+pub(crate) const DONE: &str = r#"{"jsonrpc":"2.0","id":"$id","result":{}}"#;
