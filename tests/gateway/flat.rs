@@ -3,7 +3,7 @@
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 
-use super::house::{Lists, id};
+use super::house::{GIVE_UP, Lists, id};
 use super::played::{Caller, PLAIN, Played};
 
 const FLAT: &str = "/mcp?mode=flat";
@@ -254,8 +254,11 @@ async fn the_watcher_of_a_user_is_there_as_long_as_the_last_client() {
     assert_eq!(tasks(), before + 3);
     two.client.ask("DELETE", &[], "").await;
     // An aborted task is gone when it was polled once more.
-    while tasks() != before + 2 {
-        tokio::task::yield_now().await;
-    }
+    let gone = async {
+        while tasks() != before + 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(GIVE_UP, gone).await.unwrap();
     played.end().await;
 }
