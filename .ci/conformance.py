@@ -1,6 +1,6 @@
-"""Counts what the conformance suite has found: conformance.py RESULTS CHECKS
+"""Counts what the conformance suite has found: conformance.py RESULTS SCENARIOS CHECKS
 
-RESULTS is the suite's output directory, CHECKS how many must have succeeded, or `any`. Neither a failure nor a warning
+RESULTS is the suite's output directory, SCENARIOS how many must have run, CHECKS how many must have succeeded. Neither a failure nor a warning
 is let pass; what the suite only tells (INFO) and what does not apply (SKIPPED) is shown.
 """
 
@@ -9,7 +9,7 @@ import json
 import pathlib
 import sys
 
-results, expected = pathlib.Path(sys.argv[1]), sys.argv[2]
+results, expected = pathlib.Path(sys.argv[1]), tuple(map(int, sys.argv[2:]))
 scenarios = sorted(results.glob("**/checks.json"))
 found = collections.Counter()
 bad = []
@@ -24,7 +24,7 @@ for file in scenarios:
             print(line)
 print(f"{len(scenarios)} scenarios:", ", ".join(f"{count} {status}" for status, count in sorted(found.items())))
 print(*bad, sep="\n", end="\n" if bad else "")
-if expected != "any" and found["SUCCESS"] != int(expected):
-    bad.append("")
-    print(f"{found['SUCCESS']} checks have succeeded, where {expected} did")
-sys.exit(1 if bad or not scenarios else 0)
+counted = len(scenarios), found["SUCCESS"]
+if counted != expected:
+    print("{} scenarios with {} checks have succeeded, where {} with {} did".format(*counted, *expected))
+sys.exit(bool(bad) or counted != expected)

@@ -9,8 +9,13 @@
 mod client;
 #[expect(dead_code, reason = "each bench uses its part of it")]
 mod common;
+#[path = "gateway/discovery.rs"]
+mod discovery;
 #[path = "gateway/gateways.rs"]
 mod gateways;
+#[path = "../tests/meta_tools/support.rs"]
+#[expect(dead_code, reason = "each test and bench uses its part of it")]
+mod house;
 #[path = "gateway/pipe.rs"]
 mod pipe;
 #[path = "gateway/sdk.rs"]
@@ -76,6 +81,9 @@ impl Way {
                 Round { calls: joined(tasks).await, wall: began.elapsed(), cpu: None }
             }
             Self::Gateway(gateway, idle) => {
+                for client in &mut idle[..clients] {
+                    client.reconnect().await;
+                }
                 let (began, cpu) = (Instant::now(), gateway.cpu());
                 let start = |mut client: Client| {
                     tokio::spawn(async move {
@@ -119,12 +127,16 @@ fn main() {
     if sdk::is_child() {
         common::tokio_runtime().block_on(sdk::serve());
     } else {
-        common::tokio_runtime().block_on(measure());
+        // `-- discovery` measures that alone.
+        if !std::env::args().any(|argument| argument == "discovery") {
+            common::tokio_runtime().block_on(measure());
+        }
+        discovery::measure();
     }
 }
 
 async fn measure() {
-    let mut ways = vec![Way::Pipe(Pipe::start(&gateways::echo(0)).await)];
+    let mut ways = vec![Way::Pipe(Pipe::start(&gateways::echo(1)).await)];
     for gateway in gateways::all().await {
         ways.push(Way::open(gateway).await);
     }
@@ -170,7 +182,7 @@ fn row(report: &mut Report, way: &Way, clients: usize, rounds: &[Round]) -> Foun
 fn goals(report: &mut Report, ways: &[Way], found: &[Found], clients: usize) {
     let of = |name: &str| ways.iter().zip(found).find(|(way, _)| way.name() == name).map(|(_, found)| found);
     let Some(proxy) = of(gateways::MCP_PROXY) else { return };
-    for name in [gateways::INSTANCE, gateways::EXECUTE] {
+    for name in [gateways::INSTANCE, gateways::EXECUTE, gateways::EXECUTE_OF_MANY] {
         let Some(ours) = of(name) else { continue };
         if let (Some(cpu), Some(proxy)) = (ours.cpu, proxy.cpu) {
             let ratio = cpu.div_duration_f64(proxy);

@@ -154,7 +154,7 @@ impl CatalogueCache {
                 resources: of_kind(entry.resources, "uri")?,
                 resource_templates: of_kind(entry.resource_templates, "uriTemplate")?,
                 prompts: of_kind(entry.prompts, "name")?,
-                unread: Vec::new(),
+                ..Catalogue::default()
             })
         });
         match entry {
@@ -325,7 +325,7 @@ mod tests {
             resources: vec![entry(r#"{"uri":"file:///a", "_meta": [1]}"#, "uri")],
             resource_templates: vec![entry(r#"{"uriTemplate":"file:///{a}"}"#, "uriTemplate")],
             prompts: vec![entry(r#"{"name":"greet"}"#, "name")],
-            unread: Vec::new(),
+            ..Catalogue::default()
         }
     }
 

@@ -11,6 +11,8 @@ pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
 #[cfg(feature = "cli")]
+mod endpoint;
+#[cfg(feature = "cli")]
 pub mod gateway;
 #[cfg(feature = "remote")]
 mod http;

@@ -34,7 +34,9 @@ use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
 use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::suspend;
+use crate::console::api::EndpointStatus;
 use crate::console::server::{self, Console};
+use crate::endpoint::{Endpoint, EndpointError};
 use crate::reaper::Below;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
@@ -61,6 +63,9 @@ pub(crate) enum StartError {
     /// The data directory cannot be used.
     #[error("cannot use the data directory `{data_dir}`: {why}")]
     DataDir { data_dir: String, why: std::io::Error },
+    /// Clients cannot come in.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
     /// The machine refuses something else.
     #[error("cannot {what}: {why}")]
     Machine { what: &'static str, why: Box<dyn std::error::Error + Send + Sync> },
@@ -71,6 +76,7 @@ pub(crate) struct Satellite {
     runtime: RuntimeHandle,
     root: Shared<BoxFuture<'static, ()>>,
     connector: StdioConnector,
+    endpoint: Arc<Endpoint>,
     console: Mutex<Option<JoinHandle<()>>>,
     ending: CancellationToken,
     data_dir: PathBuf,
@@ -159,6 +165,8 @@ impl Satellite {
                 Arc::new(StoredSink::new(file, Arc::new(way)))
             }
         };
+        let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone()));
+        let place = endpoint.reserve(plan.gateway.clone())?;
         // The directory is ours, so whoever had it before is dead.
         if let Some(reclaimed) = reclaim(&data_dir).await.map_err(machine("reclaim what the last satellite left"))? {
             let Reclaimed { processes, instances, satellite_pid, left } = reclaimed;
@@ -187,6 +195,7 @@ impl Satellite {
         let connectors = Connectors { stdio: connector.clone(), remote };
         let mut options = Options::new(Arc::new(connectors), sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
+        options.audience = endpoint.audience();
         options.batch = plan.batch.clone();
         options.team_budget = plan.team_budget.clone();
         options.start_permits = plan.start_permits.unwrap_or(options.start_permits);
@@ -217,6 +226,7 @@ impl Satellite {
                 runtime: runtime.clone(),
                 name: plan.name.clone(),
                 connector: connector.clone(),
+                endpoint: endpoint.clone(),
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 ending: ending.clone(),
@@ -229,6 +239,7 @@ impl Satellite {
             runtime,
             root,
             connector,
+            endpoint,
             console: Mutex::new(Some(console)),
             ending,
             data_dir,
@@ -239,7 +250,11 @@ impl Satellite {
             _suspends: suspends,
             _lock: lock,
         };
-        satellite.apply(plan).await;
+        satellite.install(plan).await;
+        // A client that comes now finds everything by its name; those that came earlier have waited.
+        if let Some(place) = place {
+            satellite.endpoint.open(place, &satellite.runtime)?;
+        }
         Ok(satellite)
     }
 
@@ -253,8 +268,19 @@ impl Satellite {
         &self.data_dir
     }
 
-    /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched.
+    /// Where clients come in, if they do.
+    pub(crate) fn endpoint(&self) -> Option<EndpointStatus> {
+        self.endpoint.status()
+    }
+
+    /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new.
     pub(crate) async fn apply(&self, plan: Plan) {
+        self.endpoint.apply(plan.gateway.clone(), &self.runtime).await;
+        self.install(plan).await;
+    }
+
+    /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched.
+    async fn install(&self, plan: Plan) {
         let started = Instant::now();
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
@@ -280,6 +306,7 @@ impl Satellite {
             let removed = self.runtime.uninstall(id).await;
             match &removed {
                 Ok(_) => {
+                    self.endpoint.removed(id);
                     let (connector, gone) = (self.connector.clone(), id.clone());
                     let forgotten = tokio::task::spawn_blocking(move || connector.forget(&gone)).await;
                     if let Ok(Err(error)) = forgotten {
@@ -383,8 +410,12 @@ impl Satellite {
                 Err(error) => tracing::error!(installation_name = %view.spec.name, %error, "cannot renew credentials"),
             }
         }
-        if servers == 0 {
+        if self.endpoint.renew(plan.gateway) {
+            tracing::info!(files, "tokens of clients renewed");
+        } else if servers == 0 {
             tracing::info!(files, "a file has changed that no remote server uses; a reload (SIGHUP) takes it on");
+        }
+        if servers == 0 {
             return;
         }
         tracing::info!(files, servers, "credentials of remote servers renewed");
@@ -414,6 +445,8 @@ impl Satellite {
 
     /// Ends everything with grace.
     pub(crate) async fn shut_down(&self) -> Farewell {
+        // Clients first: what they have asked is answered, and no answer is that the satellite ends.
+        self.endpoint.close().await;
         // What was discovered a moment ago.
         let (catalogues, snapshot) = (self.catalogues.clone(), self.runtime.snapshot());
         let storing = tokio::task::spawn_blocking(move || catalogues.inspect(|catalogues| catalogues.store(&snapshot)));

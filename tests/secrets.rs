@@ -4,6 +4,9 @@
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "cli/mcp.rs"]
+#[allow(dead_code, reason = "what the tests of the command line need beside this")]
+mod mcp;
 #[path = "cli/support.rs"]
 #[allow(dead_code, reason = "what the tests of the command line need beside this")]
 mod support;
@@ -12,7 +15,9 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use mcp::Client;
 use nix::sys::signal::Signal;
+use serde_json::json;
 use support::{Home, processes, wait_for};
 
 /// Every secret holds a part of this kind, so that also a piece of one is found.
@@ -191,6 +196,76 @@ headers = {{ Authorization = "Bearer env:PLANTED_HEADER", X-Api-Key = "{header}"
     planted.are_in_no_arguments();
     satellite.terminate().exits(0);
     home.satellite(&["events", "--json"]).exits(0);
+    planted.are_in_no_output(&home);
+}
+
+#[test]
+fn what_a_client_shows_and_what_it_is_given_is_found_nowhere() {
+    let mut home = Home::new();
+    at_trace(&mut home);
+    let mut planted = Planted::new(&home, 4);
+    let [token, wrong, key, other] = [0, 1, 2, 3].map(|number| format!("sat_{}", planted.cores[number]));
+    home.env.push(("PLANTED_TOKEN".into(), token.clone()));
+    home.env.push(("PLANTED_KEY".into(), key.clone()));
+    let config = home.write(
+        "satellite.toml",
+        &format!(
+            r#"
+[gateway]
+listen = "127.0.0.1:0"
+[[teams]]
+id = "team_acme"
+slug = "acme"
+[[teams.users]]
+id = "user_alice"
+slug = "alice"
+token = "env:PLANTED_TOKEN"
+[[teams.installations]]
+id = "n1"
+server = "notes"
+env = {{ API_KEY = "env:PLANTED_KEY", PLAIN = "{other}" }}
+SIM "--all-tools"
+"#
+        ),
+    );
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    let greeted = satellite.greeted();
+    let url = greeted.split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap();
+    let at = |path: &str, token: &str| Client::new(url, Some(token)).at(path);
+
+    // Wrong tokens, and the right one in every wrong place.
+    assert_eq!(at("/mcp", &wrong).initialize().status, 401);
+    assert_eq!(at(&format!("/mcp?access_token={token}"), &wrong).initialize().status, 400);
+    assert_eq!(at(&format!("/i/{token}/mcp"), &token).initialize().status, 404);
+    assert_eq!(at(&format!("/{token}"), &token).initialize().status, 404);
+    assert_eq!(at("/mcp", &token).in_session(&token).call_anyway("list_servers", &json!({})).status, 404);
+
+    // What a server gives its client is the client's; of what is logged of it nothing is secret.
+    let (mut direct, mut all) = (at("/i/notes/mcp", &token), at("/mcp", &token));
+    for client in [&mut direct, &mut all] {
+        let session = client.initialize().header("mcp-session-id").unwrap().to_owned();
+        // The second half opens a session; the first may be told.
+        planted.cores.push(session[16..].to_owned());
+    }
+    for (tool, arguments) in [
+        ("env", json!({"name": "API_KEY"})),
+        ("echo", json!({"text": format!("my key is {key}")})),
+        ("fail", json!({"message": format!("login as {key} refused")})),
+    ] {
+        let path = format!("notes:{tool}");
+        let through = all.call("execute_mcp_tool", &json!({"tool_path": path, "arguments": arguments}));
+        let answer = direct.call(tool, &arguments);
+        for answer in [through, answer] {
+            let is_error = answer.to_string().contains("refused");
+            assert!(is_error || answer["result"].to_string().contains(&key), "{answer:#}");
+        }
+    }
+    let logs = home.wait_event(0, "mcp.request.logs", |_| true);
+    assert!(logs.to_string().contains("my key is [secret]"), "{logs:#}");
+    look_at_everything(&home);
+    planted.are_in_no_arguments();
+    satellite.terminate().exits(0);
     planted.are_in_no_output(&home);
 }
 

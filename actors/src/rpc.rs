@@ -205,8 +205,8 @@ pub fn joined(parts: &[&str]) -> Bytes {
     text.freeze()
 }
 
-/// The value of a member of an object, as it is written.
-pub(crate) fn member<'a>(json: &'a str, wanted: &str) -> Option<&'a str> {
+/// The value of a member of an object, as it is written; of two of one name the last, as most readers have it.
+pub fn member<'a>(json: &'a str, wanted: &str) -> Option<&'a str> {
     let mut found = None;
     let mut look = |name: &str, value: &'a RawValue| {
         if name == wanted {

@@ -12,6 +12,7 @@ const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialize
 /// One session on one connection.
 pub(crate) struct Client {
     stream: BufReader<TcpStream>,
+    host: String,
     /// The path, the host and what else is the same in every request.
     head: String,
     /// The call, as a whole request.
@@ -28,13 +29,12 @@ impl Client {
     /// Shakes hands. `call` is the body of every call.
     pub(crate) async fn open(url: &str, call: String) -> Self {
         let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
-        let stream = TcpStream::connect(host).await.unwrap();
-        stream.set_nodelay(true).unwrap();
         let head = format!(
             "POST /{path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n\
              accept: application/json, text/event-stream\r\nmcp-protocol-version: 2025-11-25\r\n"
         );
-        let mut client = Self { stream: BufReader::new(stream), head, call: Bytes::new(), body: Vec::new() };
+        let stream = connect(host).await;
+        let mut client = Self { stream, host: host.to_owned(), head, call: Bytes::new(), body: Vec::new() };
         let answer = client.post(&client.request(INITIALIZE)).await;
         assert_eq!(answer.status, 200, "{}", client.said());
         let session = answer.session.unwrap();
@@ -45,12 +45,24 @@ impl Client {
         client
     }
 
+    /// Goes on with its session on another connection: one that is idle for as long as others are measured may be closed.
+    pub(crate) async fn reconnect(&mut self) {
+        self.stream = connect(&self.host).await;
+    }
+
     /// Calls, and reads the whole answer.
     pub(crate) async fn call(&mut self) {
         let call = self.call.clone();
         let answer = tokio::time::timeout(GIVE_UP, self.post(&call)).await.unwrap();
         assert_eq!(answer.status, 200, "{}", self.said());
         assert!(memchr::memmem::find(&self.body, b"hello").is_some(), "{}", self.said());
+    }
+
+    /// Asks something else than what it was opened for, and reads the whole answer.
+    pub(crate) async fn ask(&mut self, body: &str) {
+        let request = self.request(body);
+        let answer = tokio::time::timeout(GIVE_UP, self.post(&request)).await.unwrap();
+        assert_eq!(answer.status, 200, "{}", self.said());
     }
 
     fn said(&self) -> String {
@@ -104,4 +116,10 @@ impl Client {
         self.body.resize(begin + length, 0);
         self.stream.read_exact(&mut self.body[begin..]).await.unwrap();
     }
+}
+
+async fn connect(host: &str) -> BufReader<TcpStream> {
+    let stream = TcpStream::connect(host).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    BufReader::new(stream)
 }

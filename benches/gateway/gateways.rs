@@ -1,7 +1,7 @@
 //! The gateways: how each is started, where it listens, and what it has used.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,6 +15,7 @@ use super::sdk;
 
 pub(crate) const INSTANCE: &str = "`/i/{instance}/mcp`";
 pub(crate) const EXECUTE: &str = "`execute_mcp_tool`";
+pub(crate) const EXECUTE_OF_MANY: &str = "`execute_mcp_tool`, one of 1,000 tools";
 pub(crate) const MCP_PROXY: &str = "mcp-proxy 0.6.0";
 
 const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
@@ -24,13 +25,9 @@ const ECHO: &str =
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"NAME","arguments":{"text":"hello"}}}"#;
 const EXECUTE_ECHO: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"execute_mcp_tool","arguments":{"tool_path":"echo:echo","arguments":{"text":"hello"}}}}"#;
 
-/// The echo server's command, with so many tools more.
-pub(crate) fn echo(more: usize) -> Vec<String> {
-    let mut command = vec![SATELLITE.to_owned(), "sim-server".to_owned()];
-    if more > 0 {
-        command.extend(["--tools".to_owned(), more.to_string()]);
-    }
-    command
+/// The echo server's command; `echo` is the first of so many tools.
+pub(crate) fn echo(tools: usize) -> Vec<String> {
+    [SATELLITE, "sim-server", "--tools", &tools.to_string()].map(str::to_owned).into()
 }
 
 /// A process that listens, and ends with this.
@@ -79,49 +76,45 @@ pub(crate) async fn all() -> Vec<Gateway> {
     // They are waited for; nothing else goes on meanwhile.
     tokio::task::spawn_blocking(|| {
         let ours = [
-            ours(INSTANCE, "json", 0, "/i/echo/mcp", ECHO.replace("NAME", "echo")),
-            ours("`/i/{instance}/mcp`, event streams", "sse", 0, "/i/echo/mcp", ECHO.replace("NAME", "echo")),
-            ours(EXECUTE, "json", 0, "/mcp", EXECUTE_ECHO.to_owned()),
-            ours("`execute_mcp_tool` of 1,000 tools", "json", 1_000, "/mcp", EXECUTE_ECHO.to_owned()),
+            ours(INSTANCE, "json", 1, "/i/echo/mcp", ECHO.replace("NAME", "echo")),
+            ours("`/i/{instance}/mcp`, event streams", "sse", 1, "/i/echo/mcp", ECHO.replace("NAME", "echo")),
+            ours(EXECUTE, "json", 1, "/mcp", EXECUTE_ECHO.to_owned()),
+            ours(EXECUTE_OF_MANY, "json", 1_000, "/mcp", EXECUTE_ECHO.to_owned()),
         ];
-        ours.into_iter().flatten().chain([rmcp()]).chain(mcp_proxy()).collect()
+        ours.into_iter().chain([rmcp()]).chain(mcp_proxy()).collect()
     })
     .await
     .unwrap()
 }
 
-/// The built binary.
-fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: String) -> Option<Gateway> {
+/// The built binary, with everything as it is by default but for the user's limits.
+fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: String) -> Gateway {
     let home = TempDir::new().unwrap();
     let [program, arguments @ ..] = &echo(tools)[..] else { unreachable!("a command has a name") };
     let config = format!(
         "[gateway]\nlisten = \"127.0.0.1:0\"\nauth = \"none\"\nanswers = {answers:?}\nrequests_per_second = 0\n\
          calls_per_user_max = 0\n\n\
-         [events]\nsink = \"file\"\npath = \"{events}\"\n\n\
+         [events]\nsink = \"file\"\n\n\
          [servers.echo]\ncommand = {program:?}\nargs = {arguments:?}\n\n\
          [[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n\n[[teams.users]]\nid = \"user_alice\"\nslug = \"alice\"\n\n\
          [[teams.installations]]\nid = \"abc123\"\nserver = \"echo\"\nkeep = \"always_on\"\n",
-        events = home.path().join("events.jsonl").display(),
     );
     let file = home.path().join("satellite.toml");
     fs::write(&file, config).unwrap();
     let mut command = Command::new(SATELLITE);
     command.arg("run").arg("--config").arg(&file).arg("--data-dir").arg(home.path().join("data"));
-    let Some((child, line)) = started(command, |line| line.contains("MCP: http://")) else {
-        missing(name, "this satellite has no endpoint");
-        return None;
-    };
+    let (child, line) = started(command, |line| line.contains("MCP: http://"));
     let base = line.split_once("MCP: ").unwrap().1.split_whitespace().next().unwrap().trim_end_matches("/mcp");
     // Above it is the reaper.
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
     let pid = children.split_whitespace().next().unwrap().parse().unwrap();
-    Some(Gateway { name, url: format!("{base}{path}"), call, pid, child, _home: Some(home) })
+    Gateway { name, url: format!("{base}{path}"), call, pid, child, _home: Some(home) }
 }
 
 fn rmcp() -> Gateway {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(sdk::CHILD, "1");
-    let (child, url) = started(command, |line| line.starts_with("http://")).unwrap();
+    let (child, url) = started(command, |line| line.starts_with("http://"));
     let (name, call) = ("rmcp's StreamableHttpService", ECHO.replace("NAME", "echo"));
     Gateway { name, url, call, pid: child.id(), child, _home: None }
 }
@@ -130,12 +123,12 @@ fn mcp_proxy() -> Option<Gateway> {
     let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/mcp-proxy");
     let program = std::env::var_os("MCP_PROXY").map_or_else(usual, PathBuf::from);
     if !program.exists() {
-        missing(MCP_PROXY, "it is not installed");
+        missing(&program);
         return None;
     }
     let home = TempDir::new().unwrap();
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let [server, arguments @ ..] = &echo(0)[..] else { unreachable!("a command has a name") };
+    let [server, arguments @ ..] = &echo(1)[..] else { unreachable!("a command has a name") };
     let config = format!(
         "[proxy]\nname = \"bench\"\nseparator = \"__\"\n\n[proxy.listen]\nhost = \"127.0.0.1\"\nport = {port}\n\n\
          [[backends]]\nname = \"echo\"\ntransport = \"stdio\"\ncommand = {server:?}\nargs = {arguments:?}\n"
@@ -150,24 +143,28 @@ fn mcp_proxy() -> Option<Gateway> {
         assert!(began.elapsed() < GIVE_UP, "mcp-proxy does not listen");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let (url, call) = (format!("http://127.0.0.1:{port}/mcp"), ECHO.replace("NAME", "echo__echo"));
+    let (url, call) = (format!("http://127.0.0.1:{port}/"), ECHO.replace("NAME", "echo__echo"));
     Some(Gateway { name: MCP_PROXY, url, call, pid: child.id(), child, _home: Some(home) })
 }
 
 #[expect(clippy::print_stderr, reason = "who runs the bench should know what is missing")]
-fn missing(name: &str, why: &str) {
-    eprintln!("{name} is not measured: {why}");
+fn missing(program: &Path) {
+    eprintln!("{MCP_PROXY} is not measured: {} is not there", program.display());
 }
 
-/// The process, once it has written such a line to stdout; none if it ends without.
-fn started(mut command: Command, is_it: impl Fn(&str) -> bool) -> Option<(Child, String)> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+/// The process, and the line on its stdout by which it says that it serves. One that ends instead is a fault.
+fn started(mut command: Command, is_it: impl Fn(&str) -> bool) -> (Child, String) {
+    let mut log = tempfile::tempfile().unwrap();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone().unwrap());
+    let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let line = lines.find(|line| is_it(line));
+    let Some(line) = lines.find(|line| is_it(line)) else {
+        let mut complaint = String::new();
+        log.rewind().unwrap();
+        log.read_to_string(&mut complaint).unwrap();
+        panic!("{command:?} does not serve: {}\n{complaint}", child.wait().unwrap());
+    };
     // What it says from now on is read, and not looked at.
     std::thread::spawn(move || lines.for_each(drop));
-    if line.is_none() {
-        child.wait().unwrap();
-    }
-    Some((child, line?))
+    (child, line)
 }

@@ -32,7 +32,7 @@ pub(crate) fn is_child() -> bool {
 /// Serves until it is killed.
 #[expect(clippy::print_stdout, reason = "what the parent reads")]
 pub(crate) async fn serve() {
-    let spec = spec(0, 1, 1, &gateways::echo(0), &Arc::new(Policy::default()));
+    let spec = spec(0, 1, 1, &gateways::echo(1), &Arc::new(Policy::default()));
     let id = spec.id.clone();
     let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
     runtime.install(spec).await.unwrap();

@@ -130,8 +130,6 @@ fn endpoint(plan: &GatewayPlan) -> String {
         let why = if plan.listen == Listen::Off { "switched off" } else { "not asked for" };
         return format!("the MCP endpoint is {why}");
     };
-    let scheme = if plan.tls.is_some() { "https" } else { "http" };
-    let base = plan.public_url.clone().unwrap_or_else(|| format!("{scheme}://{address}"));
     let who = match (&plan.auth, plan.alone()) {
         (Auth::None(_), Ok(user)) => format!("everybody on this machine is {}/{}", user.team_slug, user.slug),
         (Auth::None(_), Err(why)) => why,
@@ -140,7 +138,7 @@ fn endpoint(plan: &GatewayPlan) -> String {
             format!("{can} of {} users can come in with a token", plan.users.len())
         }
     };
-    format!("the MCP endpoint is {base}/mcp: {who}")
+    format!("the MCP endpoint is {}: {who}", plan.url(address))
 }
 
 /// What this machine has to hold servers with, found out by trying it. Whether it can start any.

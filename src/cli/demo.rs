@@ -11,6 +11,7 @@ use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use super::run::{Log, beside_the_bar, supervise};
 use super::{BAD_INPUT, DataDir, FAILED, Failed, shell_word, tell};
 use crate::config::{self, ConfigErrors, Plan};
+use crate::console::api::EndpointStatus;
 use crate::reaper::Below;
 
 /// Team and user of who connects to the demo's MCP endpoint.
@@ -81,6 +82,7 @@ impl Demo {
         let (command, data_dir) = (shell_word(&program), self.data_dir.flag());
         supervise(plan, &self.data_dir.data_dir, None, below, |satellite| {
             let (runtime, home) = (satellite.runtime().clone(), satellite.data_dir().to_owned());
+            let endpoint = satellite.endpoint();
             tokio::spawn(async move {
                 let up = |snapshot: &Arc<Snapshot>| {
                     snapshot.len() == servers && snapshot.iter().all(|view| !view.status.is_transitional())
@@ -90,7 +92,7 @@ impl Demo {
                 let snapshot = runtime.snapshot();
                 let victim = snapshot.iter().find(|view| view.spec.server.as_str() == "notes");
                 let typed = |verb: &str| format!("{command} {verb}{data_dir}");
-                beside_the_bar(|| introduce(&home, servers, typed, victim.map(|view| &**view)));
+                beside_the_bar(|| introduce(&home, servers, typed, victim.map(|view| &**view), endpoint.as_ref()));
             });
         })
         .await
@@ -115,7 +117,13 @@ fn listed(errors: &ConfigErrors) -> String {
 }
 
 /// `typed` makes of a verb a command that works in another terminal.
-fn introduce(data_dir: &Path, servers: usize, typed: impl Fn(&str) -> String, victim: Option<&InstanceView>) {
+fn introduce(
+    data_dir: &Path,
+    servers: usize,
+    typed: impl Fn(&str) -> String,
+    victim: Option<&InstanceView>,
+    endpoint: Option<&EndpointStatus>,
+) {
     let data_dir = data_dir.display();
     let pid = victim.and_then(|view| view.pid).map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
     let name = victim.map_or("one by the pid that status shows", |view| &view.spec.name);
@@ -132,6 +140,12 @@ fn introduce(data_dir: &Path, servers: usize, typed: impl Fn(&str) -> String, vi
         ("read what one wrote to stderr", typed("logs flaky")),
     ] {
         tell(&format!("  {command}\n      {what}"));
+    }
+    if let Some(EndpointStatus { url, token_file: Some(file), .. }) = endpoint {
+        let file = shell_word(file);
+        tell(&format!(
+            "  claude mcp add --transport http satellite {url} --header \"Authorization: Bearer $(cat {file})\"\n      connect a client as alice; any other takes the same URL and header"
+        ));
     }
     tell(&format!(
         "\n`flaky` crashes every 20 seconds on purpose: watch its delays grow until it is permanently_failed, then\n  {}\n\nData is in {data_dir}. Ctrl-C ends the demo and every process of it.\n",

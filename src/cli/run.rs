@@ -108,8 +108,10 @@ impl Run {
                 tracing::info!(servers, data_dir = %dir, "satellite is running");
             } else {
                 let flag = self.data_dir.flag();
+                let endpoint = satellite.endpoint().map(|endpoint| format!("\n  {endpoint}"));
                 tell(&format!(
-                    "satellite is running: {servers} servers, data in {dir}\n  satellite status --watch{flag}"
+                    "satellite is running: {servers} servers, data in {dir}\n  satellite status --watch{flag}{}",
+                    endpoint.unwrap_or_default()
                 ));
             }
         })
@@ -132,7 +134,7 @@ pub(super) async fn supervise(
     let servers = plan.instances.len();
     let mut signals = Signals::new(below)?;
     let satellite = tokio::select! {
-        started = Satellite::start(plan, data_dir) => started.map_err(|error| {
+        started = Box::pin(Satellite::start(plan, data_dir)) => started.map_err(|error| {
             let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
             Failed::new(code, error.to_string())
         })?,

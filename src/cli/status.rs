@@ -66,10 +66,14 @@ pub(super) fn picture(reply: &StatusReply) -> String {
     };
     let sandboxed =
         reply.instances.iter().filter(|row| row.isolation.as_ref().is_some_and(|one| one != "none")).count();
+    let endpoint = satellite.endpoint.as_ref().map(|endpoint| {
+        let clients = if endpoint.sessions == 1 { "client" } else { "clients" };
+        format!("\n{endpoint} · {} {clients}", endpoint.sessions)
+    });
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
     format!(
         "{servers}\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
-         {sandboxed} in a sandbox · process trees are held by {}{}",
+         {sandboxed} in a sandbox · process trees are held by {}{}{}",
         reply.instances.len(),
         satellite.name,
         satellite.version,
@@ -78,6 +82,7 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         events.sent,
         events.queue_size,
         satellite.held_by,
+        endpoint.unwrap_or_default(),
         complaint.unwrap_or_default(),
     )
 }

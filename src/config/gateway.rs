@@ -20,7 +20,7 @@ pub const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LO
 const TOKEN_LETTERS_MIN: usize = 22;
 
 /// The MCP endpoint, as meant.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GatewayPlan {
     /// Whether anybody wants it: a `[gateway]`, a user with a token, an `mcp.json`, `--listen`.
     pub asked: bool,
@@ -193,24 +193,6 @@ impl fmt::Debug for TokenHash {
     }
 }
 
-impl Default for GatewayPlan {
-    fn default() -> Self {
-        Self {
-            asked: false,
-            listen: Listen::default(),
-            public_url: None,
-            hosts: Vec::new(),
-            origins: Vec::new(),
-            auth: Auth::default(),
-            authorization_servers: Vec::new(),
-            tls: None,
-            answers: Answers::default(),
-            limits: GatewayLimits::default(),
-            users: Vec::new(),
-        }
-    }
-}
-
 impl GatewayPlan {
     /// Where it is to listen; `None` if it is switched off or nobody wants it.
     pub fn address(&self) -> Option<SocketAddr> {
@@ -219,6 +201,13 @@ impl GatewayPlan {
             Listen::Anywhere => self.asked.then_some(LISTEN),
             Listen::At(address) => self.asked.then_some(address),
         }
+    }
+
+    /// What clients are told of it where it listens at `address`.
+    pub fn url(&self, address: SocketAddr) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let base = self.public_url.clone().unwrap_or_else(|| format!("{scheme}://{address}"));
+        format!("{base}/mcp")
     }
 
     /// Has it listen exactly there, whatever the file says. What is wrong with that, and what to do.

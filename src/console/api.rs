@@ -1,5 +1,6 @@
 //! What is said over the control socket. Names, fields and exit codes are stable: scripts build on them.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -300,6 +301,35 @@ pub struct SatelliteStatus {
     pub held_by: String,
     /// Events waiting, sent and lost.
     pub events: EventStatus,
+    /// Where MCP clients come in; nothing if they do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<EndpointStatus>,
+}
+
+/// The MCP endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointStatus {
+    /// What clients are given; `/i/{instance}/mcp` is beside it.
+    pub url: String,
+    /// `bearer`, or `none`: then every process of this machine may come in.
+    pub auth: String,
+    /// The file that holds a token which the satellite has made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<String>,
+    /// How many clients are connected.
+    pub sessions: usize,
+}
+
+/// One line, for people.
+impl fmt::Display for EndpointStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MCP: {}", self.url)?;
+        match (&self.token_file, self.auth.as_str()) {
+            (Some(file), _) => write!(f, "  token in {file}"),
+            (None, "none") => f.write_str("  without authentication: every process of this machine may come in"),
+            (None, _) => Ok(()),
+        }
+    }
 }
 
 /// The event batcher's numbers.

@@ -23,6 +23,7 @@ use super::api::{
     ToolEntry,
 };
 use crate::connect::stdio::StdioConnector;
+use crate::endpoint::Endpoint;
 use crate::journal;
 
 /// Arguments of a call may be as large as a message of a server.
@@ -34,6 +35,7 @@ const STREAM_BACKLOG: usize = 256;
 pub(crate) struct Console {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) connector: StdioConnector,
+    pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
@@ -134,6 +136,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         data_dir: console.data_dir.display().to_string(),
         held_by: console.connector.held_by(),
         events: console.runtime.event_statistics().into(),
+        endpoint: console.endpoint.status(),
     };
     Ok(Json(StatusReply { satellite, instances }))
 }

@@ -4,9 +4,9 @@
 //! or see where in the table it leads, and is then compared in constant time; one that is not there costs the same.
 
 use std::collections::HashMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Write as _};
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -40,7 +40,7 @@ const FORWARDED: [&str; 5] = ["forwarded", "x-forwarded-for", "x-forwarded-host"
 const TOKEN_PREFIX: &str = "sat_";
 
 /// The file in the data directory that keeps a token.
-const TOKEN_FILE: &str = "token";
+pub(crate) const TOKEN_FILE: &str = "token";
 
 /// Everybody who may come in.
 pub struct Access {
@@ -298,8 +298,12 @@ impl Allowance {
 pub fn new_token() -> io::Result<Secret> {
     let mut bits = [0; 32];
     SystemRandom::new().fill(&mut bits).map_err(|_| io::Error::other("the machine has no random numbers"))?;
-    let digits: String = bits.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(format!("{TOKEN_PREFIX}{digits}").into())
+    let mut token = TOKEN_PREFIX.to_owned();
+    for byte in bits {
+        // Writing to memory does not fail.
+        let _ = write!(token, "{byte:02x}");
+    }
+    Ok(token.into())
 }
 
 /// The token that the data directory keeps; it is made when it is first asked for.

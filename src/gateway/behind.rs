@@ -9,22 +9,32 @@ use mcp_satellite_actors::rpc::Message;
 
 use super::access::User;
 use super::face::{Answer, Call, Endpoint, Faces, Greeting, RpcError, Welcome};
+use super::flat::Flat;
 use super::instance::Instances;
 use super::room::Rooms;
 use super::session::Session;
-use super::tools::Tools;
+use super::tools::face::notification;
+use super::tools::{Callers, Tools};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Behind {
+    runtime: RuntimeHandle,
     instances: Instances,
-    tools: Tools,
+    tools: Arc<Tools>,
+    flat: Arc<Flat>,
 }
 
 impl Behind {
     /// In front of the instances of `runtime`, whose audience are `rooms`.
     pub fn new(runtime: &RuntimeHandle, rooms: Arc<Rooms>) -> Self {
-        Self { instances: Instances::new(runtime.clone(), rooms), tools: Tools::new(runtime.clone()) }
+        let callers = Arc::<Callers>::default();
+        Self {
+            runtime: runtime.clone(),
+            instances: Instances::new(runtime.clone(), rooms, callers.clone()),
+            tools: Arc::new(Tools::new(runtime.clone(), callers.clone())),
+            flat: Arc::new(Flat::new(runtime.clone(), callers)),
+        }
     }
 }
 
@@ -41,32 +51,39 @@ impl Faces for Behind {
     ) -> BoxFuture<'static, Result<Welcome, RpcError>> {
         match endpoint {
             Endpoint::Instance(id) => self.instances.initialize(id, greeting),
-            Endpoint::Tools | Endpoint::Flat => self.tools.initialize(&greeting),
+            Endpoint::Tools => Tools::initialize(&greeting),
+            Endpoint::Flat => Flat::initialize(&greeting),
         }
     }
 
     fn began(&self, session: &Arc<Session>) {
-        if let Endpoint::Instance(id) = &session.opening.endpoint {
-            self.instances.began(session, id);
+        match &session.opening.endpoint {
+            Endpoint::Instance(id) => self.instances.began(session, id),
+            Endpoint::Tools => self.tools.began(session),
+            Endpoint::Flat => self.flat.began(session),
         }
     }
 
     fn request(&self, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
         match &session.opening.endpoint {
             Endpoint::Instance(id) => self.instances.request(id.clone(), session.clone(), call),
-            Endpoint::Tools | Endpoint::Flat => self.tools.request(session, call),
+            Endpoint::Tools => self.tools.request(session, call),
+            Endpoint::Flat => self.flat.request(session, call),
         }
     }
 
     fn notification(&self, session: &Arc<Session>, message: Message) {
-        if let Endpoint::Instance(id) = &session.opening.endpoint {
-            self.instances.notification(session, id, message);
+        match &session.opening.endpoint {
+            Endpoint::Instance(id) => self.instances.notification(session, id, message),
+            Endpoint::Tools | Endpoint::Flat => notification(&self.runtime, session, &message),
         }
     }
 
     fn ended(&self, session: &Arc<Session>) {
-        if let Endpoint::Instance(id) = &session.opening.endpoint {
-            self.instances.ended(session, id);
+        match &session.opening.endpoint {
+            Endpoint::Instance(id) => self.instances.ended(session, id),
+            Endpoint::Tools => {}
+            Endpoint::Flat => self.flat.ended(session),
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::{Duration, sleep};
 
 use super::face::{Answer, Call, Faces};
 use super::reply;
-use super::session::{InUse, Session};
+use super::session::{News, Session};
 
 /// What the client takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub(crate) struct Manner {
     pub(crate) form: Form,
     /// A stream begins so long after the request without an answer.
     pub(crate) sse_after: Duration,
+    /// How long a stream may be silent.
+    pub(crate) keep_alive: Duration,
     /// How long a client that has gone may take to come back.
     pub(crate) grace: Duration,
     /// How long a request may take, if that is not left to the instance.
@@ -52,19 +54,20 @@ impl Drop for Open {
 /// A request begins: what it takes to answer it.
 struct Begun {
     open: Open,
-    id: String,
+    id: Arc<str>,
     answer: BoxFuture<'static, Answer>,
 }
 
+/// Begins it. An error says that its id is in use, and is that id.
 fn begin(
     faces: &dyn Faces,
     session: &Arc<Session>,
     message: Message,
     timeout: Option<Duration>,
     streams: bool,
-) -> Result<Begun, InUse> {
-    let id = message.id().unwrap_or("null").to_owned();
-    let (call, withdrawn) = session.begin(&id, streams)?;
+) -> Result<Begun, Arc<str>> {
+    let id: Arc<str> = message.id().unwrap_or("null").into();
+    let Ok((call, withdrawn)) = session.begin(&id, streams) else { return Err(id) };
     if message.method() == Some("tools/call") {
         session.count_tool();
     }
@@ -91,10 +94,10 @@ pub(crate) async fn answer(
     manner: Manner,
     held: impl Send + 'static,
 ) -> Response {
-    let id = message.id().unwrap_or("null").to_owned();
     let streams = manner.form != Form::Json;
-    let Ok(Begun { open, id, answer: mut coming }) = begin(faces, session, message, manner.timeout, streams) else {
-        return in_use(&id);
+    let Begun { open, id, answer: mut coming } = match begin(faces, session, message, manner.timeout, streams) {
+        Ok(begun) => begun,
+        Err(id) => return in_use(&id),
     };
     let call = open.call;
     if manner.form != Form::Stream {
@@ -106,12 +109,12 @@ pub(crate) async fn answer(
                 }
                 coming = Box::pin(std::future::ready(answer));
             }
-            () = session.over().cancelled() => return gone(&id),
-            () = session.first_word(call) => {}
+            news = session.news(call) => if news == News::Over { return gone(&id) },
+            // Made here, it is known to the runtime only if the answer is not there at once.
             () = sleep(manner.sse_after), if streams => {}
         }
     }
-    let Some(listening) = session.listen(call, None) else { return gone(&id) };
+    let Some(listening) = session.listen(call, None, manner.keep_alive) else { return gone(&id) };
     tokio::spawn(stream(open, id, coming, manner.grace, held));
     reply::stream(listening)
 }
@@ -119,7 +122,7 @@ pub(crate) async fn answer(
 /// Goes on with a call whose client reads a stream.
 async fn stream(
     open: Open,
-    id: String,
+    id: Arc<str>,
     coming: BoxFuture<'static, Answer>,
     grace: Duration,
     held: impl Send + 'static,
@@ -149,8 +152,10 @@ pub(crate) async fn batch(
 ) -> Response {
     let mut coming = Vec::with_capacity(requests.len());
     for message in requests {
-        let id = message.id().unwrap_or("null").to_owned();
-        let Ok(begun) = begin(faces, session, message, timeout, false) else { return in_use(&id) };
+        let begun = match begin(faces, session, message, timeout, false) {
+            Ok(begun) => begun,
+            Err(id) => return in_use(&id),
+        };
         coming.push(async move {
             let Begun { open: _open, id, answer } = begun;
             (id, answer.await)

@@ -14,22 +14,25 @@ use futures::StreamExt as _;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::rpc::{Kind, Malformed, Message};
 use serde_json::value::RawValue;
+use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::access::{Access, Denied, Pass, User};
+use super::budget::{Budget, Share};
 use super::call::{self, Form, Manner};
 use super::face::{Answer, Endpoint, Faces, Greeting, RpcError};
 use super::refusal::SERVER_ERROR;
 use super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, SESSION_ID};
-use super::session::{End, Opening, Session, UNASKED};
+use super::session::{End, Opening, Place, Session};
 use super::sessions::{Full, Sessions};
-use super::{Settings, Teller, era, metadata, stream};
+use super::stream::{self, UNASKED};
+use super::{Settings, Teller, era, metadata};
 
 /// A body that takes longer is not worth waiting for.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A stream begins so long after its request without an answer: proxies close what is silent.
-const SSE_AFTER: Duration = Duration::from_secs(1);
+/// Who has to wait for memory is asked to come back after this.
+const CROWDED_PAUSE: Duration = Duration::from_secs(1);
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const TEXT_MAX: usize = 256;
@@ -41,6 +44,9 @@ pub(crate) struct Front {
     pub(crate) tell: Teller,
     pub(crate) access: Arc<Access>,
     settings: RwLock<Arc<Settings>>,
+    changed: Notify,
+    /// Of the messages of all clients that are being read or answered.
+    bodies: Arc<Budget>,
     draining: AtomicBool,
     /// What is being answered, streams included.
     work: TaskTracker,
@@ -63,6 +69,7 @@ fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Refused
 }
 
 /// What a path asks for.
+#[derive(Clone, Copy)]
 enum Path<'a> {
     Everything,
     Instance(&'a str),
@@ -95,8 +102,20 @@ impl Front {
         access: Arc<Access>,
         settings: Settings,
     ) -> Self {
+        let bodies = Budget::new(settings.bodies_max);
+        sessions.streams().set(settings.streams_max);
         let (settings, draining) = (RwLock::new(Arc::new(settings)), AtomicBool::new(false));
-        Self { faces, sessions, tell, access, settings, draining, work: TaskTracker::new() }
+        Self {
+            faces,
+            sessions,
+            tell,
+            access,
+            settings,
+            changed: Notify::new(),
+            bodies,
+            draining,
+            work: TaskTracker::new(),
+        }
     }
 
     pub(crate) fn settings(&self) -> Arc<Settings> {
@@ -104,7 +123,15 @@ impl Front {
     }
 
     pub(crate) fn set(&self, settings: Arc<Settings>) {
+        self.bodies.set(settings.bodies_max);
+        self.sessions.streams().set(settings.streams_max);
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        self.changed.notify_one();
+    }
+
+    /// Waits for other settings.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
     }
 
     /// No request is taken any more; answers and notifications of open calls are.
@@ -121,6 +148,13 @@ impl Front {
     /// A session is over, and was forgotten.
     pub(crate) fn gone(&self, session: &Arc<Session>) {
         self.faces.ended(session);
+        if session.lost() > 0 {
+            tracing::info!(
+                session_id = session.public_id(),
+                lost = session.lost(),
+                "a client never heard what it was told"
+            );
+        }
         let user = session.user();
         (self.tell)(Event::ClientDisconnected {
             team_id: user.team.clone(),
@@ -140,18 +174,17 @@ impl Front {
         let Some(path) = path(full) else {
             return Err(no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is nothing here"));
         };
-        let base = settings.base(host);
         if let Path::Metadata(of) = path {
             if parts.method != Method::GET {
                 return Err(not_allowed("GET"));
             }
-            return Ok(metadata::document(&base, of, &settings.name, &settings.authorization_servers));
+            return Ok(metadata::document(&settings.base(host), of, &settings.name, &settings.authorization_servers));
         }
-        let pass = self.known(peer, parts, &base)?;
+        let pass = self.known(peer, parts, || settings.base(host))?;
         match parts.method {
-            Method::POST => self.post(&settings, &pass, &path, parts, body).await,
-            Method::GET => self.get(&pass.user, &path, parts),
-            Method::DELETE => self.delete(&pass.user, &path, parts),
+            Method::POST => self.post(&settings, &pass, path, parts, body).await,
+            Method::GET => self.get(&settings, &pass.user, path, parts),
+            Method::DELETE => self.delete(&pass.user, path, parts),
             _ => Err(not_allowed("GET, POST, DELETE")),
         }
     }
@@ -167,14 +200,14 @@ impl Front {
     }
 
     /// Who it is that asks.
-    fn known(&self, peer: SocketAddr, parts: &request::Parts, base: &str) -> Checked<Pass> {
+    fn known(&self, peer: SocketAddr, parts: &request::Parts, base: impl Fn() -> String) -> Checked<Pass> {
         if parts.uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("access_token="))) {
             let why = "a token in an address is read by others; send it as a header";
             return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
         }
         self.access.admit(&parts.headers, peer.ip()).map_err(|denied| {
             Refused::new(match &denied {
-                Denied::NoToken | Denied::WrongToken => metadata::challenge(base, parts.uri.path(), &denied),
+                Denied::NoToken | Denied::WrongToken => metadata::challenge(&base(), parts.uri.path(), &denied),
                 Denied::TooMany(pause) => {
                     reply::too_many(None, RpcError::new(SERVER_ERROR, denied.to_string()), *pause)
                 }
@@ -187,7 +220,7 @@ impl Front {
         &self,
         settings: &Settings,
         pass: &Pass,
-        path: &Path<'_>,
+        path: Path<'_>,
         parts: &request::Parts,
         body: Body,
     ) -> Checked<Response> {
@@ -205,52 +238,63 @@ impl Front {
                 return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
             }
         };
-        let body = read(body, headers, settings.body_max).await?;
-        let manner =
-            Manner { form, sse_after: SSE_AFTER, grace: settings.resume_grace, timeout: settings.request_timeout };
+        let mut memory = self.bodies.share();
+        let body = read(body, headers, settings.body_max, &mut memory).await?;
         if body.trim_ascii_start().starts_with(b"[") {
-            return self.batch(&pass.user, path, parts, body).await;
+            let _memory = memory;
+            return self.batch(settings, &pass.user, path, parts, body).await;
         }
         let message = Message::read(body).map_err(|error| malformed(&error))?;
-        self.message(settings, pass, path, parts, message, manner).await
+        let manner = Manner {
+            form,
+            sse_after: settings.sse_after,
+            keep_alive: settings.keep_alive,
+            grace: settings.resume_grace,
+            timeout: settings.request_timeout,
+        };
+        self.message(settings, pass, path, parts, (message, memory), manner).await
     }
 
     async fn message(
         &self,
         settings: &Settings,
         pass: &Pass,
-        path: &Path<'_>,
+        path: Path<'_>,
         parts: &request::Parts,
-        message: Message,
+        (message, memory): (Message, Share),
         manner: Manner,
     ) -> Checked<Response> {
         let user = &pass.user;
-        let id = match message.kind() {
-            Kind::Request => message.id().map(str::to_owned),
-            Kind::Notification | Kind::Result | Kind::Error => None,
-        };
-        let id = id.as_deref();
-        if id.is_some() && self.draining.load(Ordering::Acquire) {
-            return Err(no(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, "the satellite stops; try again later"));
+        let id = message.id().filter(|_| message.kind() == Kind::Request);
+        if id.is_some() {
+            self.is_open(id)?;
         }
         user.request().map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
-        let endpoint = self.endpoint(user, path, parts, id)?;
+        let place = place(user, path, parts, id)?;
         version(&parts.headers, id)?;
         if id.is_some() && message.method() == Some("initialize") {
-            return self.initialize(settings, pass, endpoint, parts, &message).await;
+            return self.initialize(settings, pass, place, parts, &message).await;
         }
         if era::is_next(&message) && !parts.headers.contains_key(SESSION_ID) {
             let why = "this protocol version is not served here; begin with `initialize`";
             return Err(no(StatusCode::BAD_REQUEST, id, METHOD_NOT_FOUND, why));
         }
-        let session = self.session(user, &endpoint, &parts.headers, id)?;
+        let session = self.session(user, place, &parts.headers, id)?;
         if id.is_none() {
             self.aside(&session, message);
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
         let admission = user.call().map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
-        let held = (admission, self.work.token());
+        let held = (admission, self.work.token(), memory);
         Ok(call::answer(&*self.faces, &session, message, manner, held).await)
+    }
+
+    /// No request is taken while the endpoint stops.
+    fn is_open(&self, id: Option<&str>) -> Checked<()> {
+        if self.draining.load(Ordering::Acquire) {
+            return Err(no(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, "the satellite stops; try again later"));
+        }
+        Ok(())
     }
 
     /// What wants no answer.
@@ -270,19 +314,19 @@ impl Front {
         }
     }
 
-    async fn batch(&self, user: &Arc<User>, path: &Path<'_>, parts: &request::Parts, body: Bytes) -> Checked<Response> {
-        if self.draining.load(Ordering::Acquire) {
-            return Err(no(
-                StatusCode::SERVICE_UNAVAILABLE,
-                None,
-                SERVER_ERROR,
-                "the satellite stops; try again later",
-            ));
-        }
+    async fn batch(
+        &self,
+        settings: &Settings,
+        user: &Arc<User>,
+        path: Path<'_>,
+        parts: &request::Parts,
+        body: Bytes,
+    ) -> Checked<Response> {
+        self.is_open(None)?;
         user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
-        let endpoint = self.endpoint(user, path, parts, None)?;
+        let place = place(user, path, parts, None)?;
         version(&parts.headers, None)?;
-        let session = self.session(user, &endpoint, &parts.headers, None)?;
+        let session = self.session(user, place, &parts.headers, None)?;
         if session.opening.version.as_str() > "2025-03-26" {
             let why = "this protocol version has no batches; send one message at a time";
             return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
@@ -305,19 +349,28 @@ impl Front {
         let begin = |_: &Message| user.call().map_err(|limited| Refused::new(reply::limited(None, &limited)));
         let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
-        Ok(call::batch(&*self.faces, &session, requests, self.settings().request_timeout, admissions).await)
+        Ok(call::batch(&*self.faces, &session, requests, settings.request_timeout, admissions).await)
     }
 
     async fn initialize(
         &self,
         settings: &Settings,
         pass: &Pass,
-        endpoint: Endpoint,
+        place: Place<'_>,
         parts: &request::Parts,
         message: &Message,
     ) -> Checked<Response> {
         let user = &pass.user;
         let id = message.id().unwrap_or("null");
+        let (endpoint, name) = match place {
+            Place::Tools => (Endpoint::Tools, ""),
+            Place::Flat => (Endpoint::Flat, ""),
+            Place::Instance(name) => {
+                let unknown =
+                    || no(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, "there is no such server; /mcp lists yours");
+                (Endpoint::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
+            }
+        };
         let greeting = Greeting::read(message.params());
         let _admission = user.call().map_err(|limited| Refused::new(reply::limited(Some(id), &limited)))?;
         let _work = self.work.token();
@@ -326,7 +379,8 @@ impl Front {
             Err(error) => return Ok(reply::answer(&Answer::Error(error), id)),
         };
         let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
-        let opening = Opening { pass: pass.clone(), endpoint, greeting, version: welcome.version, user_agent };
+        let (pass, version) = (pass.clone(), welcome.version);
+        let opening = Opening { pass, endpoint, name: name.into(), greeting, version, user_agent };
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
         let (session, evicted) = opened.map_err(|full| {
             let why = match full {
@@ -355,86 +409,63 @@ impl Front {
         Ok(response)
     }
 
-    fn get(&self, user: &Arc<User>, path: &Path<'_>, parts: &request::Parts) -> Checked<Response> {
+    fn get(&self, settings: &Settings, user: &Arc<User>, path: Path<'_>, parts: &request::Parts) -> Checked<Response> {
         let headers = &parts.headers;
         if !accepted(headers).1 {
             let why = "what is heard here is text/event-stream; accept it";
             return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
         }
-        if self.draining.load(Ordering::Acquire) {
-            return Err(no(
-                StatusCode::SERVICE_UNAVAILABLE,
-                None,
-                SERVER_ERROR,
-                "the satellite stops; try again later",
-            ));
-        }
+        self.is_open(None)?;
         user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
-        let endpoint = self.endpoint(user, path, parts, None)?;
+        let place = place(user, path, parts, None)?;
         version(headers, None)?;
-        let session = self.session(user, &endpoint, headers, None)?;
+        let session = self.session(user, place, headers, None)?;
+        let listen = |stream, after| session.listen(stream, after, settings.keep_alive);
         let listening = match one(headers, &LAST_EVENT_ID) {
-            (None, _) => session.listen(UNASKED, None),
-            (Some(id), false) => stream::parse_id(id).and_then(|(stream, after)| session.listen(stream, Some(after))),
+            (None, _) => listen(UNASKED, None),
+            (Some(id), false) => stream::parse_id(id).and_then(|(stream, after)| listen(stream, Some(after))),
             (Some(_), true) => None,
         };
         // The status at which clients stop asking; what is over would else be asked for again and again.
         listening.map(reply::stream).ok_or_else(|| not_allowed("POST, DELETE"))
     }
 
-    fn delete(&self, user: &Arc<User>, path: &Path<'_>, parts: &request::Parts) -> Checked<Response> {
+    fn delete(&self, user: &Arc<User>, path: Path<'_>, parts: &request::Parts) -> Checked<Response> {
         user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
-        let endpoint = self.endpoint(user, path, parts, None)?;
-        let session = self.session(user, &endpoint, &parts.headers, None)?;
+        let place = place(user, path, parts, None)?;
+        let session = self.session(user, place, &parts.headers, None)?;
         if let Some(session) = self.sessions.close(&session, End::Closed) {
             self.gone(&session);
         }
         Ok(reply::empty(StatusCode::NO_CONTENT))
     }
 
-    fn endpoint(&self, user: &User, path: &Path<'_>, parts: &request::Parts, id: Option<&str>) -> Checked<Endpoint> {
-        match path {
-            Path::Instance(name) => match self.faces.instance(user, name) {
-                Some(instance) => Ok(Endpoint::Instance(instance)),
-                None => Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such server; /mcp lists yours")),
-            },
-            Path::Everything | Path::Metadata(_) => {
-                let mode = parts.uri.query().into_iter().flat_map(|query| query.split('&'));
-                match mode.filter_map(|part| part.strip_prefix("mode=")).next_back() {
-                    None if user.flat => Ok(Endpoint::Flat),
-                    None | Some("tools") => Ok(Endpoint::Tools),
-                    Some("flat") => Ok(Endpoint::Flat),
-                    Some(_) => Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "the modes are `tools` and `flat`")),
-                }
-            }
-        }
-    }
-
-    fn session(
-        &self,
-        user: &User,
-        endpoint: &Endpoint,
-        headers: &HeaderMap,
-        id: Option<&str>,
-    ) -> Checked<Arc<Session>> {
+    fn session(&self, user: &User, place: Place<'_>, headers: &HeaderMap, id: Option<&str>) -> Checked<Arc<Session>> {
         let (Some(given), false) = one(headers, &SESSION_ID) else {
             let why = "a request has one Mcp-Session-Id header; `initialize` gives the id";
             return Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
         };
-        let Some(session) = self.sessions.find(given, user, endpoint) else {
-            return Err(no(
-                StatusCode::NOT_FOUND,
-                id,
-                SERVER_ERROR,
-                "there is no such session; begin with `initialize`",
-            ));
-        };
-        session.active(Instant::now());
-        Ok(session)
+        self.sessions.find(given, user, place, Instant::now()).ok_or_else(|| {
+            no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such session; begin with `initialize`")
+        })
     }
 }
 
-/// Answers one HTTP request.
+/// What a request asks for. Whether there is such an instance is looked up when a session is opened, and not again.
+fn place<'a>(user: &User, path: Path<'a>, parts: &request::Parts, id: Option<&str>) -> Checked<Place<'a>> {
+    if let Path::Instance(name) = path {
+        return Ok(Place::Instance(name));
+    }
+    let mode = parts.uri.query().into_iter().flat_map(|query| query.split('&'));
+    match mode.filter_map(|part| part.strip_prefix("mode=")).next_back() {
+        None if user.flat => Ok(Place::Flat),
+        None | Some("tools") => Ok(Place::Tools),
+        Some("flat") => Ok(Place::Flat),
+        Some(_) => Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "the modes are `tools` and `flat`")),
+    }
+}
+
+/// Answers one HTTP request. Paths are few and told apart in one place, so no router stands before it.
 pub(crate) async fn handle(
     State(front): State<Arc<Front>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -488,8 +519,8 @@ fn accepted(headers: &HeaderMap) -> (bool, bool) {
     if said { (json, events) } else { (true, true) }
 }
 
-/// The whole body, within its limit and in time.
-async fn read(body: Body, headers: &HeaderMap, limit: usize) -> Checked<Bytes> {
+/// The whole body, within its limit and in time. What it takes is counted as it comes: what was only announced takes nothing.
+async fn read(body: Body, headers: &HeaderMap, limit: usize, memory: &mut Share) -> Checked<Bytes> {
     let large = || {
         let why = format!("a message has at most {limit} bytes");
         no(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, &why)
@@ -501,18 +532,23 @@ async fn read(body: Body, headers: &HeaderMap, limit: usize) -> Checked<Bytes> {
     let whole = async {
         let mut frames = body.into_data_stream();
         let broken = |_| no(StatusCode::BAD_REQUEST, None, PARSE_ERROR, "the body broke off");
+        let mut room_for = |frame: &Bytes| {
+            if memory.bytes() + frame.len() > limit {
+                Err(large())
+            } else if memory.try_take(frame.len()) {
+                Ok(())
+            } else {
+                Err(Refused::new(reply::crowded(CROWDED_PAUSE)))
+            }
+        };
         let Some(first) = frames.next().await.transpose().map_err(broken)? else { return Ok(Bytes::new()) };
-        if first.len() > limit {
-            return Err(large());
-        }
+        room_for(&first)?;
         let Some(second) = frames.next().await.transpose().map_err(broken)? else { return Ok(first) };
         let mut all = BytesMut::with_capacity(announced.unwrap_or(first.len() + second.len()).min(limit));
         all.extend_from_slice(&first);
         let mut next = Some(second);
         while let Some(frame) = next {
-            if all.len() + frame.len() > limit {
-                return Err(large());
-            }
+            room_for(&frame)?;
             all.extend_from_slice(&frame);
             next = frames.next().await.transpose().map_err(broken)?;
         }

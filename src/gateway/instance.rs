@@ -18,7 +18,7 @@ use super::face::{Answer, Call, Greeting, RpcError, Welcome};
 use super::refusal::Refusal;
 use super::room::Rooms;
 use super::session::Session;
-use super::tools::Caller;
+use super::tools::Callers;
 use super::tools::raw::respelled;
 use super::wishes::Wish;
 
@@ -32,17 +32,18 @@ const ROOTS_CHANGED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/roots/
 pub(super) struct Instances {
     runtime: RuntimeHandle,
     rooms: Arc<Rooms>,
+    callers: Arc<Callers>,
 }
 
 impl Instances {
-    pub(super) fn new(runtime: RuntimeHandle, rooms: Arc<Rooms>) -> Self {
+    pub(super) fn new(runtime: RuntimeHandle, rooms: Arc<Rooms>, callers: Arc<Callers>) -> Self {
         rooms.open(runtime.clone());
-        Self { runtime, rooms }
+        Self { runtime, rooms, callers }
     }
 
     /// The caller's own instance of this name.
     pub(super) fn named(&self, user: &User, name: &str) -> Option<InstanceId> {
-        let caller = Caller::new(self.runtime.snapshot(), &user.team, &user.user);
+        let caller = self.callers.of(self.runtime.snapshot(), &user.team, &user.user);
         caller.server(name).ok().map(|view| view.spec.id.clone())
     }
 
@@ -54,7 +55,7 @@ impl Instances {
         let runtime = self.runtime.clone();
         async move {
             let server = runtime.greeting(&id, GREETING_TIMEOUT).await;
-            let server = server.map_err(|error| Refusal::from(&error).rpc(&error))?;
+            let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
             let version = era::agreed(&greeting.version, &server.protocol);
             let result = respelled(server.greeting.get(), &["protocolVersion"], |_| version.clone());
             Ok(Welcome { result, version })
@@ -125,7 +126,7 @@ async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<Inst
     match runtime.relay(id, relay, timeout, withdrawn).await {
         Ok(Some(answer)) => Answer::Message(answer),
         Ok(None) => Answer::Withdrawn,
-        Err(error) => Answer::Error(Refusal::from(&error).rpc(&error)),
+        Err(error) => Answer::Error(Refusal::of_instance(&error, runtime, id, None).rpc()),
     }
 }
 

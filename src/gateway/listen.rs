@@ -5,27 +5,36 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
-use axum::Router;
+use axum::handler::Handler as _;
 use axum_server::Handle;
 use axum_server::accept::Accept;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use hyper_util::rt::TokioTimer;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::Duration;
+use tokio_util::either::Either;
+
+use super::front::{self, Front};
 
 /// For the head of a request, which includes the pause since the last one.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 const HEADERS_MAX: usize = 64;
+/// What is read ahead of a connection. A head that is longer is refused.
+const READ_AHEAD: usize = 64 * 1024;
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
+/// A client that takes nothing for so long of what it is sent is gone.
+const UNREAD_MS: u32 = 60_000;
 
 /// A certificate and its key.
 #[derive(Debug, Clone)]
@@ -33,20 +42,17 @@ pub(crate) struct Identity(RustlsConfig);
 
 /// Reads a certificate's chain and its key.
 pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<Identity> {
-    let pem = |error: rustls::pki_types::pem::Error| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
-    let chain: Vec<_> = CertificateDer::pem_file_iter(cert).map_err(pem)?.collect::<Result<_, _>>().map_err(pem)?;
-    let key = PrivateKeyDer::from_pem_file(key).map_err(pem)?;
-    let tls = |error: rustls::Error| io::Error::new(io::ErrorKind::InvalidData, error);
-    let mut config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key).map_err(tls)?;
+    crate::http::install_tls_provider();
+    let broken = |path: &Path, why: String| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("cannot use {}: {why}", path.display()))
+    };
+    let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let chain = chain.map_err(|error| broken(cert, error.to_string()))?;
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| broken(key, error.to_string()))?;
+    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, secret);
+    let mut config = config.map_err(|error| broken(cert, error.to_string()))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Identity(RustlsConfig::from_config(Arc::new(config))))
-}
-
-impl Identity {
-    /// New connections use the other from now on.
-    pub(crate) fn renew(&self, other: &Self) {
-        self.0.reload_from_config(other.0.get_inner());
-    }
 }
 
 /// Takes the address, so that one that is taken is known before anything else begins.
@@ -56,9 +62,48 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
+/// How connections begin, at all listeners: what is changed holds for those to come.
+#[derive(Debug, Default)]
+pub(crate) struct Terms {
+    identity: RwLock<Option<Identity>>,
+    connections: AtomicUsize,
+    connections_max: AtomicUsize,
+}
+
+impl Terms {
+    pub(crate) fn set(&self, identity: Option<Identity>, connections_max: usize) {
+        *self.identity.write().unwrap_or_else(PoisonError::into_inner) = identity;
+        self.connections_max.store(connections_max, Ordering::Relaxed);
+    }
+
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        self.identity.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn place(self: &Arc<Self>) -> Option<Place> {
+        let max = self.connections_max.load(Ordering::Relaxed);
+        let more = |open: usize| (open < max).then_some(open + 1);
+        self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Place(self.clone()))
+    }
+}
+
+/// One of the connections that there may be.
+#[derive(Debug)]
+struct Place(Arc<Terms>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A listener at work. Dropped, it ends at once.
 #[derive(Debug)]
 pub(crate) struct Door {
+    /// The same socket once more, for another door in the place of this one. None once it closes: while anybody has it, the
+    /// system takes connections that nobody lets in.
+    socket: Option<TcpListener>,
     handle: Handle<SocketAddr>,
     task: JoinHandle<()>,
 }
@@ -71,54 +116,75 @@ impl Drop for Door {
 }
 
 impl Door {
-    pub(crate) fn open(
-        listener: TcpListener,
-        router: Router,
-        identity: Option<&Identity>,
-        connections_max: usize,
-    ) -> io::Result<Self> {
+    pub(crate) fn open(listener: TcpListener, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
+        let socket = Some(listener.try_clone()?);
         let handle = Handle::new();
-        let mut server = axum_server::from_tcp(listener)?.handle(handle.clone());
+        let mut server = axum_server::from_tcp(listener)?.handle(handle.clone()).acceptor(Entry { terms });
         server
             .http_builder()
             .http1()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
-            .max_headers(HEADERS_MAX);
-        let places = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
-        let limited = Limited { places };
-        let service = router.into_make_service_with_connect_info::<SocketAddr>();
-        let task = match identity {
-            Some(Identity(config)) => {
-                let acceptor = RustlsAcceptor::new(config.clone()).acceptor(limited);
-                tokio::spawn(serve(server.acceptor(acceptor).http1_only().serve(service)))
+            .max_headers(HEADERS_MAX)
+            .max_buf_size(READ_AHEAD);
+        let service = front::handle.with_state(front).into_make_service_with_connect_info::<SocketAddr>();
+        let serving = server.http1_only().serve(service);
+        let task = tokio::spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::error!(%error, "the endpoint failed; no client can connect any more");
             }
-            None => tokio::spawn(serve(server.acceptor(limited).http1_only().serve(service))),
-        };
-        Ok(Self { handle, task })
+        });
+        Ok(Self { socket, handle, task })
+    }
+
+    /// Another door at the same place. Who has come through this one ends with it.
+    pub(crate) fn again(&self, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
+        let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
+        Self::open(socket.try_clone()?, front, terms)
     }
 
     /// Takes no more connections; those that there are end with their answers, at the latest after `left`.
     pub(crate) async fn close(mut self, left: Duration) {
+        self.socket = None;
         self.handle.graceful_shutdown(Some(left));
         // An error says that it has panicked: it is over, too.
         let _ = (&mut self.task).await;
     }
 }
 
-async fn serve(serving: impl Future<Output = io::Result<()>>) {
-    if let Err(error) = serving.await {
-        tracing::error!(%error, "the endpoint failed; no client can connect any more");
+/// Lets so many connections in, has them speak TLS if there is a certificate, and sends what is written at once: a delay of
+/// TCP's own costs 40 ms an event.
+#[derive(Debug, Clone)]
+struct Entry {
+    terms: Arc<Terms>,
+}
+
+/// The last step of [`Entry`], which TLS takes first.
+#[derive(Debug, Clone)]
+struct Plain {
+    terms: Arc<Terms>,
+}
+
+type Encrypted = <RustlsAcceptor<Plain> as Accept<TcpStream, ()>>::Stream;
+
+impl<S: Send + 'static> Accept<TcpStream, S> for Entry {
+    type Stream = Either<Connection, Encrypted>;
+    type Service = S;
+    type Future = BoxFuture<'static, io::Result<(Self::Stream, S)>>;
+
+    fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
+        let plain = Plain { terms: self.terms.clone() };
+        match self.terms.identity() {
+            None => plain.accept(stream, service).map(|let_in| let_in.map(|(io, s)| (Either::Left(io), s))).boxed(),
+            Some(Identity(config)) => {
+                let shaking = RustlsAcceptor::new(config).acceptor(plain).accept(stream, service);
+                shaking.map(|let_in| let_in.map(|(io, s)| (Either::Right(io), s))).boxed()
+            }
+        }
     }
 }
 
-/// Lets so many connections in, and sends what is written at once: a delay of TCP's own costs 40 ms an event.
-#[derive(Debug, Clone)]
-struct Limited {
-    places: Arc<Semaphore>,
-}
-
-impl<S> Accept<TcpStream, S> for Limited {
+impl<S: Send + 'static> Accept<TcpStream, S> for Plain {
     type Stream = Connection;
     type Service = S;
     type Future = std::future::Ready<io::Result<(Connection, S)>>;
@@ -128,15 +194,16 @@ impl<S> Accept<TcpStream, S> for Limited {
     }
 }
 
-impl Limited {
+impl Plain {
     fn admit(&self, stream: TcpStream) -> io::Result<Connection> {
-        let place = self.places.clone().try_acquire_owned().map_err(|_| {
+        let place = self.terms.place().ok_or_else(|| {
             tracing::debug!("a connection was closed: there are as many as there may be");
             io::Error::other("too many connections")
         })?;
         stream.set_nodelay(true)?;
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         rustix::net::sockopt::set_tcp_keepidle(&stream, TCP_KEEP_ALIVE)?;
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, UNREAD_MS)?;
         Ok(Connection { stream, _place: place })
     }
 }
@@ -145,7 +212,7 @@ impl Limited {
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl AsyncRead for Connection {

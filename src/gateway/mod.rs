@@ -10,6 +10,7 @@
 
 pub mod access;
 pub mod behind;
+pub mod budget;
 mod call;
 mod era;
 pub mod face;
@@ -33,24 +34,29 @@ mod wishes;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::model::event::Event;
-use tokio::task::JoinHandle;
-use tokio::time::{Duration, Instant, sleep, timeout};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Duration, Instant, timeout};
 
-use crate::config::{Answers, GatewayPlan, Tls};
+use crate::config::{Answers, GatewayPlan, Listen, Tls};
 use access::Access;
 use call::Form;
 use face::{Endpoint, Faces};
 use front::Front;
 use guard::Guard;
-use listen::{Door, Identity};
+use listen::{Door, Identity, Terms};
 use session::End;
 use sessions::{Limits, Sessions};
 
 /// Where events of clients go.
 pub type Teller = Box<dyn Fn(Event) + Send + Sync>;
+
+const BODIES_MAX: usize = 256 << 20;
+const STREAMS_MAX: usize = 128 << 20;
+const SSE_AFTER: Duration = Duration::from_secs(1);
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// All that can be set.
 #[derive(Debug, Clone)]
@@ -73,8 +79,16 @@ pub struct Settings {
     pub limits: Limits,
     /// How long a request may take; the instance's own, if nothing is said.
     pub request_timeout: Option<Duration>,
+    /// Bytes of all messages that are being read or answered.
+    pub bodies_max: usize,
+    /// Bytes of what all clients have not read, half of them for those who might come back.
+    pub streams_max: usize,
     /// At once.
     pub connections_max: usize,
+    /// A stream begins so long after its request without an answer: proxies close what is silent.
+    pub sse_after: Duration,
+    /// And says something so often.
+    pub keep_alive: Duration,
     /// How long a client that has gone may take to come back before its calls are cancelled.
     pub resume_grace: Duration,
     /// How long calls may take when the endpoint stops.
@@ -104,7 +118,11 @@ impl Settings {
                 age_max: limits.session_age_max,
             },
             request_timeout: limits.request_timeout,
+            bodies_max: BODIES_MAX.max(limits.body_max),
+            streams_max: STREAMS_MAX,
             connections_max: limits.connections_max,
+            sse_after: SSE_AFTER,
+            keep_alive: KEEP_ALIVE,
             resume_grace: limits.resume_grace,
             drain_timeout: limits.drain_timeout,
         }
@@ -117,6 +135,11 @@ impl Settings {
             Some(url) => url.trim_end_matches('/').to_owned(),
             None => format!("{scheme}://{host}"),
         }
+    }
+
+    /// Whether there is anything that would keep the endpoint from being served.
+    pub fn check(&self) -> io::Result<()> {
+        self.identity().map(drop)
     }
 
     fn form(&self) -> Form {
@@ -134,15 +157,23 @@ impl Settings {
 /// The endpoint at work. Dropped, it ends at once.
 pub struct Gateway {
     front: Arc<Front>,
-    address: SocketAddr,
-    identity: Option<Identity>,
-    door: Mutex<Option<Door>>,
+    terms: Arc<Terms>,
+    doors: Mutex<Doors>,
     sweeper: JoinHandle<()>,
+}
+
+/// Where clients come in.
+struct Doors {
+    address: SocketAddr,
+    /// None once the endpoint stops.
+    open: Option<Door>,
+    /// Those of earlier settings, until their clients are gone.
+    closing: JoinSet<()>,
 }
 
 impl fmt::Debug for Gateway {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gateway").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Gateway").field("address", &self.address()).finish_non_exhaustive()
     }
 }
 
@@ -167,20 +198,24 @@ impl Gateway {
         sessions: Arc<Sessions>,
         tell: Teller,
     ) -> io::Result<Self> {
+        let terms = Arc::new(Terms::default());
+        terms.set(settings.identity()?, settings.connections_max);
         let address = listener.local_addr()?;
-        let identity = settings.identity()?;
-        let connections_max = settings.connections_max;
         let front = Arc::new(Front::new(faces, sessions, tell, access, settings));
-        // Paths are few and told apart in one place; the router is what the server takes.
-        let router = axum::Router::new().fallback(front::handle).with_state(front.clone());
-        let door = Door::open(listener, router, identity.as_ref(), connections_max)?;
+        let door = Door::open(listener, front.clone(), terms.clone())?;
+        let doors = Doors { address, open: Some(door), closing: JoinSet::new() };
         let sweeper = tokio::spawn(sweep(front.clone()));
-        Ok(Self { front, address, identity, door: Mutex::new(Some(door)), sweeper })
+        Ok(Self { front, terms, doors: Mutex::new(doors), sweeper })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.doors().address
+    }
+
+    /// The certificate that it has.
+    pub fn tls(&self) -> Option<Tls> {
+        self.front.settings().tls.clone()
     }
 
     /// How many sessions there are.
@@ -188,19 +223,65 @@ impl Gateway {
         self.front.sessions.len()
     }
 
-    /// Goes on with other settings. Sessions of clients that would not be let in any more end. A certificate that cannot be read is told, and the old one stays.
-    pub fn apply(&self, settings: Settings) -> io::Result<()> {
-        let renewed = settings.identity();
+    /// Another place for it, if `listen` names one: taken already, to be given to [`apply`](Self::apply).
+    pub fn elsewhere(&self, listen: Listen) -> io::Result<Option<TcpListener>> {
+        let now = self.address();
+        match listen {
+            // Any port will do, and it has one.
+            Listen::At(address) if address.port() == 0 && address.ip() == now.ip() => Ok(None),
+            Listen::At(address) if address != now => bind(address).map(Some),
+            Listen::At(_) | Listen::Anywhere | Listen::Off => Ok(None),
+        }
+    }
+
+    /// Goes on with other settings, and at another place if one is given. Sessions of clients that would not be let in any
+    /// more end. Connections that were made in another way than new ones are end with what is being answered on them, at the
+    /// latest after [`Settings::drain_timeout`]; sessions outlive them. An error says that the certificate or the place cannot be used: those
+    /// stay as they were, and all else holds.
+    pub fn apply(&self, mut settings: Settings, elsewhere: Option<TcpListener>) -> io::Result<()> {
+        let before = self.front.settings();
+        let identity = settings.identity();
+        let kept = || self.terms.identity();
+        let (identity, certificate) = match identity {
+            Ok(identity) => (identity, Ok(())),
+            Err(error) => {
+                settings.tls.clone_from(&before.tls);
+                (kept(), Err(error))
+            }
+        };
+        let switched = settings.tls.is_some() != before.tls.is_some();
+        self.terms.set(identity, settings.connections_max);
+        let left = settings.drain_timeout;
         self.front.set(Arc::new(settings));
+        let moved = self.move_to(elsewhere, switched, left);
+        self.revoke();
+        certificate.and(moved)
+    }
+
+    /// Opens another door in the place of the one that is open, if there is a reason to.
+    fn move_to(&self, elsewhere: Option<TcpListener>, switched: bool, left: Duration) -> io::Result<()> {
+        let mut doors = self.doors();
+        while doors.closing.try_join_next().is_some() {}
+        let Some(open) = doors.open.as_ref().filter(|_| switched || elsewhere.is_some()) else { return Ok(()) };
+        let (front, terms) = (self.front.clone(), self.terms.clone());
+        let (address, door) = match elsewhere {
+            Some(listener) => (listener.local_addr()?, Door::open(listener, front, terms)?),
+            None => (doors.address, open.again(front, terms)?),
+        };
+        doors.address = address;
+        if let Some(old) = doors.open.replace(door) {
+            doors.closing.spawn(old.close(left));
+        }
+        Ok(())
+    }
+
+    /// Ends the sessions of clients that would not be let in any more.
+    pub fn revoke(&self) {
         for session in self.front.sessions.all() {
             if !self.front.access.stands(&session.opening.pass) {
                 self.end(&session, End::Revoked);
             }
         }
-        if let (Some(renewed), Some(identity)) = (renewed?, &self.identity) {
-            identity.renew(&renewed);
-        }
-        Ok(())
     }
 
     /// An instance is not there any more: its sessions end.
@@ -218,6 +299,11 @@ impl Gateway {
         }
     }
 
+    fn doors(&self) -> MutexGuard<'_, Doors> {
+        // Nothing is called in between that could leave it half changed.
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes no more requests, waits for those that are being answered as long as it may, and ends.
     pub async fn drain(&self) {
         let until = Instant::now() + self.front.settings().drain_timeout;
@@ -227,25 +313,34 @@ impl Gateway {
         for session in self.front.sessions.all() {
             self.end(&session, End::Drained);
         }
-        let door = self.door.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(door) = door {
-            door.close(until.saturating_duration_since(Instant::now()).max(LAST_WORDS)).await;
+        let (open, mut closing) = {
+            let mut doors = self.doors();
+            (doors.open.take(), std::mem::take(&mut doors.closing))
+        };
+        let left = until.saturating_duration_since(Instant::now()).max(LAST_WORDS);
+        if let Some(door) = open {
+            closing.spawn(door.close(left));
         }
+        // Those of earlier settings may have had more time left; now they have no more than the others.
+        let _ = timeout(left + LAST_WORDS, closing.join_all()).await;
     }
 }
 
 /// For what was answered at the last moment to be written.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Ends what is idle or old, for ever.
+/// Ends what is idle or old, and forgets what is too much, for ever.
 async fn sweep(front: Arc<Front>) {
     const AT_MOST: Duration = Duration::from_secs(5);
     loop {
         let limits = front.settings().limits;
         let pause = AT_MOST.min(limits.idle / 2).min(limits.age_max / 2).max(Duration::from_millis(10));
-        sleep(pause).await;
+        // An error says that the time has passed; without one there are other settings.
+        let _ = timeout(pause, front.changed()).await;
+        let limits = front.settings().limits;
         for session in front.sessions.sweep(&limits, Instant::now()) {
             front.gone(&session);
         }
+        front.sessions.relieve();
     }
 }

@@ -22,29 +22,30 @@ pub struct Names<'a> {
 
 impl Names<'_> {
     /// `slug-installation`.
-    fn is_longer(&self, text: &str) -> bool {
-        text.strip_prefix(self.server).and_then(|rest| rest.strip_prefix('-')) == Some(self.installation)
+    fn longer(&self) -> String {
+        format!("{}-{}", self.server, self.installation)
     }
 
-    fn is_short(&self, text: &str) -> bool {
-        self.server == text || self.is_longer(text)
+    /// Whether this is a name of it.
+    pub fn is(&self, text: &str) -> bool {
+        let rest = || text.strip_prefix(self.server).and_then(|rest| rest.strip_prefix('-'));
+        self.full == text || self.server == text || rest() == Some(self.installation)
     }
 }
 
 /// What each of a caller's servers is called in lists: its slug; where that is a name of another one, too,
 /// `slug-installation`; and where even that is, its full name.
 pub fn labels(own: &[Names<'_>]) -> Vec<String> {
-    let longer = |names: &Names<'_>| format!("{}-{}", names.server, names.installation);
     let mut times: HashMap<String, usize> = HashMap::new();
     for names in own {
         // A server whose names are the same twice is no other one.
-        let all = HashSet::from([names.server.to_owned(), longer(names), names.full.to_owned()]);
+        let all = HashSet::from([names.server.to_owned(), names.longer(), names.full.to_owned()]);
         for name in all {
             *times.entry(name).or_default() += 1;
         }
     }
     let label = |names: &Names<'_>| {
-        let short = [names.server.to_owned(), longer(names)];
+        let short = [names.server.to_owned(), names.longer()];
         short.into_iter().find(|name| times.get(name) == Some(&1)).unwrap_or_else(|| names.full.to_owned())
     };
     own.iter().map(label).collect()
@@ -61,40 +62,60 @@ pub enum Found {
     None,
 }
 
-/// Looks a text up: a full name always means its server, another one only if it means no second.
-pub fn find<'a>(own: impl Iterator<Item = Names<'a>>, text: &str) -> Found {
-    let mut matching = Vec::new();
-    for (at, names) in own.enumerate() {
-        if names.full == text {
-            return Found::One(at);
+/// All that a caller's servers can be called by, to be looked up without going through them.
+#[derive(Debug)]
+pub struct Register {
+    found: HashMap<Box<str>, Found>,
+    /// Bytes of the longest name: nothing longer is looked for.
+    longest: usize,
+}
+
+impl Register {
+    /// Enters every name of each.
+    pub fn of(own: &[Names<'_>]) -> Self {
+        let mut found: HashMap<Box<str>, Found> = HashMap::new();
+        for (at, names) in own.iter().enumerate() {
+            for name in [names.server.to_owned(), names.longer()] {
+                let known = found.entry(name.into()).or_insert(Found::None);
+                *known = match std::mem::replace(known, Found::None) {
+                    Found::None => Found::One(at),
+                    Found::One(other) => Found::Several(vec![other, at]),
+                    Found::Several(others) => Found::Several([others, vec![at]].concat()),
+                };
+            }
         }
-        if names.is_short(text) {
-            matching.push(at);
-        }
+        // A full name always means its server, another one only if it means no second.
+        found.extend(own.iter().enumerate().map(|(at, names)| (names.full.into(), Found::One(at))));
+        let longest = found.keys().map(|name| name.len()).max().unwrap_or_default();
+        Self { found, longest }
     }
-    match matching.as_slice() {
-        [] => Found::None,
-        [one] => Found::One(*one),
-        _ => Found::Several(matching),
+
+    /// What a text names.
+    pub fn find(&self, text: &str) -> &Found {
+        self.found.get(text).unwrap_or(&Found::None)
+    }
+
+    /// Takes `server:tool` or `server|uri` apart at the first separator before which a name stands that means something.
+    /// None if there is no separator; the rest is what stands behind it.
+    pub fn split<'t>(&self, text: &'t str, separator: char) -> Option<(&Found, &'t str, &'t str)> {
+        let mut unknown = None;
+        for (at, _) in text.match_indices(separator) {
+            let (label, rest) = (&text[..at], &text[at + separator.len_utf8()..]);
+            match self.find(label) {
+                Found::None => unknown = unknown.or(Some((&Found::None, label, rest))),
+                found => return Some((found, label, rest)),
+            }
+            if at > self.longest {
+                break;
+            }
+        }
+        unknown
     }
 }
 
-/// Takes `server:tool` or `server|uri` apart at the first separator before which a name stands that means something.
-/// None if there is no separator; the rest is what stands behind it.
-pub fn split<'a, 't>(
-    own: &(impl Iterator<Item = Names<'a>> + Clone),
-    text: &'t str,
-    separator: char,
-) -> Option<(Found, &'t str, &'t str)> {
-    let mut unknown = None;
-    for (at, _) in text.match_indices(separator) {
-        let (label, rest) = (&text[..at], &text[at + separator.len_utf8()..]);
-        match find(own.clone(), label) {
-            Found::None => unknown = unknown.or(Some((Found::None, label, rest))),
-            found => return Some((found, label, rest)),
-        }
-    }
-    unknown
+/// How the names of all tools of a server begin where they stand in one list of all.
+pub fn flat_start(label: &str) -> String {
+    label.chars().map(legal).chain("__".chars()).collect()
 }
 
 /// The names of tools or prompts in one list of all, for pairs of a label and a server's own name: `label__name` in
@@ -166,8 +187,11 @@ fn is_legal(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-')
 }
 
+fn legal(letter: char) -> char {
+    if is_legal(letter) { letter } else { '_' }
+}
+
 fn spelled(label: &str, name: &str, digits: Digits) -> String {
-    let legal = |letter: char| if is_legal(letter) { letter } else { '_' };
     let mut flat: String = label.chars().chain("__".chars()).chain(name.chars()).map(legal).collect();
     if digits == Digits::No {
         return flat;
@@ -210,7 +234,8 @@ mod tests {
 
     #[test]
     fn a_server_is_found_by_each_of_its_names_and_never_by_one_that_means_two() {
-        let find = |text: &str| find(own().into_iter(), text);
+        let register = Register::of(&own());
+        let find = |text: &str| register.find(text).clone();
         assert_eq!(find("git"), Found::One(2));
         assert_eq!(find("git-c"), Found::One(2));
         assert_eq!(find("files-b"), Found::One(1));
@@ -218,18 +243,24 @@ mod tests {
         assert_eq!(find("files"), Found::Several(vec![0, 1]));
         for nothing in ["", "fil", "files-", "files-c", "git-acme", "GIT"] {
             assert_eq!(find(nothing), Found::None, "{nothing}");
+            assert!(!own().iter().any(|names| names.is(nothing)), "{nothing}");
         }
+        assert!(["git", "git-c", FULL[2]].iter().all(|name| own()[2].is(name)));
     }
 
     #[test]
     fn a_path_is_taken_apart_where_a_name_ends_that_means_something() {
-        let split = |text, separator| split(&own().into_iter(), text, separator);
-        assert_eq!(split("git:log", ':'), Some((Found::One(2), "git", "log")));
-        assert_eq!(split("git:a:b", ':'), Some((Found::One(2), "git", "a:b")));
-        assert_eq!(split("files:read", ':'), Some((Found::Several(vec![0, 1]), "files", "read")));
-        assert_eq!(split("nobody:a:b", ':'), Some((Found::None, "nobody", "a:b")));
-        assert_eq!(split("git|file:///a|b", '|'), Some((Found::One(2), "git", "file:///a|b")));
+        let register = Register::of(&own());
+        let split = |text, separator| register.split(text, separator);
+        assert_eq!(split("git:log", ':'), Some((&Found::One(2), "git", "log")));
+        assert_eq!(split("git:a:b", ':'), Some((&Found::One(2), "git", "a:b")));
+        assert_eq!(split("files:read", ':'), Some((&Found::Several(vec![0, 1]), "files", "read")));
+        assert_eq!(split("nobody:a:b", ':'), Some((&Found::None, "nobody", "a:b")));
+        assert_eq!(split("git|file:///a|b", '|'), Some((&Found::One(2), "git", "file:///a|b")));
         assert_eq!(split("git", ':'), None);
+        // A name may hold the separator.
+        let odd = Register::of(&[names("a:b", "c", "a:b-acme-alice-c")]);
+        assert_eq!(odd.split("a:b:log", ':'), Some((&Found::One(0), "a:b", "log")));
     }
 
     #[test]
@@ -279,8 +310,9 @@ mod tests {
             let full: Vec<String> = slugs.iter().map(|(server, id)| format!("{server}-t-u-{id}")).collect();
             let own: Vec<Names<'_>> = slugs.iter().zip(&full)
                 .map(|((server, installation), full)| Names { server, installation, full }).collect();
+            let register = Register::of(&own);
             for (at, label) in labels(&own).iter().enumerate() {
-                prop_assert_eq!(find(own.iter().copied(), label), Found::One(at), "{}", label);
+                prop_assert_eq!(register.find(label), &Found::One(at), "{}", label);
             }
         }
     }

@@ -1,145 +1,332 @@
-//! Why a call has no result, in words that a model can act on: what happened, and the next step.
+//! Why a call has no result, in words that a model can act on: what happened, and the next step. There is one table of
+//! them, and two forms: the result of a tool that is an error, and a JSON-RPC error.
 
 use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::{ControlError, RuntimeHandle};
 use serde::Serialize;
 
-use super::face::RpcError;
+use super::face::{Answer, RpcError};
+use super::tools::raw::written;
 
 /// Code of an error of ours that JSON-RPC has no code for.
 pub const SERVER_ERROR: i64 = -32000;
+/// Code of a request whose params are not what its method takes.
+pub const INVALID_PARAMS: i64 = -32602;
 
-/// A failed call. On `/i/` it is the data of a JSON-RPC error, on `/mcp` the `_meta` of a tool's error.
+/// A request that has no result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Refusal {
-    /// A stable word.
+    /// A stable word, as in the answers of the control socket.
     pub kind: &'static str,
     /// What happened.
     pub message: String,
-    /// What to do about it.
-    pub next_step: String,
-    /// The status of the instance, where that is the reason.
+    /// What can be done about it, in a sentence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_step: Option<String>,
+    /// What is known beside.
+    #[serde(flatten)]
+    pub state: Box<State>,
+    /// As a JSON-RPC error.
+    #[serde(skip)]
+    code: i64,
+}
+
+/// What is known of the call and of its server, as far as it applies.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct State {
+    /// The instance's status, where the call did not get past it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<&'static str>,
     /// What became of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fate: Option<Fate>,
-    /// Why the last attempt to connect failed.
+    /// Why the last attempt to reach the server failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// When that was, RFC 3339.
+    /// When that attempt was over, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_attempt: Option<String>,
-    /// Until the next one.
+    /// Until there is another one by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_retry_ms: Option<u64>,
 }
 
-impl From<&CallError> for Refusal {
-    fn from(error: &CallError) -> Self {
-        let mut refusal = Self {
-            kind: error.kind(),
-            message: error.to_string(),
-            next_step: next_step(error),
-            status: None,
-            fate: error.fate(),
-            last_error: None,
-            last_attempt: None,
-            next_retry_ms: None,
-        };
-        match error {
-            CallError::Refused { status, .. } => refusal.status = Some(status.as_str()),
-            CallError::Reconnecting { last_attempt, next_retry_ms, last_error } => {
-                refusal.status = Some("reconnecting");
-                refusal.last_attempt = Some(format!("{last_attempt:.3}"));
-                refusal.next_retry_ms = *next_retry_ms;
-                refusal.last_error = Some(last_error.clone());
-            }
-            CallError::NotFound { .. }
-            | CallError::Terminated { .. }
-            | CallError::TimedOut { .. }
-            | CallError::Remote { .. }
-            | CallError::Busy { .. }
-            | CallError::Server { .. }
-            | CallError::BadInput(_) => {}
-        }
-        refusal
-    }
+/// The server that a call was for, and what its caller can do about it.
+#[derive(Debug, Clone, Copy)]
+pub enum Whose<'a> {
+    /// The caller has the six tools, which know the server by this name.
+    Label(&'a str),
+    /// It has nothing but the server, whose instance people know by this name.
+    Name(&'a str),
 }
 
 impl Refusal {
-    /// As the error that answers a request. A server's own error keeps its code.
-    pub fn rpc(&self, error: &CallError) -> RpcError {
+    /// Of this kind, and no more to tell.
+    pub fn new(kind: &'static str, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), next_step: None, state: Box::default(), code: SERVER_ERROR }
+    }
+
+    /// And this can be done about it.
+    #[must_use]
+    pub fn then(mut self, next_step: impl Into<String>) -> Self {
+        self.next_step = Some(next_step.into());
+        self
+    }
+
+    /// Under this code.
+    #[must_use]
+    pub(super) fn coded(self, code: i64) -> Self {
+        Self { code, ..self }
+    }
+
+    pub(super) fn ending() -> Self {
+        Self::new("closing", "the satellite ends").then("Try again later.")
+    }
+
+    pub(super) fn bad_input(message: impl Into<String>) -> Self {
+        Self { code: INVALID_PARAMS, ..Self::new("bad_input", message).then("Correct what was given, and call again.") }
+    }
+
+    /// The caller has no such thing; another one's is no thing of the caller's either.
+    pub(super) fn not_found(what: &str, name: &str) -> Self {
+        let refusal = Self::new("not_found", format!("there is no {what} `{name}`"));
+        Self { code: INVALID_PARAMS, ..refusal.then(format!("List the {what}s again, and use a name of that list.")) }
+    }
+
+    pub(super) fn ambiguous(name: &str, labels: &[&str]) -> Self {
+        let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
+        Self::new("ambiguous", format!("`{name}` names {} servers", labels.len()))
+            .then(format!("Use one of {}.", labels.join(", ")))
+    }
+
+    /// A call of this instance came to nothing. Its status is looked up, because a call that was not taken may have waited
+    /// long.
+    pub(super) fn of_instance(
+        error: &CallError,
+        runtime: &RuntimeHandle,
+        id: &InstanceId,
+        label: Option<&str>,
+    ) -> Self {
+        let view = runtime.status(id);
+        let name = view.as_ref().map_or("", |view| &*view.spec.name);
+        Self::of_call(error, view.as_ref().map(|view| view.status), label.map_or(Whose::Name(name), Whose::Label))
+    }
+
+    /// A call came to nothing; `status` is that of its instance, now.
+    pub fn of_call(error: &CallError, status: Option<Status>, whose: Whose<'_>) -> Self {
+        let status = status.filter(|_| error.fate() == Some(Fate::NotSent));
+        let mut refusal = Self::new(error.kind(), error.to_string()).then(next_step(error, status, whose));
+        let state = &mut *refusal.state;
+        state.fate = error.fate();
         match error {
-            CallError::Server { code, message, data } => {
-                RpcError { code: *code, message: message.clone(), data: data.clone() }
+            CallError::Refused { status, .. } => state.status = Some(status.as_str()),
+            CallError::Reconnecting { last_attempt, next_retry_ms, last_error } => {
+                state.status = Some("reconnecting");
+                state.last_attempt = Some(format!("{last_attempt:.3}"));
+                state.next_retry_ms = *next_retry_ms;
+                state.last_error = Some(last_error.clone());
             }
-            _ => RpcError {
-                code: if matches!(error, CallError::BadInput(_)) { -32602 } else { SERVER_ERROR },
-                message: format!("{}; {}", self.message, self.next_step),
-                data: serde_json::to_string(self).ok(),
-            },
+            CallError::Terminated { .. } | CallError::TimedOut { .. } | CallError::Remote { .. } => {
+                state.status = status.map(Status::as_str);
+            }
+            CallError::NotFound { .. } | CallError::BadInput(_) => refusal.code = INVALID_PARAMS,
+            CallError::Server { code, .. } => refusal.code = *code,
+            CallError::Busy { .. } => {}
         }
+        refusal
+    }
+
+    /// A connection could not be made anew.
+    pub(super) fn of_control(error: &ControlError, label: &str) -> Self {
+        let kind = match error {
+            ControlError::NotFound => return Self::not_found("server", label),
+            ControlError::Refused(_) => "refused",
+            ControlError::Superseded => "superseded",
+            ControlError::Closing => "closing",
+        };
+        Self::new(kind, error.to_string()).then("list_servers tells how it is now.")
+    }
+
+    fn text(&self) -> String {
+        match &self.next_step {
+            Some(next_step) => format!("{}. {next_step}", self.message.trim_end_matches('.')),
+            None => self.message.clone(),
+        }
+    }
+
+    /// As what answers a request of this method: a model is shown what its tools answer, and no other error.
+    pub fn answer(&self, method: &str) -> Answer {
+        if method == "tools/call" { Answer::Result(self.result()) } else { Answer::Error(self.rpc()) }
+    }
+
+    /// As a JSON-RPC error.
+    pub fn rpc(&self) -> RpcError {
+        RpcError { code: self.code, message: self.text(), data: Some(written(self)) }
+    }
+
+    /// As the result of a tool that is an error. The data is in `_meta`: clients hold the structured content of an error,
+    /// too, against the tool's output schema.
+    pub fn result(&self) -> String {
+        #[derive(Serialize)]
+        struct Content {
+            r#type: &'static str,
+            text: String,
+        }
+        #[derive(Serialize)]
+        struct Meta<'a> {
+            #[serde(rename = "mcp-satellite/error")]
+            error: &'a Refusal,
+        }
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Failed<'a> {
+            content: [Content; 1],
+            is_error: bool,
+            #[serde(rename = "_meta")]
+            meta: Meta<'a>,
+        }
+        let content = [Content { r#type: "text", text: self.text() }];
+        written(&Failed { content, is_error: true, meta: Meta { error: self } })
     }
 }
 
-fn next_step(error: &CallError) -> String {
-    let repeat = |fate| match fate {
-        Fate::NotSent => "it did not reach the server: call it again",
-        Fate::MaybeExecuted => "it may have been carried out: look before you call it again",
-        Fate::TimedOut => "it may be carried out still: look before you call it again, or ask for less at once",
+fn next_step(error: &CallError, status: Option<Status>, whose: Whose<'_>) -> String {
+    let reconnect = match whose {
+        Whose::Label(label) => format!("call reconnect_server with name `{label}`"),
+        Whose::Name(name) => format!("ask the user to run `satellite reconnect {name}`"),
     };
     match error {
-        CallError::NotFound { .. } => "list what there is, and use a name from that list".to_owned(),
+        CallError::NotFound { .. } => "List again what there is, and use a name of that list.".to_owned(),
         CallError::Refused { status, .. } => match status {
-            Status::AwaitingUserConfig => "ask the user to give what is missing with `satellite configure`",
-            Status::RequiresReauth => {
-                "ask the user to renew the server's credentials, for instance with `satellite auth`"
-            }
-            Status::PermanentlyFailed => "ask the user to look at `satellite logs` and to run `satellite restart`",
-            Status::Offline => "ask the user whether it should run; `satellite start` starts it",
+            Status::AwaitingUserConfig => "Ask the user to give what is missing in the configuration.".to_owned(),
+            Status::RequiresReauth => match whose {
+                Whose::Label(label) => format!(
+                    "Ask the user to renew its credentials in the configuration, then call reconnect_server with name `{label}`."
+                ),
+                Whose::Name(name) => format!(
+                    "Ask the user to renew its credentials in the configuration, and to run `satellite reconnect {name}`."
+                ),
+            },
+            Status::PermanentlyFailed => match whose {
+                Whose::Label(label) => {
+                    format!(
+                        "Call reconnect_server with name `{label}` to start it again, best when the cause is mended."
+                    )
+                }
+                Whose::Name(name) => {
+                    format!("Ask the user to look at `satellite logs {name}`, and to run `satellite restart {name}`.")
+                }
+            },
+            // What is offline for another reason is tried.
+            Status::Offline => "A person has stopped it: ask the user whether it should run.".to_owned(),
+            Status::Error => format!("Call again later; if that does not help, {reconnect}."),
             Status::Provisioning
             | Status::CommandReceived
             | Status::Connecting
             | Status::DiscoveringTools
             | Status::SyncingTools
-            | Status::Restarting => "it is on its way: call it again in a few seconds",
-            Status::Online | Status::Error => "call it again later, or ask the user to look at `satellite status`",
-        }
-        .to_owned(),
+            | Status::Restarting
+            | Status::Online => "Call again in a few seconds.".to_owned(),
+        },
         CallError::Terminated { fate, .. } | CallError::TimedOut { fate, .. } | CallError::Remote { fate, .. } => {
-            repeat(*fate).to_owned()
+            match fate {
+                Fate::NotSent => {
+                    let status = status.map_or(String::new(), |status| format!(", which is {status}"));
+                    format!("It did not reach the server{status}: call again; if that does not help, {reconnect}.")
+                }
+                Fate::MaybeExecuted => "It may have been carried out: find out before you call again.".to_owned(),
+                Fate::TimedOut => {
+                    "It may be carried out still: find out before you call again, or ask for less at once.".to_owned()
+                }
+            }
         }
-        CallError::Reconnecting { next_retry_ms: Some(ms), .. } => {
-            format!("it is tried again by itself in {} s; a call tries at once", ms.div_ceil(1000))
+        CallError::Reconnecting { next_retry_ms, .. } => {
+            let tried = match next_retry_ms {
+                Some(ms) => format!("It is tried again by itself in {} s, and by every call", ms.div_ceil(1000)),
+                None => "Every call tries it again".to_owned(),
+            };
+            format!("{tried}: call again later; if that does not help, {reconnect}.")
         }
-        CallError::Reconnecting { next_retry_ms: None, .. } => "a call tries again at once".to_owned(),
-        CallError::Busy { .. } => "wait for the answers to other calls".to_owned(),
-        CallError::Server { .. } => "the message is the server's own: correct the request by it".to_owned(),
-        CallError::BadInput(_) => "correct the arguments".to_owned(),
+        CallError::Busy { .. } => "Wait for an answer to one of the calls under way, then call again.".to_owned(),
+        CallError::Server { .. } => "The message is the server's own: correct the request by it.".to_owned(),
+        CallError::BadInput(_) => "Correct the arguments, and call again.".to_owned(),
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use std::fmt::Write as _;
+    use std::time::Duration;
+
+    use jiff::Timestamp;
+    use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+    use serde_json::{Value, json};
+
     use super::*;
 
-    #[test]
-    fn every_refusal_says_what_to_do_next() {
-        for status in Status::ALL {
-            let error = CallError::Refused { status, message: format!("it is {status}") };
-            let refusal = Refusal::from(&error);
-            assert_eq!(refusal.status, Some(status.as_str()));
-            let rpc = refusal.rpc(&error);
-            assert_eq!(rpc.code, SERVER_ERROR);
-            assert!(rpc.message.contains(status.as_str()) && rpc.message.contains(&refusal.next_step), "{rpc:?}");
+    fn errors() -> Vec<CallError> {
+        let (after, reason) = (Duration::from_secs(30), "exited with code 1".to_owned());
+        let refused = |status: Status| CallError::Refused { status, message: format!("`files-a` is {status}") };
+        let reconnecting = |next_retry_ms| CallError::Reconnecting {
+            last_attempt: Timestamp::UNIX_EPOCH,
+            next_retry_ms,
+            last_error: "connection refused".to_owned(),
+        };
+        let mut errors: Vec<CallError> = Status::ALL.into_iter().map(refused).collect();
+        for fate in [Fate::NotSent, Fate::MaybeExecuted, Fate::TimedOut] {
+            errors.push(CallError::Terminated { fate, reason: reason.clone() });
+            errors.push(CallError::TimedOut { after, fate });
+            errors.push(CallError::Remote { fate, failure: Failure::unsent(FailureKind::Refused) });
         }
+        errors.extend([
+            reconnecting(Some(4_200)),
+            reconnecting(None),
+            CallError::NotFound { what: "instance".to_owned() },
+            CallError::Busy { what: "calls", limit: 4 },
+            CallError::Server { code: -7, message: "no".to_owned(), data: None },
+            CallError::BadInput("`n` is missing".to_owned()),
+        ]);
+        errors
     }
 
     #[test]
-    fn an_error_of_the_server_stays_its_own() {
-        let error = CallError::Server { code: -7, message: "m".into(), data: Some("[1]".into()) };
-        let expected = RpcError { code: -7, message: "m".into(), data: Some("[1]".into()) };
-        assert_eq!(Refusal::from(&error).rpc(&error), expected);
+    fn every_refusal_says_what_to_do_next_in_both_forms() {
+        let mut table = String::new();
+        for error in errors() {
+            for whose in [Whose::Label("files"), Whose::Name("files-acme-alice-a")] {
+                let refusal = Refusal::of_call(&error, Some(Status::Connecting), whose);
+                let step = refusal.next_step.as_deref().unwrap();
+                assert!(step.ends_with('.') && !step.contains("satellite auth"), "{step}");
+                let (rpc, result): (_, Value) = (refusal.rpc(), serde_json::from_str(&refusal.result()).unwrap());
+                let data: Value = serde_json::from_str(rpc.data.as_deref().unwrap()).unwrap();
+                assert_eq!(data, result["_meta"]["mcp-satellite/error"]);
+                assert_eq!(result["content"][0]["text"], json!(rpc.message));
+                assert_eq!((&result["isError"], &data["next_step"]), (&json!(true), &json!(step)));
+                // Writing to a string does not fail.
+                let _ = writeln!(table, "{} {}", rpc.code, rpc.message);
+            }
+        }
+        insta::assert_snapshot!(table);
+    }
+
+    #[test]
+    fn a_status_is_told_where_the_call_did_not_get_past_it() {
+        let told =
+            |error: &CallError| Refusal::of_call(error, Some(Status::Connecting), Whose::Label("a")).state.status;
+        let late = CallError::TimedOut { after: Duration::from_secs(1), fate: Fate::NotSent };
+        assert_eq!(told(&late), Some("connecting"));
+        let stopped = CallError::Refused { status: Status::Offline, message: String::new() };
+        assert_eq!(told(&stopped), Some("offline"));
+        assert_eq!(told(&CallError::BadInput(String::new())), None);
+    }
+
+    #[test]
+    fn only_what_a_tool_answers_is_shown_to_a_model() {
+        let refusal = Refusal::not_found("tool", "x");
+        assert!(matches!(refusal.answer("tools/call"), Answer::Result(text) if text.contains("isError")));
+        assert!(matches!(refusal.answer("prompts/get"), Answer::Error(error) if error.code == INVALID_PARAMS));
     }
 }

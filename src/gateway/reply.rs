@@ -1,6 +1,7 @@
 //! Answers as HTTP. Every body is a JSON-RPC message or an event stream of them; a refusal carries the request's id where
 //! that is known, because a client waits for that id whatever the HTTP status is.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -53,10 +54,21 @@ pub(crate) fn limited(id: Option<&str>, limited: &Limited) -> Response {
     too_many(id, error, *retry_after)
 }
 
-/// Not now.
+/// Not now: of this user.
 pub(crate) fn too_many(id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
+    later(StatusCode::TOO_MANY_REQUESTS, id, error, retry_after)
+}
+
+/// Not now: of anybody.
+pub(crate) fn crowded(retry_after: Duration) -> Response {
+    let why = "the messages that are being answered leave no room for this one; send it again in a moment";
+    let error = RpcError::new(super::refusal::SERVER_ERROR, why);
+    later(StatusCode::SERVICE_UNAVAILABLE, None, error, retry_after)
+}
+
+fn later(status: StatusCode, id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
     let body = whole(&Answer::Error(error), id.unwrap_or("null"));
-    let mut response = with(StatusCode::TOO_MANY_REQUESTS, Some(JSON), Body::from(body));
+    let mut response = with(status, Some(JSON), Body::from(body));
     // Whole seconds, and none is no pause.
     let seconds = retry_after.as_millis().div_ceil(1000).max(1);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX)));
@@ -76,7 +88,7 @@ pub(crate) fn answer(answer: &Answer, id: &str) -> Response {
 }
 
 /// Answers to a batch.
-pub(crate) fn batch(answers: &[(String, Answer)]) -> Response {
+pub(crate) fn batch(answers: &[(Arc<str>, Answer)]) -> Response {
     let answers = answers.iter().filter(|(_, answer)| !matches!(answer, Answer::Withdrawn));
     let mut text = Vec::from(*b"[");
     for (at, (id, answer)) in answers.enumerate() {

@@ -23,14 +23,12 @@ use tokio::time::{Duration, Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::access::{Pass, User};
+use super::budget::Budget;
 use super::face::{Endpoint, Greeting};
-use super::stream::{Listener, Next, Slow, Stream, Way, way};
+use super::stream::{Listener, Next, Slow, Stream, UNASKED, Way, way};
 
-/// The stream that is no call's. Calls count from 1.
-pub const UNASKED: u64 = 0;
 /// What keeps a quiet connection open, and finds one that is gone.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
-const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 
 /// Why a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,12 +74,36 @@ pub struct Opening {
     pub pass: Pass,
     /// What it is connected to.
     pub endpoint: Endpoint,
+    /// How its path names the instance; empty where it names none.
+    pub name: Box<str>,
     /// What the client said of itself.
     pub greeting: Greeting,
     /// The protocol version that was agreed on.
     pub version: String,
     /// Of the request.
     pub user_agent: Option<String>,
+}
+
+/// What a path asks for, as it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place<'a> {
+    /// An instance by a name.
+    Instance(&'a str),
+    /// The tools that find tools.
+    Tools,
+    /// The tools themselves.
+    Flat,
+}
+
+impl Opening {
+    /// Whether this is where it was opened.
+    fn is_at(&self, place: Place<'_>) -> bool {
+        match (place, &self.endpoint) {
+            (Place::Instance(name), Endpoint::Instance(_)) => *self.name == *name,
+            (Place::Tools, Endpoint::Tools) | (Place::Flat, Endpoint::Flat) => true,
+            (Place::Instance(_) | Place::Tools | Place::Flat, _) => false,
+        }
+    }
 }
 
 /// A request of this client is open under the same id.
@@ -100,7 +122,18 @@ pub struct Session {
     over: CancellationToken,
     /// A listener came or went, or has read all.
     changed: Notify,
+    /// Of all streams.
+    budget: Arc<Budget>,
     state: Mutex<State>,
+}
+
+/// What becomes of a call before it is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Something was said on its stream.
+    Word,
+    /// Its session has ended.
+    Over,
 }
 
 #[derive(Debug)]
@@ -126,10 +159,11 @@ struct Ear {
 #[derive(Debug)]
 struct OpenCall {
     /// The client's own id, as JSON text.
-    id: Box<str>,
+    id: Arc<str>,
     withdraw: Option<oneshot::Sender<Message>>,
-    /// None if the client takes nothing but the answer.
-    ear: Option<Ear>,
+    /// Whether the client takes more than the answer.
+    streams: bool,
+    ear: Ear,
 }
 
 /// What the client was asked.
@@ -142,8 +176,8 @@ struct Asked {
 }
 
 impl Ear {
-    fn new(number: u64) -> Self {
-        Self { stream: Stream::new(number), waker: None, gone_at: None }
+    fn new(number: u64, budget: &Arc<Budget>) -> Self {
+        Self { stream: Stream::new(number, budget), waker: None, gone_at: None }
     }
 
     fn say(&mut self, parts: &[&str]) -> Result<(), Slow> {
@@ -157,6 +191,13 @@ impl Ear {
         self.wake();
     }
 
+    fn listened_by(&mut self, context: &Context<'_>) {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => self.waker = Some(context.waker().clone()),
+        }
+    }
+
     fn wake(&mut self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -166,14 +207,17 @@ impl Ear {
 
 impl State {
     fn ear(&mut self, stream: u64) -> Option<&mut Ear> {
-        if stream == UNASKED { Some(&mut self.unasked) } else { self.calls.get_mut(&stream)?.ear.as_mut() }
+        if stream == UNASKED {
+            return Some(&mut self.unasked);
+        }
+        self.calls.get_mut(&stream).filter(|call| call.streams).map(|call| &mut call.ear)
     }
 
     fn say(&mut self, call: Option<u64>, parts: &[&str]) -> Result<(), Slow> {
         if self.ended.is_some() {
             return Ok(());
         }
-        let can_stream = |(number, call): (&u64, &OpenCall)| call.ear.is_some().then_some(*number);
+        let can_stream = |(number, call): (&u64, &OpenCall)| call.streams.then_some(*number);
         let streaming: Vec<u64> = self.calls.iter().filter_map(can_stream).collect();
         let to = match way(call, &streaming, self.unasked.stream.is_heard()) {
             Way::Call(call) => call,
@@ -184,11 +228,11 @@ impl State {
 }
 
 impl Session {
-    pub(crate) fn new(number: u64, secret: [u8; 16], opening: Opening, now: Instant) -> Self {
+    pub(crate) fn new(number: u64, secret: [u8; 16], opening: Opening, now: Instant, budget: Arc<Budget>) -> Self {
         let state = State {
             ended: None,
             active_at: now,
-            unasked: Ear::new(UNASKED),
+            unasked: Ear::new(UNASKED, &budget),
             calls: BTreeMap::new(),
             calls_made: 0,
             questions: HashMap::new(),
@@ -202,6 +246,7 @@ impl Session {
             tools_called: AtomicU64::new(0),
             over: CancellationToken::new(),
             changed: Notify::new(),
+            budget,
             state: Mutex::new(state),
         }
     }
@@ -353,23 +398,44 @@ impl Session {
         (state.calls.is_empty() && !state.unasked.stream.is_heard()).then_some(state.active_at)
     }
 
-    /// Its client has sent something.
-    pub(crate) fn active(&self, now: Instant) {
-        self.state().active_at = now;
+    /// Its client, which is this place's, has sent something. False if it is over, or another place's.
+    pub(crate) fn active(&self, place: Place<'_>, now: Instant) -> bool {
+        if !self.opening.is_at(place) {
+            return false;
+        }
+        let mut state = self.state();
+        state.active_at = now;
+        state.ended.is_none()
+    }
+
+    /// What is forgotten first when there is too much: of clients that do not listen, of those that were active long ago.
+    pub(crate) fn worth_keeping(&self) -> (bool, Instant) {
+        let state = self.state();
+        (state.unasked.stream.is_heard(), state.active_at)
+    }
+
+    /// Forgets what is kept for its client to come back to.
+    pub(crate) fn forget(&self) {
+        self.state().unasked.stream.forget();
+    }
+
+    /// How many messages were dropped because its client did not listen.
+    pub(crate) fn lost(&self) -> u64 {
+        self.state().unasked.stream.lost()
     }
 
     /// A request of its client begins: its number, and where its cancellation arrives.
-    pub(crate) fn begin(&self, id: &str, streams: bool) -> Result<(u64, oneshot::Receiver<Message>), InUse> {
+    pub(crate) fn begin(&self, id: &Arc<str>, streams: bool) -> Result<(u64, oneshot::Receiver<Message>), InUse> {
         let (withdraw, withdrawn) = oneshot::channel();
         let mut state = self.state();
         // What is answered is not open any more, though its last words may not be read yet.
-        if state.calls.values().any(|call| *call.id == *id && call.withdraw.is_some()) {
+        if state.calls.values().any(|call| call.id == *id && call.withdraw.is_some()) {
             return Err(InUse);
         }
         state.calls_made += 1;
         let number = state.calls_made;
-        let ear = streams.then(|| Ear::new(number));
-        state.calls.insert(number, OpenCall { id: id.into(), withdraw: Some(withdraw), ear });
+        let ear = Ear::new(number, &self.budget);
+        state.calls.insert(number, OpenCall { id: id.clone(), withdraw: Some(withdraw), streams, ear });
         Ok((number, withdrawn))
     }
 
@@ -384,21 +450,23 @@ impl Session {
         withdraw.is_some_and(|withdraw| withdraw.send(words).is_ok())
     }
 
-    /// Waits until something is said on the stream of a call.
-    pub(crate) async fn first_word(&self, call: u64) {
+    /// Waits until something is said on the stream of a call, or the session ends.
+    pub(crate) async fn news(&self, call: u64) -> News {
         poll_fn(|context| {
             let mut state = self.state();
-            match state.ear(call) {
-                Some(ear) if ear.stream.has_news() => Poll::Ready(()),
-                Some(ear) => {
-                    ear.waker = Some(context.waker().clone());
+            let over = state.ended.is_some();
+            match state.calls.get_mut(&call) {
+                Some(open) if !over => {
+                    if open.ear.stream.has_news() {
+                        return Poll::Ready(News::Word);
+                    }
+                    open.ear.listened_by(context);
                     Poll::Pending
                 }
-                // Nothing will be.
-                None => Poll::Pending,
+                Some(_) | None => Poll::Ready(News::Over),
             }
         })
-        .await;
+        .await
     }
 
     /// Whether something was said on the stream of a call.
@@ -412,9 +480,8 @@ impl Session {
             let mut state = self.state();
             let Some(open) = state.calls.get_mut(&call) else { return };
             open.withdraw = None;
-            let Some(ear) = &mut open.ear else { return };
-            let said = answer.map_or(Ok(()), |parts| ear.say(parts));
-            ear.end();
+            let said = answer.map_or(Ok(()), |parts| open.ear.say(parts));
+            open.ear.end();
             said
         };
         self.unless_slow(said);
@@ -422,9 +489,9 @@ impl Session {
 
     /// A call is over, and its stream with it.
     pub(crate) fn close(&self, call: u64) {
-        let mut closed = self.state().calls.remove(&call);
-        if let Some(ear) = closed.as_mut().and_then(|call| call.ear.as_mut()) {
-            ear.end();
+        let closed = self.state().calls.remove(&call);
+        if let Some(mut call) = closed {
+            call.ear.end();
         }
     }
 
@@ -456,7 +523,8 @@ impl Session {
 
     /// A listener of a stream; `after` is the last event that it has, if it comes back. `None` if there is no such stream, or
     /// if what it has was never said.
-    pub(crate) fn listen(self: &Arc<Self>, stream: u64, after: Option<u64>) -> Option<Listening> {
+    /// `keep_alive` is how long the connection may be silent.
+    pub(crate) fn listen(self: &Arc<Self>, stream: u64, after: Option<u64>, keep_alive: Duration) -> Option<Listening> {
         let primed = self.primes() && after.is_none();
         let (listener, first) = {
             let mut state = self.state();
@@ -471,8 +539,8 @@ impl Session {
             (listener, primed.then(|| ear.stream.priming()))
         };
         self.changed.notify_waiters();
-        let keep_alive = Box::pin(sleep(KEEP_ALIVE_EVERY));
-        Some(Listening { session: self.clone(), stream, listener, first, keep_alive })
+        let (silent_since, wakes) = (Instant::now(), Box::pin(sleep(keep_alive)));
+        Some(Listening { session: self.clone(), stream, listener, first, keep_alive, silent_since, wakes })
     }
 
     /// Older clients fail at an event without data.
@@ -489,7 +557,7 @@ impl Session {
             }
             state.ended = Some(why);
             state.unasked.end();
-            for ear in state.calls.values_mut().filter_map(|call| call.ear.as_mut()) {
+            for ear in state.calls.values_mut().map(|call| &mut call.ear) {
                 ear.end();
             }
             std::mem::take(&mut state.questions)
@@ -515,7 +583,9 @@ pub(crate) struct Listening {
     stream: u64,
     listener: Listener,
     first: Option<Bytes>,
-    keep_alive: Pin<Box<Sleep>>,
+    keep_alive: Duration,
+    silent_since: Instant,
+    wakes: Pin<Box<Sleep>>,
 }
 
 impl futures::Stream for Listening {
@@ -530,13 +600,13 @@ impl futures::Stream for Listening {
             let Some(ear) = state.ear(self.stream) else { return Poll::Ready(None) };
             let next = ear.stream.take(self.listener);
             if next == Next::Nothing {
-                ear.waker = Some(context.waker().clone());
+                ear.listened_by(context);
             }
             next
         };
         match next {
             Next::Event(event) => {
-                self.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE_EVERY);
+                self.silent_since = Instant::now();
                 Poll::Ready(Some(Ok(event)))
             }
             Next::Over => {
@@ -545,12 +615,20 @@ impl futures::Stream for Listening {
                 Poll::Ready(None)
             }
             Next::Replaced => Poll::Ready(None),
-            Next::Nothing => {
-                std::task::ready!(self.keep_alive.as_mut().poll(context));
-                self.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE_EVERY);
-                // It is polled again at once, and then waits.
-                Poll::Ready(Some(Ok(KEEP_ALIVE)))
-            }
+            Next::Nothing => loop {
+                std::task::ready!(self.wakes.as_mut().poll(context));
+                // The timer is left alone while there is something to say, and wakes too early then.
+                let (now, due) = (Instant::now(), self.silent_since + self.keep_alive);
+                if now >= due {
+                    self.silent_since = now;
+                }
+                let next = self.silent_since + self.keep_alive;
+                self.wakes.as_mut().reset(next);
+                if now >= due {
+                    // It is polled again at once, and then waits.
+                    return Poll::Ready(Some(Ok(KEEP_ALIVE)));
+                }
+            },
         }
     }
 }

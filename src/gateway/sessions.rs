@@ -10,8 +10,9 @@ use subtle::ConstantTimeEq as _;
 use tokio::time::{Duration, Instant};
 
 use super::access::User;
-use super::face::Endpoint;
-use super::session::{End, Opening, Session};
+use super::budget::Budget;
+use super::session::{End, Opening, Place, Session};
+use super::stream::is_crowded;
 
 /// How many sessions there may be, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,17 +25,6 @@ pub struct Limits {
     pub idle: Duration,
     /// Whatever it does.
     pub age_max: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            sessions_max: 16_384,
-            per_user_max: 256,
-            idle: Duration::from_secs(30 * 60),
-            age_max: Duration::from_secs(7 * 24 * 60 * 60),
-        }
-    }
 }
 
 /// Why there is no room for another.
@@ -62,6 +52,8 @@ struct Table {
 pub struct Sessions {
     table: Mutex<Table>,
     random: SystemRandom,
+    /// Of what is kept for clients, and of what they have not read.
+    streams: Arc<Budget>,
 }
 
 impl Default for Sessions {
@@ -96,7 +88,12 @@ impl Table {
 impl Sessions {
     /// Without any.
     pub fn new() -> Self {
-        Self { table: Mutex::default(), random: SystemRandom::new() }
+        Self { table: Mutex::default(), random: SystemRandom::new(), streams: Budget::new(usize::MAX) }
+    }
+
+    /// The memory that all their streams share.
+    pub fn streams(&self) -> &Budget {
+        &self.streams
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -130,7 +127,7 @@ impl Sessions {
                 break number;
             }
         };
-        let session = Arc::new(Session::new(number, split(&key).1, opening, now));
+        let session = Arc::new(Session::new(number, split(&key).1, opening, now, self.streams.clone()));
         table.all.insert(number, session.clone());
         table.of.entry(owner).or_default().insert(number);
         drop(table);
@@ -140,13 +137,12 @@ impl Sessions {
         Ok((session, evicted))
     }
 
-    /// The session of an id, for this user at this endpoint: any other has never existed.
-    pub(crate) fn find(&self, id: &str, user: &User, endpoint: &Endpoint) -> Option<Arc<Session>> {
+    /// The session of an id, for this user at this place: any other has never existed. It counts as used.
+    pub(crate) fn find(&self, id: &str, user: &User, place: Place<'_>, now: Instant) -> Option<Arc<Session>> {
         let (number, secret) = parse(id)?;
         let session = self.table().all.get(&number)?.clone();
         let is_it = bool::from(secret.ct_eq(session.secret()));
-        let is_theirs = session.user().is_same(user) && session.opening.endpoint == *endpoint;
-        (is_it && is_theirs && session.ended().is_none()).then_some(session)
+        (is_it && session.user().is_same(user) && session.active(place, now)).then_some(session)
     }
 
     /// The session of a number, which servers' messages are marked with.
@@ -197,6 +193,22 @@ impl Sessions {
         let numbers: Vec<u64> = table.all.values().filter(over).map(|session| session.number()).collect();
         numbers.into_iter().filter_map(|number| table.remove(number)).collect()
     }
+
+    /// If too much is kept for clients that might come back, forgets what is the least likely to be asked for, until a
+    /// quarter is free again.
+    pub(crate) fn relieve(&self) {
+        if !is_crowded(&self.streams) {
+            return;
+        }
+        let mut all = self.all();
+        all.sort_by_cached_key(|session| session.worth_keeping());
+        for session in all {
+            session.forget();
+            if self.streams.used() <= self.streams.max() / 8 * 3 {
+                return;
+            }
+        }
+    }
 }
 
 fn split(key: &[u8; 24]) -> (u64, [u8; 16]) {
@@ -225,7 +237,7 @@ mod tests {
     use mcp_satellite_actors::model::ids::{InstallationId, InstanceId};
 
     use super::super::access::{Access, Pass};
-    use super::super::face::Greeting;
+    use super::super::face::{Endpoint, Greeting};
     use super::*;
     use crate::config::{GatewayPlan, GatewayUser, TokenHash};
 
@@ -245,9 +257,17 @@ mod tests {
         access.admit(&shown, IpAddr::from([127, 0, 0, 1])).unwrap()
     }
 
+    const LIMITS: Limits = Limits {
+        sessions_max: 100,
+        per_user_max: 100,
+        idle: Duration::from_secs(100),
+        age_max: Duration::from_secs(100),
+    };
+
     fn opening(pass: &Pass, endpoint: Endpoint) -> Opening {
-        let greeting = Greeting::default();
-        Opening { pass: pass.clone(), endpoint, greeting, version: "2025-11-25".into(), user_agent: None }
+        let (pass, greeting, version) = (pass.clone(), Greeting::default(), "2025-11-25".into());
+        let name = if let Endpoint::Instance(id) = &endpoint { id.installation.as_str() } else { "" }.into();
+        Opening { pass, endpoint, name, greeting, version, user_agent: None }
     }
 
     fn instance(name: &str) -> Endpoint {
@@ -257,28 +277,62 @@ mod tests {
     #[test]
     fn a_session_is_found_by_its_user_at_its_endpoint_and_by_nobody_else() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
-        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &Limits::default(), now).unwrap();
+        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &LIMITS, now).unwrap();
         let id = session.id();
         assert_eq!(id.len(), 48);
+        let find = |id: &str, pass: &Pass, place| sessions.find(id, &pass.user, place, now).is_some();
         // Read anew from the configuration it is the same user.
-        assert!(sessions.find(&id, &user("alice").user, &Endpoint::Tools).is_some());
-        assert!(sessions.find(&id, &user("bob").user, &Endpoint::Tools).is_none());
-        assert!(sessions.find(&id, &alice.user, &Endpoint::Flat).is_none());
-        assert!(sessions.find(&id, &alice.user, &instance("a")).is_none());
+        assert!(find(&id, &user("alice"), Place::Tools));
+        assert!(!find(&id, &user("bob"), Place::Tools));
+        for elsewhere in [Place::Flat, Place::Instance("a"), Place::Instance("")] {
+            assert!(!find(&id, &alice, elsewhere), "{elsewhere:?}");
+        }
         let wrong = format!("{}{}", &id[..47], if id.ends_with('0') { '1' } else { '0' });
         for id in [wrong.as_str(), &id[..16], &id.to_uppercase().replace(char::is_numeric, "A"), "", "é"] {
-            assert!(sessions.find(id, &alice.user, &Endpoint::Tools).is_none(), "{id}");
+            assert!(!find(id, &alice, Place::Tools), "{id}");
         }
         assert!(sessions.close(&session, End::Closed).is_some());
-        assert!(sessions.find(&id, &alice.user, &Endpoint::Tools).is_none());
+        assert!(!find(&id, &alice, Place::Tools));
         assert!(sessions.close(&session, End::Closed).is_none());
         assert!(sessions.is_empty() && sessions.table().of.is_empty());
+
+        let (session, _) = sessions.open(opening(&alice, instance("a")), &LIMITS, now).unwrap();
+        assert!(find(&session.id(), &alice, Place::Instance("a")));
+        for elsewhere in [Place::Instance("b"), Place::Instance(""), Place::Tools] {
+            assert!(!find(&session.id(), &alice, elsewhere), "{elsewhere:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_for_who_was_away_longest_is_forgotten_first() {
+        let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
+        let open = |seconds| {
+            let opened = sessions.open(opening(&alice, Endpoint::Tools), &LIMITS, start + Duration::from_secs(seconds));
+            opened.unwrap().0
+        };
+        // The one that was away longest listens now.
+        let away = [open(0), open(2), open(1), open(3)];
+        let _listening = away[0].listen(0, None, Duration::from_secs(60));
+        away.iter().for_each(|session| session.say(None, &[&"x".repeat(1000)]));
+        let used = sessions.streams().used();
+        let lost = || away.each_ref().map(|session| session.lost());
+        sessions.streams().set(2 * used);
+        sessions.relieve();
+        assert_eq!(lost(), [0, 0, 0, 0], "there is room");
+        sessions.streams().set(2 * used - 10);
+        sessions.relieve();
+        assert_eq!(lost(), [0, 1, 1, 0]);
+        assert!(!is_crowded(sessions.streams()));
+        sessions.streams().set(10);
+        sessions.relieve();
+        assert_eq!(lost(), [0, 1, 1, 1], "what a listener has not got is not forgotten");
+        drop(away);
     }
 
     #[test]
     fn over_the_limit_the_longest_idle_session_goes_and_one_at_work_stays() {
         let (sessions, alice, bob, start) = (Sessions::new(), user("alice"), user("bob"), Instant::now());
-        let limits = Limits { sessions_max: 4, per_user_max: 3, ..Limits::default() };
+        let limits = Limits { sessions_max: 4, per_user_max: 3, ..LIMITS };
         let open = |user: &Pass, seconds| {
             sessions.open(opening(user, Endpoint::Tools), &limits, start + Duration::from_secs(seconds))
         };
@@ -286,18 +340,18 @@ mod tests {
         let (second, _) = open(&alice, 1).unwrap();
         let (third, _) = open(&alice, 2).unwrap();
         let (_others, _) = open(&bob, 0).unwrap();
-        first.begin("1", true).unwrap();
+        first.begin(&"1".into(), true).unwrap();
         let (fourth, evicted) = open(&alice, 3).unwrap();
         assert_eq!(evicted.iter().map(|session| session.number()).collect::<Vec<_>>(), [second.number()]);
         assert_eq!(second.ended(), Some(End::Evicted));
-        third.begin("1", true).unwrap();
-        fourth.begin("1", true).unwrap();
+        third.begin(&"1".into(), true).unwrap();
+        fourth.begin(&"1".into(), true).unwrap();
         assert_eq!(open(&alice, 4).err(), Some(Full::User(3)));
         // Bob has room, and all have not: his own is the one that is idle.
         let (bobs, evicted) = open(&bob, 5).unwrap();
         assert_eq!(evicted.len(), 1);
         assert_eq!(sessions.len(), 4);
-        bobs.begin("1", true).unwrap();
+        bobs.begin(&"1".into(), true).unwrap();
         assert_eq!(open(&bob, 6).err(), Some(Full::All(4)));
     }
 
@@ -305,15 +359,15 @@ mod tests {
     fn a_session_ends_when_it_is_idle_or_old_and_not_while_it_works() {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let second = Duration::from_secs(1);
-        let limits = Limits { idle: 10 * second, age_max: 100 * second, ..Limits::default() };
+        let limits = Limits { idle: 10 * second, age_max: 100 * second, ..LIMITS };
         let (idle, _) = sessions.open(opening(&alice, Endpoint::Tools), &limits, start).unwrap();
         let (works, _) = sessions.open(opening(&alice, Endpoint::Tools), &limits, start).unwrap();
-        let (call, _withdrawn) = works.begin("1", true).unwrap();
+        let (call, _withdrawn) = works.begin(&"1".into(), true).unwrap();
         assert!(sessions.sweep(&limits, start + 9 * second).is_empty());
         assert_eq!(sessions.sweep(&limits, start + 10 * second).len(), 1);
         assert_eq!((idle.ended(), works.ended()), (Some(End::Idle), None));
         works.close(call);
-        works.active(start + 95 * second);
+        assert!(works.active(Place::Tools, start + 95 * second));
         assert!(sessions.sweep(&limits, start + 99 * second).is_empty());
         assert_eq!(sessions.sweep(&limits, start + 100 * second).len(), 1);
         assert_eq!(works.ended(), Some(End::Age));

@@ -1,12 +1,16 @@
 //! One event stream towards a client: what was said on it, how much of that its listener has, and what one that comes
 //! back can still have. Pure: no clock and no socket.
 //!
-//! Events are numbered from 1; an event's id is `{stream}-{number}`. A stream has one listener, the newest.
+//! Events are numbered from 1; an event's id is `{stream}-{number}`. A stream has one listener, the newest. All streams of
+//! all clients share one budget: half of it may be kept for who might come back, the rest is for listeners that are behind.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
+
+use super::budget::{Budget, Share};
 
 /// How much may wait, or is kept.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +25,10 @@ pub struct Room {
 pub const KEPT: Room = Room { events: 256, bytes: 1024 * 1024 };
 /// How far behind a listener may be.
 pub const BEHIND: Room = Room { events: 1024, bytes: 4 * 1024 * 1024 };
+/// What a listener, and a call, has whatever others use.
+pub const ASSURED: usize = 64 * 1024;
+/// The stream that is no call's. Calls count from 1.
+pub const UNASKED: u64 = 0;
 /// After how long a client comes back, in ms.
 const RETRY_MS: u32 = 1000;
 
@@ -55,7 +63,7 @@ pub struct Stream {
     /// The number of the first that the listener does not have.
     unread: u64,
     /// Of all that is kept.
-    bytes: usize,
+    share: Share,
     /// Of what the listener does not have.
     bytes_unread: usize,
     listener: Option<Listener>,
@@ -67,14 +75,14 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// An empty one.
-    pub fn new(number: u64) -> Self {
+    /// An empty one, which uses `budget` with others.
+    pub fn new(number: u64, budget: &Arc<Budget>) -> Self {
         Self {
             number,
             kept: VecDeque::new(),
             first: 1,
             unread: 1,
-            bytes: 0,
+            share: budget.share(),
             bytes_unread: 0,
             listener: None,
             listeners: 0,
@@ -89,12 +97,11 @@ impl Stream {
         if self.over {
             return Ok(());
         }
-        let behind = self.next() - self.unread;
-        if self.listener.is_some() && (behind >= BEHIND.events as u64 || self.bytes_unread >= BEHIND.bytes) {
+        if self.listener.is_some() && self.is_far_behind() {
             return Err(Slow);
         }
         let event = event(self.number, self.next(), parts);
-        self.bytes += event.len();
+        self.share.take(event.len());
         self.bytes_unread += event.len();
         self.kept.push_back(event);
         self.trim();
@@ -175,6 +182,16 @@ impl Stream {
         current
     }
 
+    /// Forgets what was read and, if nobody listens, what was not.
+    pub fn forget(&mut self) {
+        while self.is_spare() && self.pop() {}
+    }
+
+    fn is_far_behind(&self) -> bool {
+        let (behind, full) = (self.next() - self.unread, self.share.of().used() > self.share.of().max());
+        behind >= BEHIND.events as u64 || self.bytes_unread >= BEHIND.bytes || (full && self.bytes_unread >= ASSURED)
+    }
+
     /// The number of the next event.
     fn next(&self) -> u64 {
         self.first + self.kept.len() as u64
@@ -184,22 +201,41 @@ impl Stream {
         usize::try_from(number - self.first).unwrap_or(usize::MAX)
     }
 
-    /// Forgets the oldest: what a listener has not got only if there is no listener, and never the newest.
+    /// Forgets the oldest while there is too much: what a listener has not got only if there is no listener, and the newest
+    /// only if all together have too much and no call waits for it.
     fn trim(&mut self) {
-        while self.kept.len() > 1
-            && (self.kept.len() > KEPT.events || self.bytes > KEPT.bytes)
-            && (self.first < self.unread || self.listener.is_none())
-        {
-            let Some(oldest) = self.kept.pop_front() else { return };
-            self.bytes -= oldest.len();
-            if self.first == self.unread {
-                self.lost += 1;
-                self.unread += 1;
-                self.bytes_unread -= oldest.len();
+        let (of_calls, assured) = (self.number != UNASKED, if self.number == UNASKED { 0 } else { ASSURED });
+        loop {
+            let crowded = is_crowded(self.share.of()) && self.share.bytes() > assured;
+            let too_much = crowded || self.kept.len() > KEPT.events || self.share.bytes() > KEPT.bytes;
+            let newest = self.kept.len() <= 1 && (of_calls || !crowded);
+            if !too_much || newest || !self.is_spare() || !self.pop() {
+                return;
             }
-            self.first += 1;
         }
     }
+
+    /// Whether the oldest may go: it was read, or nobody listens.
+    fn is_spare(&self) -> bool {
+        self.first < self.unread || self.listener.is_none()
+    }
+
+    fn pop(&mut self) -> bool {
+        let Some(oldest) = self.kept.pop_front() else { return false };
+        self.share.give(oldest.len());
+        if self.first == self.unread {
+            self.lost += 1;
+            self.unread += 1;
+            self.bytes_unread -= oldest.len();
+        }
+        self.first += 1;
+        true
+    }
+}
+
+/// Whether more is kept of all streams than may be kept for who might come back.
+pub fn is_crowded(budget: &Budget) -> bool {
+    budget.used() > budget.max() / 2
 }
 
 /// An event as it is written. A line break in a message is white space of JSON, and would end the line of the event.
@@ -251,6 +287,10 @@ pub fn way(call: Option<u64>, streaming: &[u64], unasked_is_heard: bool) -> Way 
 mod tests {
     use super::*;
 
+    fn stream(number: u64) -> Stream {
+        Stream::new(number, &Budget::new(usize::MAX))
+    }
+
     fn texts(stream: &mut Stream, listener: Listener) -> Vec<String> {
         let mut texts = Vec::new();
         while let Next::Event(event) = stream.take(listener) {
@@ -261,7 +301,7 @@ mod tests {
 
     #[test]
     fn an_event_is_one_message_with_an_id_and_no_line_break_ends_it() {
-        let mut stream = Stream::new(5);
+        let mut stream = stream(5);
         let listener = stream.attach(None);
         assert_eq!(stream.priming(), "id: 5-0\nretry: 1000\ndata: \n\n");
         assert_eq!(stream.say(&["{\"a\":", "\r\n1", "}\n"]), Ok(()));
@@ -274,7 +314,7 @@ mod tests {
 
     #[test]
     fn who_comes_back_gets_what_it_does_not_have() {
-        let mut stream = Stream::new(0);
+        let mut stream = stream(0);
         let listener = stream.attach(None);
         for text in ["a", "b", "c"] {
             assert_eq!(stream.say(&[text]), Ok(()));
@@ -294,7 +334,7 @@ mod tests {
 
     #[test]
     fn without_a_listener_the_oldest_goes_and_is_counted() {
-        let mut stream = Stream::new(0);
+        let mut stream = stream(0);
         for _ in 0..KEPT.events + 10 {
             assert_eq!(stream.say(&["x"]), Ok(()));
         }
@@ -311,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_listener_that_does_not_read_is_slow_and_what_it_has_not_read_is_not_dropped() {
-        let mut stream = Stream::new(0);
+        let mut stream = stream(0);
         let listener = stream.attach(None);
         for _ in 0..BEHIND.events {
             assert_eq!(stream.say(&["x"]), Ok(()));
@@ -321,6 +361,50 @@ mod tests {
         assert_eq!(stream.lost(), 0);
         assert_eq!(stream.say(&[&"x".repeat(2 * BEHIND.bytes)]), Ok(()));
         assert_eq!(stream.say(&["x"]), Err(Slow));
+    }
+
+    #[test]
+    fn all_streams_together_keep_so_much_and_who_speaks_then_keeps_nothing() {
+        let budget = Budget::new(8 * ASSURED);
+        let large = "x".repeat(ASSURED);
+        let mut hoards = Stream::new(0, &budget);
+        for _ in 0..8 {
+            assert_eq!(hoards.say(&[&large]), Ok(()));
+        }
+        assert!((3..=4).contains(&hoards.kept.len()), "half of it: {}", hoards.kept.len());
+        assert_eq!(hoards.lost() as usize, 8 - hoards.kept.len());
+        let (mut late, mut call) = (Stream::new(0, &budget), Stream::new(1, &budget));
+        assert_eq!((late.say(&[&large]), late.say(&["x"])), (Ok(()), Ok(())));
+        // A little may still fit; what does not is lost, even if it is the newest.
+        assert!(late.share.bytes() < ASSURED && late.lost() > 0);
+        // What a call was answered waits for whoever comes back to it.
+        assert_eq!(call.say(&[&large]), Ok(()));
+        assert_eq!((call.kept.len(), call.lost()), (1, 0));
+        hoards.forget();
+        assert_eq!((hoards.kept.len(), hoards.share.bytes()), (0, 0));
+        assert_eq!((late.say(&[&large]), late.kept.len() > 0), (Ok(()), true));
+        drop((hoards, late, call));
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn when_all_have_too_much_who_is_behind_is_slow_and_who_is_not_hears_on() {
+        let budget = Budget::new(2 * ASSURED);
+        let mut behind = Stream::new(0, &budget);
+        let listener = behind.attach(None);
+        while budget.used() <= budget.max() {
+            assert_eq!(behind.say(&[&"x".repeat(1000)]), Ok(()));
+        }
+        assert_eq!(behind.say(&["x"]), Err(Slow));
+        let mut reads = Stream::new(0, &budget);
+        let reader = reads.attach(None);
+        for _ in 0..1000 {
+            assert_eq!(reads.say(&[&"x".repeat(1000)]), Ok(()));
+            assert!(matches!(reads.take(reader), Next::Event(_)));
+        }
+        assert_eq!((reads.lost(), reads.kept.len()), (0, 0), "nothing is kept for it to come back to");
+        assert_eq!(behind.lost(), 0);
+        assert!(matches!(behind.take(listener), Next::Event(_)));
     }
 
     #[test]

@@ -16,7 +16,7 @@ fn reloads(home: &Home) -> usize {
 
 /// Sends SIGHUP and waits until the satellite has acted on it; the event that says how.
 #[track_caller]
-fn reload(home: &Home, satellite: &mut Satellite<'_>) -> Value {
+pub(crate) fn reload(home: &Home, satellite: &mut Satellite<'_>) -> Value {
     let before = reloads(home);
     satellite.signal(Signal::SIGHUP);
     wait_for("a reload", || (reloads(home) > before).then_some(()), || format!("{:#?}", home.events()));

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 import warnings
 
 import mcp_types as types
@@ -125,8 +124,14 @@ async def main():
     url, face = sys.argv[1:]
     token = os.environ.get("MCP_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    began = time.monotonic()
+    asked = []
+
+    async def note(response):
+        if response.request.method == "POST":
+            asked.append([json.loads(response.request.content).get("method"), response.status_code])
+
     async with create_mcp_http_client(headers=headers) as http:
+        http.event_hooks["response"].append(note)
         callbacks = {
             "sampling_callback": sample,
             "elicitation_callback": elicit,
@@ -134,8 +139,7 @@ async def main():
             "logging_callback": log,
         }
         async with Client(streamable_http_client(url, http_client=http), mode="auto", **callbacks) as client:
-            took = time.monotonic() - began
-            say("connect", server=client.server_info.name, version=client.protocol_version, took=took)
+            say("connect", server=client.server_info.name, version=client.protocol_version, asked=asked[:2])
             listed = await client.list_tools()
             say("list", tools=[tool.name for tool in listed.tools])
             await {"instance": instance, "tools": tools}[face](client)

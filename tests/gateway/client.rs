@@ -3,13 +3,21 @@
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
+
+/// What a connection is made of.
+pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 
 /// One connection.
 pub(crate) struct Client {
-    io: BufReader<TcpStream>,
+    io: BufReader<Box<dyn Io>>,
+    /// Where it is connected to.
     pub address: SocketAddr,
+    /// Where it comes from.
+    pub own: SocketAddr,
     pub token: Option<String>,
     pub session: Option<String>,
     pub path: String,
@@ -76,10 +84,21 @@ pub(crate) fn initialize(version: &str) -> Value {
 
 impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
-        let io = TcpStream::connect(address).await.unwrap();
+        Self::try_connect(address).await.unwrap()
+    }
+
+    /// None if nobody listens there.
+    pub(crate) async fn try_connect(address: SocketAddr) -> Option<Self> {
+        let io = TcpStream::connect(address).await.ok()?;
         io.set_nodelay(true).unwrap();
+        let own = io.local_addr().unwrap();
+        Some(Self::over(Box::new(io), address, own))
+    }
+
+    /// Over a connection that there is.
+    pub(crate) fn over(io: Box<dyn Io>, address: SocketAddr, own: SocketAddr) -> Self {
         let (token, path) = (Some("alice-token".to_owned()), "/mcp".to_owned());
-        Self { io: BufReader::new(io), address, token, session: None, path, extra: Vec::new() }
+        Self { io: BufReader::new(io), address, own, token, session: None, path, extra: Vec::new() }
     }
 
     /// Another connection in the same session.
@@ -92,11 +111,21 @@ impl Client {
     /// With a session of its own.
     pub(crate) async fn initialized(address: SocketAddr, version: &str) -> Self {
         let mut client = Self::connect(address).await;
-        let answer = client.post(&initialize(version)).await;
-        assert_eq!(answer.head.status, 200, "{answer:?}");
-        client.session = answer.head.header("mcp-session-id").map(str::to_owned);
-        assert!(client.session.is_some());
+        client.begin(version).await;
         client
+    }
+
+    /// Opens a session.
+    pub(crate) async fn begin(&mut self, version: &str) {
+        let answer = self.post(&initialize(version)).await;
+        assert_eq!(answer.head.status, 200, "{answer:?}");
+        self.session = answer.head.header("mcp-session-id").map(str::to_owned);
+        assert!(self.session.is_some());
+    }
+
+    /// The status of a request that anybody may make.
+    pub(crate) async fn echo(&mut self) -> u16 {
+        self.post(&request("echo", "echo", json!(1))).await.head.status
     }
 
     /// Sends what is given, whatever it is.
@@ -131,6 +160,14 @@ impl Client {
         text += "\r\n";
         text += body;
         self.send_raw(text.as_bytes()).await;
+    }
+
+    /// All that still comes, until the connection is closed.
+    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        // A reset is an end, too.
+        let _ = self.io.read_to_end(&mut rest).await;
+        rest
     }
 
     async fn line(&mut self) -> Option<String> {

@@ -1,6 +1,7 @@
 //! What answers in these tests: it does what a request's method says, and tells what it has seen.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use futures::FutureExt as _;
@@ -8,7 +9,7 @@ use futures::future::BoxFuture;
 use mcp_satellite::actors::model::event::Event;
 use mcp_satellite::actors::model::ids::{InstallationId, InstanceId};
 use mcp_satellite::actors::rpc::Message;
-use mcp_satellite::config::{GatewayPlan, GatewayUser, TokenHash};
+use mcp_satellite::config::{GatewayPlan, GatewayUser, Listen, TokenHash};
 use mcp_satellite::gateway::access::{Access, User};
 use mcp_satellite::gateway::face::{Answer, Call, Endpoint, Faces, Greeting, RpcError, Welcome};
 use mcp_satellite::gateway::session::Session;
@@ -113,9 +114,13 @@ impl Faces for Fake {
 
     fn notification(&self, session: &Arc<Session>, message: Message) {
         let _ = self.seen.send(Seen::Told(message.method().unwrap_or_default().to_owned()));
+        // How often, and how much at once.
+        let often: Option<[usize; 2]> = message.params().and_then(|params| serde_json::from_str(params).ok());
         if message.method() == Some("shout") {
-            for _ in 0..message.params().and_then(|params| params.trim_matches(['[', ']']).parse().ok()).unwrap_or(1) {
-                session.say(None, &[r#"{"jsonrpc":"2.0","method":"shouted"}"#]);
+            let [often, letters] = often.unwrap_or([1, 0]);
+            let text = "a".repeat(letters);
+            for _ in 0..often {
+                session.say(None, &[r#"{"jsonrpc":"2.0","method":"shouted","params":""#, &text, r#""}"#]);
             }
         }
     }
@@ -149,9 +154,12 @@ pub(crate) fn plan() -> GatewayPlan {
 
 impl Stage {
     pub(crate) fn new(set: impl FnOnce(&mut Settings)) -> Self {
+        Self::with(plan(), set)
+    }
+
+    pub(crate) fn with(plan: GatewayPlan, set: impl FnOnce(&mut Settings)) -> Self {
         let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr().unwrap();
-        let plan = plan();
         let mut settings = Settings::new("test", &plan, address);
         set(&mut settings);
         let (access, release) = (Arc::new(Access::new(&plan).unwrap()), Arc::new(Semaphore::new(0)));
@@ -162,6 +170,29 @@ impl Stage {
         let sessions = Arc::new(Sessions::new());
         let gateway = Gateway::start(listener, settings, access.clone(), faces, sessions, tell).unwrap();
         Self { gateway, address, access, seen, release, events }
+    }
+
+    /// Goes on with other settings, perhaps elsewhere.
+    pub(crate) fn reload(&self, set: impl FnOnce(&mut Settings), elsewhere: Option<TcpListener>) -> io::Result<()> {
+        let mut settings = Settings::new("test", &plan(), self.address);
+        set(&mut settings);
+        self.gateway.apply(settings, elsewhere)
+    }
+
+    /// Another place.
+    pub(crate) fn elsewhere(&self) -> TcpListener {
+        let other = SocketAddr::from(([127, 0, 0, 2], 0));
+        self.gateway.elsewhere(Listen::At(other)).unwrap().unwrap()
+    }
+
+    /// The next end of a session that is told: its public id, how many tools were called, and why it ended.
+    pub(crate) async fn disconnected(&mut self) -> (String, u64, String) {
+        loop {
+            let event = self.events.recv().await.unwrap();
+            if let Event::ClientDisconnected { session_id, tool_execution_count, reason, .. } = event {
+                return (session_id, tool_execution_count, reason);
+            }
+        }
     }
 
     /// Waits until the fake has seen it.

@@ -1,5 +1,10 @@
 //! What is said before an answer, beside it and without one; and what becomes of a call whose client goes away.
 
+use std::net::SocketAddr;
+
+use rustix::fd::OwnedFd;
+use rustix::net::sockopt;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use serde_json::json;
 use tokio::time::Duration;
 
@@ -61,7 +66,7 @@ async fn a_client_that_takes_only_streams_gets_one() {
 async fn what_nobody_hears_waits_and_the_newest_listener_gets_it() {
     let mut stage = Stage::new(|_| {});
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
-    client.post(&notification("shout", json!([3]))).await;
+    client.post(&notification("shout", json!([3, 0]))).await;
     stage.saw(Seen::Told("shout".into())).await;
     let mut first = client.again().await;
     first.open("GET", &[], "").await;
@@ -74,7 +79,7 @@ async fn what_nobody_hears_waits_and_the_newest_listener_gets_it() {
     assert_eq!(first.event().await, None, "another has its place");
     assert_eq!(second.event().await.unwrap().id, "0-2");
     assert_eq!(second.event().await.unwrap().id, "0-3");
-    client.post(&notification("shout", json!([1]))).await;
+    client.post(&notification("shout", json!([1, 0]))).await;
     assert_eq!(second.event().await.unwrap().id, "0-4");
 }
 
@@ -161,4 +166,115 @@ async fn a_batch_is_answered_in_one_where_the_version_has_batches() {
     assert_eq!(client.post(&json!([notification("n", json!({}))])).await.head.status, 202);
     let mut newer = Client::initialized(stage.address, "2025-06-18").await;
     assert_eq!(newer.post(&batch).await.head.status, 400);
+}
+
+/// The other side of a client's connection, which is in this process, too.
+fn server_side(of: &Client) -> OwnedFd {
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let fds =
+        std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let copies = fds.filter_map(|fd: i32| pidfd_getfd(&this, fd, PidfdGetfdFlags::empty()).ok());
+    let is_it = |copy: &OwnedFd| {
+        let peer = rustix::net::getpeername(copy).ok().flatten();
+        peer.and_then(|peer| SocketAddr::try_from(peer).ok()) == Some(of.own)
+    };
+    copies.into_iter().find(is_it).unwrap()
+}
+
+#[tokio::test]
+async fn what_is_written_is_sent_at_once_and_a_connection_without_a_peer_is_found() {
+    let stage = Stage::new(|_| {});
+    let client = Client::initialized(stage.address, "2025-11-25").await;
+    let socket = server_side(&client);
+    assert!(sockopt::tcp_nodelay(&socket).unwrap());
+    assert!(sockopt::socket_keepalive(&socket).unwrap());
+    assert_eq!(sockopt::tcp_keepidle(&socket).unwrap(), Duration::from_secs(60));
+    assert_eq!(sockopt::tcp_user_timeout(&socket).unwrap(), 60_000);
+}
+
+#[tokio::test]
+async fn a_request_without_an_answer_becomes_a_stream_that_is_never_silent_for_long() {
+    let stage = Stage::new(|settings| {
+        (settings.sse_after, settings.keep_alive) = (Duration::from_millis(10), Duration::from_millis(10));
+    });
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    client.open("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
+    assert_eq!(client.event().await.unwrap().id, "1-0");
+    for _ in 0..3 {
+        assert_eq!(client.chunk().await.unwrap(), b":\n\n");
+    }
+    stage.release.add_permits(1);
+    assert_eq!(client.event().await.unwrap().json()["result"], "x");
+    assert_eq!(client.event().await, None);
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_ended_and_holds_nobody_up() {
+    let mut stage = Stage::new(|settings| settings.limits.idle = Duration::from_millis(200));
+    let slow = Client::initialized(stage.address, "2025-11-25").await;
+    let mut deaf = slow.again().await;
+    deaf.open("GET", &[], "").await;
+    let mut other = Client::initialized(stage.address, "2025-11-25").await;
+    let mut hears = other.again().await;
+    hears.open("GET", &[], "").await;
+    hears.event().await.unwrap();
+    // Much more than the kernel keeps for a reader, and than we do.
+    let shout = notification("shout", json!([64, 1 << 20]));
+    let mut shouts = slow.again().await;
+    assert_eq!(shouts.post(&shout).await.head.status, 202);
+    for number in 1..=3 {
+        assert_eq!(other.post(&notification("shout", json!([1, 0]))).await.head.status, 202);
+        assert_eq!(hears.event().await.unwrap().id, format!("0-{number}"));
+    }
+    stage.saw(Seen::Ended("slow")).await;
+    assert_eq!((slow.again().await.echo().await, other.echo().await), (404, 200));
+}
+
+#[tokio::test]
+async fn a_client_that_has_sent_more_before_it_goes_away_cancels_its_call_all_the_same() {
+    let mut stage = Stage::new(|settings| {
+        (settings.sse_after, settings.keep_alive) = (Duration::from_millis(10), Duration::from_millis(10));
+        settings.resume_grace = Duration::from_millis(10);
+    });
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
+    stage.saw(Seen::Asked("hold".into())).await;
+    client.send("POST", &[], &request(6, "echo", json!("x")).to_string()).await;
+    drop(client);
+    stage.saw(Seen::Cancelled("hold".into())).await;
+}
+
+#[tokio::test]
+async fn messages_of_all_clients_together_have_so_much_room() {
+    let mut stage = Stage::new(|settings| (settings.body_max, settings.bodies_max) = (2000, 2000));
+    let mut first = Client::initialized(stage.address, "2025-11-25").await;
+    let mut second = Client::initialized(stage.address, "2025-11-25").await;
+    let large = |method| request(5, method, json!("x".repeat(1200))).to_string();
+    first.send("POST", &[], &large("hold")).await;
+    stage.saw(Seen::Asked("hold".into())).await;
+    let answer = second.ask("POST", &[], &large("echo")).await;
+    assert_eq!((answer.head.status, answer.head.header("retry-after")), (503, Some("1")));
+    let why = "the messages that are being answered leave no room for this one; send it again in a moment";
+    assert_eq!(answer.json()["error"]["message"], why);
+    // What was announced takes no room before it is there.
+    let mut announces = second.again().await;
+    announces.send("POST", &[("content-length", "700")], "{").await;
+    second = second.again().await;
+    assert_eq!(second.echo().await, 200, "a small one finds room");
+    stage.release.add_permits(1);
+    assert_eq!(first.head().await.status, 200);
+    assert_eq!(second.ask("POST", &[], &large("echo")).await.head.status, 200);
+}
+
+#[tokio::test]
+async fn without_room_nothing_is_kept_for_who_does_not_listen() {
+    let mut stage = Stage::new(|settings| settings.streams_max = 100);
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    client.post(&notification("shout", json!([10, 100]))).await;
+    stage.saw(Seen::Told("shout".into())).await;
+    let mut get = client.again().await;
+    get.open("GET", &[], "").await;
+    assert_eq!(get.event().await.unwrap().id, "0-10");
+    client.post(&notification("shout", json!([1, 100]))).await;
+    assert_eq!(get.event().await.unwrap().id, "0-11");
 }

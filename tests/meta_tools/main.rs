@@ -2,11 +2,20 @@
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../tree/support.rs"]
+#[expect(dead_code, reason = "the tests of the tree use the rest")]
+mod fleet;
+mod statuses;
+#[expect(dead_code, reason = "the tests over HTTP use the rest")]
 mod support;
 
+use std::sync::Arc;
+
 use mcp_satellite::gateway::face::Answer;
-use mcp_satellite::gateway::tools::schema;
-use mcp_satellite_actors::model::catalogue::Aspect;
+use mcp_satellite::gateway::flat::{Picture, Thing};
+use mcp_satellite::gateway::tools::{Caller, Callers, schema};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rpc::Message;
 use serde_json::{Value, json};
@@ -225,7 +234,10 @@ async fn a_call_that_cannot_be_made_says_what_can_be_done() {
         (&error["kind"], &error["status"], &error["fate"]),
         (&json!("refused"), &json!("awaiting_user_config"), &json!("not_sent"))
     );
-    assert!(text.ends_with("Ask the user to give API_KEY in the configuration of `mail`."), "{text}");
+    assert!(
+        text.contains("API_KEY") && text.ends_with("Ask the user to give what is missing in the configuration."),
+        "{text}"
+    );
 
     let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"broken:x"}"#).await;
     assert_eq!(error["status"], "permanently_failed");
@@ -239,7 +251,7 @@ async fn a_call_that_cannot_be_made_says_what_can_be_done() {
 
     let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"git:hang"}"#).await;
     assert_eq!((&error["kind"], &error["fate"]), (&json!("timed_out"), &json!("timed_out")));
-    assert!(text.starts_with("no answer within 30 s. It may have been carried out"), "{text}");
+    assert!(text.starts_with("no answer within 30 s. It may be carried out still"), "{text}");
     house.end().await;
 }
 
@@ -295,6 +307,48 @@ async fn servers_are_told_as_they_are_and_one_is_started_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nothing_is_made_anew_for_a_caller_by_what_others_do() {
+    let house = house().await;
+    let callers = Callers::default();
+    let caller = || callers.of(house.runtime.snapshot(), &"acme".into(), &"alice".into());
+    let offered = caller().offered();
+    house.runtime.install(spec("other", "o", "bob")).await.unwrap();
+    house.runtime.stop(&InstanceId::new("acme".into(), "bob".into(), "s".into())).await.unwrap();
+    assert!(offered.is_of(&caller()));
+    assert!(!offered.is_of(&Caller::new(house.runtime.snapshot(), &"acme".into(), &"alice".into())));
+    // What is hers does.
+    house.runtime.stop(&id("b")).await.unwrap();
+    assert!(!offered.is_of(&caller()));
+    house.runtime.start(&id("b")).await.unwrap();
+    house.sees("b", |view| view.status == Status::Online).await;
+    let offered = caller().offered();
+    house.runtime.uninstall(&id("a")).await.unwrap();
+    assert!(!offered.is_of(&caller()));
+    assert_eq!(caller().servers().map(|(label, _)| label.to_owned()).collect::<Vec<_>>(), ["git"]);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_not_asked_of_late_is_forgotten() {
+    let house = house().await;
+    let callers = Callers::default();
+    for _ in 0..4 {
+        for user in 0..200 {
+            callers.of(house.runtime.snapshot(), &"acme".into(), &format!("user {user}").into());
+        }
+        // Another picture of all, in which nobody has asked yet.
+        house.runtime.stop(&id("b")).await.unwrap();
+        house.runtime.start(&id("b")).await.unwrap();
+        house.sees("b", |view| view.status == Status::Online).await;
+    }
+    for user in 0..500 {
+        drop(callers.of(Arc::new(Snapshot::default()), &"acme".into(), &format!("guest {user}").into()));
+    }
+    assert!(callers.len() < 500, "{} of 700", callers.len());
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() {
     let house = house().await;
     let flat = house.flat();
@@ -303,13 +357,14 @@ async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() 
     let odd = &all[1];
     assert!(odd.starts_with("files__a_b_") && odd.len() == 11 + 8, "{odd}");
     assert_eq!(all, ["files__read", odd, "git__log", "git__hang", "git__refuse"]);
-    assert_eq!(flat.tool(odd), Some((&id("a"), "a:b")));
-    assert_eq!(flat.tool("git__log"), Some((&id("b"), "log")));
-    assert_eq!((flat.tool("log"), flat.tool("secret__hush")), (None, None));
+    assert_eq!(flat.part(Thing::Tools).owner(odd), Some((&id("a"), "a:b")));
+    assert_eq!(flat.part(Thing::Tools).owner("git__log"), Some((&id("b"), "log")));
+    let tool = |name: &str| flat.part(Thing::Tools).owner(name);
+    assert_eq!((tool("log"), tool("secret__hush")), (None, None));
     let read = r#"{"name":"files__read","description":"Reads a file","inputSchema":{"type":"object","x":1},"outputSchema":{"type":"object"},"annotations":{"readOnlyHint":true},"_meta":{"ui":{"resourceUri":"files|ui://view"},"n":[1]}}"#;
     assert!(flat.tools().contains(read), "{}", flat.tools());
     assert_eq!(flat.prompts(), r#"{"prompts":[{"name":"files__ask","x":1e400}]}"#);
-    assert_eq!(flat.prompt("files__ask"), Some((&id("a"), "ask")));
+    assert_eq!(flat.part(Thing::Prompts).owner("files__ask"), Some((&id("a"), "ask")));
     assert!(flat.resources().starts_with(r#"{"resources":[{"name":"R", "uri":"files|file:///a|b","#));
     assert_eq!(
         flat.resource_templates(),
@@ -318,19 +373,23 @@ async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() 
     house.end().await;
 }
 
+fn differences(one: &Picture, other: &Picture) -> Vec<Thing> {
+    Thing::ALL.into_iter().filter(|thing| one.part(*thing).differs(other.part(*thing))).collect()
+}
+
 #[tokio::test(start_paused = true)]
 async fn in_flat_mode_a_picture_differs_only_where_something_is_different() {
     let house = house().await;
     let before = house.flat();
     house.runtime.stop(&id("b")).await.unwrap();
     let without = house.flat();
-    assert_eq!(without.since(&before), [Aspect::Tools]);
-    assert_eq!(without.tool("git__log"), None);
+    assert_eq!(differences(&without, &before), [Thing::Tools]);
+    assert_eq!(without.part(Thing::Tools).owner("git__log"), None);
     house.runtime.start(&id("b")).await.unwrap();
     house.sees("b", |view| view.status == Status::Online).await;
-    assert_eq!(house.flat().since(&before), []);
+    assert_eq!(differences(&house.flat(), &before), []);
     house.runtime.stop(&id("a")).await.unwrap();
-    assert_eq!(house.flat().since(&before), [Aspect::Tools, Aspect::Resources, Aspect::Prompts]);
+    assert_eq!(differences(&house.flat(), &before), Thing::ALL);
     house.end().await;
 }
 
@@ -342,7 +401,7 @@ async fn in_flat_mode_no_two_tools_ever_share_a_name() {
     let flat = house.flat();
     let tools: Value = serde_json::from_str(&flat.tools()).unwrap();
     let all = names(&tools, "tools", "name");
-    let whose: Vec<_> = all.iter().map(|name| flat.tool(name).unwrap()).collect();
+    let whose: Vec<_> = all.iter().map(|name| flat.part(Thing::Tools).owner(name).unwrap()).collect();
     assert_eq!(whose, [(&id("one"), "c"), (&id("two"), "b__c")]);
     assert_ne!(all[0], all[1]);
     house.end().await;

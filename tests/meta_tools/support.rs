@@ -1,17 +1,16 @@
 //! A user's servers, each of which lists what a test says and reflects what it is asked.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
 use mcp_satellite::gateway::face::{self, Call};
-use mcp_satellite::gateway::flat::Flat;
-use mcp_satellite::gateway::search::Indexes;
-use mcp_satellite::gateway::tools::{Caller, call};
-use mcp_satellite_actors::audience::Origin;
+use mcp_satellite::gateway::flat::Picture;
+use mcp_satellite::gateway::tools::{Caller, Tools};
+use mcp_satellite_actors::audience::{Audience, Origin, Unattended};
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Mask;
@@ -25,12 +24,12 @@ use mcp_satellite_actors::seam::{
 use mcp_satellite_actors::{Options, RuntimeHandle, start};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex, split};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// In paused time it costs nothing.
-const GIVE_UP: Duration = Duration::from_secs(3600);
+/// Longer than it takes a server to fall asleep; in paused time it costs nothing.
+const GIVE_UP: Duration = Duration::from_secs(300);
 
 struct Nothing;
 
@@ -76,16 +75,21 @@ pub(crate) struct Lists {
     pub(crate) prompts: &'static str,
 }
 
-struct Stage(HashMap<String, Lists>);
+/// What the servers list, by installation; and where it is told what they hear that wants no answer.
+#[derive(Clone)]
+struct Stage {
+    lists: Arc<Mutex<HashMap<String, Lists>>>,
+    heard: mpsc::UnboundedSender<String>,
+}
 
 impl Connector for Stage {
     fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
-        let Some(lists) = self.0.get(spec.id.installation.as_str()).copied().filter(|lists| !lists.tools.is_empty())
-        else {
+        let lists = self.lists.lock().unwrap().get(spec.id.installation.as_str()).copied();
+        let Some(lists) = lists.filter(|lists| !lists.tools.is_empty()) else {
             return async { Err(OpenError("cannot start `played`: not found".to_owned())) }.boxed();
         };
         let (ours, theirs) = duplex(1024 * 1024);
-        tokio::spawn(serve(theirs, lists));
+        tokio::spawn(serve(theirs, lists, self.heard.clone()));
         let (reader, writer) = split(ours);
         let process = Box::new(Played { told_to_end: false });
         let link =
@@ -98,12 +102,25 @@ impl Connector for Stage {
     }
 }
 
-async fn serve(pipe: DuplexStream, lists: Lists) {
+async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<String>) {
     let (reader, mut writer) = split(pipe);
     let mut lines = BufReader::new(reader).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        let message = Message::read(line.into()).unwrap();
-        let (Some(id), Some(method)) = (message.id(), message.method()) else { continue };
+        let message = Message::read(line.clone().into()).unwrap();
+        let (id, method) = match (message.id(), message.method()) {
+            (Some(id), Some(method)) => (id, method),
+            // The answer to what was asked on behalf of a call, which answers that: its id is the number of the call.
+            (Some(id), None) => {
+                let (id, outcome) = (id.trim_matches('"'), message.outcome().unwrap());
+                let answer = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"x-told\":{outcome}}}}}\n");
+                writer.write_all(answer.as_bytes()).await.unwrap();
+                continue;
+            }
+            (None, _) => {
+                let _ = heard.send(line);
+                continue;
+            }
+        };
         let params = message.params().unwrap_or("null");
         let or_none = |list: &'static str| if list.is_empty() { "[]" } else { list };
         let outcome = match method {
@@ -112,7 +129,20 @@ async fn serve(pipe: DuplexStream, lists: Lists) {
             "resources/list" => format!(r#""result":{{"resources":{}}}"#, or_none(lists.resources)),
             "resources/templates/list" => format!(r#""result":{{"resourceTemplates":{}}}"#, or_none(lists.templates)),
             "prompts/list" => format!(r#""result":{{"prompts":{}}}"#, or_none(lists.prompts)),
-            "tools/call" if params.contains(r#""name":"hang""#) => continue,
+            "tools/call" if params.contains(r#""name":"hang""#) => {
+                let _ = heard.send(line);
+                continue;
+            }
+            "tools/call" if params.contains(r#""name":"ask""#) => {
+                let asked = format!("{{\"jsonrpc\":\"2.0\",\"id\":\"{id}\",\"method\":\"sampling/createMessage\",\"params\":{{\"x\":1e400,\"_meta\":{{\"progressToken\":\"its own\"}}}}}}\n");
+                writer.write_all(asked.as_bytes()).await.unwrap();
+                continue;
+            }
+            "tools/call" if params.contains(r#""name":"slow""#) => {
+                let told = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{},\"progress\":1}}}}\n", message.token().unwrap());
+                writer.write_all(told.as_bytes()).await.unwrap();
+                r#""result":{"content":[]}"#.to_owned()
+            }
             "tools/call" if params.contains(r#""name":"refuse""#) => {
                 r#""error":{"code":-32602,"message":"no","data":{"n":1e400}}"#.to_owned()
             }
@@ -122,6 +152,7 @@ async fn serve(pipe: DuplexStream, lists: Lists) {
             }
             "resources/read" if params.contains("odd") => r#""result":{"contents":7}"#.to_owned(),
             "resources/read" => format!(r#""result":{{"contents":[{{"uri":"a:b","text":"t","x":1e400,"params":{params}}}]}}"#),
+            "prompts/get" | "completion/complete" => format!(r#""result":{{"x-reflected":{params}}}"#),
             _ => r#""result":{}"#.to_owned(),
         };
         let answer = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},{outcome}}}\n");
@@ -134,7 +165,9 @@ async fn serve(pipe: DuplexStream, lists: Lists) {
 /// A satellite in which alice of acme has some servers, and bob one called `secret`.
 pub(crate) struct House {
     pub(crate) runtime: RuntimeHandle,
-    indexes: Indexes,
+    tools: Tools,
+    stage: Stage,
+    heard: mpsc::UnboundedReceiver<String>,
     join: JoinHandle<()>,
 }
 
@@ -166,16 +199,26 @@ pub(crate) fn spec(server: &str, installation: &str, user: &str) -> InstanceSpec
 impl House {
     /// Each server with its installation's id and what it lists.
     pub(crate) async fn with(servers: &[(&str, &str, Lists)]) -> Self {
+        Self::before(Arc::new(Unattended), servers).await
+    }
+
+    /// The same, before an audience.
+    pub(crate) async fn before(audience: Arc<dyn Audience>, servers: &[(&str, &str, Lists)]) -> Self {
         let secret = ("secret", "s", Lists { tools: r#"[{"name":"hush"}]"#, ..Lists::default() });
         let all = || servers.iter().chain([&secret]);
-        let stage = Stage(all().map(|(_, installation, lists)| ((*installation).to_owned(), *lists)).collect());
+        let lists = all().map(|(_, installation, lists)| ((*installation).to_owned(), *lists)).collect();
+        let (told, heard) = mpsc::unbounded_channel();
+        let stage = Stage { lists: Arc::new(Mutex::new(lists)), heard: told };
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
-        let (runtime, join) = start(Options::new(Arc::new(stage), Arc::new(Nothing), wall)).await.unwrap();
+        let mut options = Options::new(Arc::new(stage.clone()), Arc::new(Nothing), wall);
+        options.audience = audience;
+        let (runtime, join) = start(options).await.unwrap();
         for (server, installation, _) in all() {
             let user = if *server == "secret" { "bob" } else { "alice" };
             runtime.install(spec(server, installation, user)).await.unwrap();
         }
-        let house = Self { runtime, indexes: Indexes::default(), join };
+        let tools = Tools::new(runtime.clone(), Arc::default());
+        let house = Self { runtime, tools, stage, heard, join };
         for (_, installation, lists) in servers {
             let wanted = if lists.tools.is_empty() { Status::PermanentlyFailed } else { Status::Online };
             house.sees(installation, move |view| view.status == wanted).await;
@@ -188,14 +231,35 @@ impl House {
         timeout(GIVE_UP, self.runtime.wait_for(&id, wanted)).await.unwrap().unwrap();
     }
 
+    /// Another server of alice's.
+    pub(crate) async fn add(&self, server: &str, installation: &str, lists: Lists) {
+        self.relist(installation, lists);
+        self.runtime.install(spec(server, installation, "alice")).await.unwrap();
+        self.sees(installation, |view| view.status == Status::Online).await;
+    }
+
+    /// From its next start on a server lists this.
+    pub(crate) fn relist(&self, installation: &str, lists: Lists) {
+        self.stage.lists.lock().unwrap().insert(installation.to_owned(), lists);
+    }
+
+    /// Waits until a server hears this, and wants to answer nothing; the whole of it.
+    pub(crate) async fn hears(&mut self, part: &str) -> String {
+        loop {
+            let heard = timeout(GIVE_UP, self.heard.recv()).await.unwrap().unwrap();
+            if heard.contains(part) {
+                return heard;
+            }
+        }
+    }
+
     /// What a call of this meta-tool by alice comes to, with these params as they are.
     pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<Message>) -> face::Answer {
         let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
         let message = Message::read(text.into()).unwrap();
-        let call_of = Call { message, origin: Origin { client: 1, call: 1 }, withdrawn, timeout: None };
+        let call = Call { message, origin: Origin { client: 1, call: 1 }, withdrawn, timeout: None };
         let (team, user) = ("acme".into(), "alice".into());
-        let answer = call(&self.runtime, &self.indexes, (&team, &user), call_of);
-        timeout(GIVE_UP, answer).await.unwrap()
+        timeout(GIVE_UP, self.tools.call((&team, &user), call)).await.unwrap()
     }
 
     /// The outcome of a message to the client, as text: `"result":…` or `"error":…`.
@@ -209,8 +273,9 @@ impl House {
     }
 
     /// What alice sees in flat mode.
-    pub(crate) fn flat(&self) -> Flat {
-        Flat::of(&Caller::new(self.runtime.snapshot(), &"acme".into(), &"alice".into()))
+    pub(crate) fn flat(&self) -> Picture {
+        let caller = Caller::new(self.runtime.snapshot(), &"acme".into(), &"alice".into());
+        Picture::of(caller.offered(), None)
     }
 
     /// The structured content of an answer, which is also its text.

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::real_servers::{directory, installed};
 use crate::support::{Instance, Server, real, text, until};
@@ -57,20 +57,27 @@ fn a_long_operation_of_server_everything_goes_on_while_it_reports_progress() {
     });
 }
 
-#[test]
-fn a_sampling_request_of_server_everything_is_declined_and_nobody_hangs() {
+/// Its tool asks a client, and there is none.
+fn is_declined(tool: &str, arguments: Value) {
     let Some(path) = npm_server("everything") else { return };
     real(async |satellite| {
         let server = satellite.online(Server::command("node", &[&path])).await;
-        // Some of its tools are listed only after `initialized`, by a `list_changed`.
-        server
-            .until("sampling", |view| view.catalogue.as_ref().unwrap().tool("trigger-sampling-request").is_some())
-            .await;
-        let answer =
-            server.call("trigger-sampling-request", json!({"prompt": "hello", "maxTokens": 10})).await.unwrap();
+        // It is listed only after `initialized`, by a `list_changed`, and only if we have said that clients can be asked.
+        server.until(tool, |view| view.catalogue.as_ref().unwrap().tool(tool).is_some()).await;
+        let answer = server.call(tool, arguments).await.unwrap();
         assert_eq!(answer["isError"], true);
         assert!(text(&answer).contains("no client is attached that could answer"), "{answer}");
     });
+}
+
+#[test]
+fn a_sampling_request_of_server_everything_is_declined_and_nobody_hangs() {
+    is_declined("trigger-sampling-request", json!({"prompt": "hello", "maxTokens": 10}));
+}
+
+#[test]
+fn an_elicitation_of_server_everything_is_declined_and_nobody_hangs() {
+    is_declined("trigger-elicitation-request", json!({}));
 }
 
 #[test]

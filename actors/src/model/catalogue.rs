@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -19,6 +20,20 @@ pub struct Catalogue {
     pub prompts: Vec<Entry>,
     /// The lists that could not be read: what is here of them is older than the rest, or not all.
     pub unread: Vec<List>,
+    /// Where each tool stands, once somebody has asked for one.
+    pub by_name: ByName,
+}
+
+/// Positions of tools, ordered by their names: made when a tool is first looked for, so that no call goes through a
+/// thousand of them.
+#[derive(Debug, Default)]
+pub struct ByName(OnceLock<Box<[u32]>>);
+
+impl Clone for ByName {
+    /// A copy may be given other tools.
+    fn clone(&self) -> Self {
+        Self::default()
+    }
 }
 
 /// What there are lists of, in the order in which they are read.
@@ -206,7 +221,15 @@ impl Catalogue {
 
     /// A tool by the name its server gives it.
     pub fn tool(&self, name: &str) -> Option<&Tool> {
-        self.tools.iter().find(|tool| &*tool.name == name)
+        let name_at = |at: u32| self.tools.get(at as usize).map(|tool| &*tool.name);
+        let order = self.by_name.0.get_or_init(|| {
+            let mut order: Vec<u32> = (0..).take(self.tools.len()).collect();
+            // Of two of one name the first stays the first, and is meant.
+            order.sort_by(|one, other| name_at(*one).cmp(&name_at(*other)));
+            order.into()
+        });
+        let at = order.get(order.partition_point(|at| name_at(*at) < Some(name)))?;
+        self.tools.get(*at as usize).filter(|tool| *tool.name == *name)
     }
 
     /// This catalogue, with what was known before in the place of each list that could not be read: what a server has is
@@ -277,6 +300,19 @@ mod tests {
         assert!(annotated(r#"{"idempotentHint":true,"readOnlyHint":false}"#));
         assert!(!annotated(r#"{"readOnlyHint":false,"destructiveHint":false}"#));
         assert!(!tool(r#"{"name":"t"}"#).repeatable);
+    }
+
+    #[test]
+    fn a_tool_is_found_by_its_name_and_of_two_of_one_name_the_first() {
+        let many = catalogue(&[r#"{"name":"b"}"#, r#"{"name":"a","n":1}"#, r#"{"name":"c"}"#, r#"{"name":"a","n":2}"#]);
+        let text = |name: &str| many.tool(name).map(Tool::text);
+        assert_eq!(text("a"), Some(r#"{"name":"a","n":1}"#));
+        assert_eq!((text("b"), text("c")), (Some(r#"{"name":"b"}"#), Some(r#"{"name":"c"}"#)));
+        assert_eq!([text(""), text("aa"), text("d"), catalogue(&[]).tool("a").map(Tool::text)], [None; 4]);
+        // What was looked for in the one is not taken for the place in its copy.
+        let mut fewer = many.clone();
+        fewer.tools.remove(0);
+        assert_eq!(fewer.tool("c").map(Tool::text), Some(r#"{"name":"c"}"#));
     }
 
     #[test]

@@ -36,24 +36,24 @@ pub fn cause(of: Option<Option<Origin>>, in_flight: impl IntoIterator<Item = Opt
 mod tests {
     use super::*;
 
-    fn origin(client: u64, call: u64) -> Option<Origin> {
-        Some(Origin { client, call })
+    fn origin(client: u64, call: u64) -> Origin {
+        Origin { client, call }
     }
 
     #[test]
     fn a_server_speaks_for_whom_it_can_only_mean() {
-        let call = Origin { client: 1, call: 1 };
+        let call = origin(1, 1);
         for (of, in_flight, expected) in [
             (None, vec![], Cause::Nobody),
             (None, vec![None], Cause::Stranger),
             (None, vec![None, None], Cause::Stranger),
-            (None, vec![origin(1, 1)], Cause::Call(call)),
-            (None, vec![origin(1, 1), origin(1, 2)], Cause::Client(1)),
-            (None, vec![origin(1, 1), origin(2, 2)], Cause::Several(2)),
-            (None, vec![origin(1, 1), origin(1, 2), origin(2, 3)], Cause::Several(2)),
-            (None, vec![origin(1, 1), None], Cause::Several(2)),
-            (Some(origin(1, 1)), vec![origin(1, 1), origin(2, 2), None], Cause::Call(call)),
-            (Some(None), vec![origin(1, 1), None], Cause::Stranger),
+            (None, vec![Some(origin(1, 1))], Cause::Call(call)),
+            (None, vec![Some(origin(1, 1)), Some(origin(1, 2))], Cause::Client(1)),
+            (None, vec![Some(origin(1, 1)), Some(origin(2, 2))], Cause::Several(2)),
+            (None, vec![Some(origin(1, 1)), Some(origin(1, 2)), Some(origin(2, 3))], Cause::Several(2)),
+            (None, vec![Some(origin(1, 1)), None], Cause::Several(2)),
+            (Some(Some(origin(1, 1))), vec![Some(origin(1, 1)), Some(origin(2, 2)), None], Cause::Call(call)),
+            (Some(None), vec![Some(origin(1, 1)), None], Cause::Stranger),
         ] {
             assert_eq!(cause(of, in_flight.clone()), expected, "on the stream of {of:?}, with {in_flight:?}");
         }

@@ -141,7 +141,11 @@ fn description(tool: &Tool) -> String {
 
 /// The indexes of the catalogues that are there. One lives as long as its catalogue.
 #[derive(Debug, Default)]
-pub struct Indexes(Mutex<Kept>);
+pub struct Indexes {
+    kept: Mutex<Kept>,
+    /// Who makes some holds it, so that those who ask at the same time make none twice.
+    making: tokio::sync::Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -155,17 +159,36 @@ struct Kept {
 impl Indexes {
     /// The index of a catalogue, made now if there is none.
     pub fn of(&self, catalogue: &Arc<Catalogue>) -> Arc<CatalogueIndex> {
-        let address = Arc::as_ptr(catalogue) as usize;
-        if let Some((_, index)) = self.kept().by_address.get(&address) {
-            return index.clone();
+        if let Some(index) = self.known(catalogue) {
+            return index;
         }
-        // Not while others wait: two that ask at once may both make it.
         let index = Arc::new(CatalogueIndex::new(catalogue));
         let mut kept = self.kept();
         kept.tidy();
         kept.tools += index.tools.len();
-        kept.by_address.insert(address, (Arc::downgrade(catalogue), index.clone()));
+        kept.by_address.insert(address(catalogue), (Arc::downgrade(catalogue), index.clone()));
         index
+    }
+
+    /// The indexes of all of these. What is not there yet is made on a thread for such work: a thousand tools take longer
+    /// than others can be kept waiting.
+    pub async fn ready(self: &Arc<Self>, catalogues: Vec<Arc<Catalogue>>) -> Vec<Arc<CatalogueIndex>> {
+        let known = |of: &Self| catalogues.iter().map(|catalogue| of.known(catalogue)).collect::<Option<Vec<_>>>();
+        if let Some(all) = known(self) {
+            return all;
+        }
+        let _making = self.making.lock().await;
+        if let Some(all) = known(self) {
+            return all;
+        }
+        let indexes = self.clone();
+        let make = move || catalogues.iter().map(|catalogue| indexes.of(catalogue)).collect();
+        // An error says that the satellite ends: nothing is found any more.
+        tokio::task::spawn_blocking(make).await.unwrap_or_default()
+    }
+
+    fn known(&self, catalogue: &Arc<Catalogue>) -> Option<Arc<CatalogueIndex>> {
+        self.kept().by_address.get(&address(catalogue)).map(|(_, index)| index.clone())
     }
 
     /// How many there are.
@@ -180,8 +203,12 @@ impl Indexes {
 
     fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
         // Whoever panicked with it in hand has left a map that is whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn address(catalogue: &Arc<Catalogue>) -> usize {
+    Arc::as_ptr(catalogue) as usize
 }
 
 impl Kept {

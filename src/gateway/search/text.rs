@@ -193,6 +193,8 @@ mod tests {
             ("messsagee", "message", TWO_SLIPS),
             ("repisotory", "repository", TWO_SLIPS),
             ("lsit", "list", ONE_SLIP),
+            ("sezrch", "search", ONE_SLIP),
+            ("xepositorz", "repository", TWO_SLIPS),
             ("gti", "git", 0.0),
             ("brunhc", "branch", 0.0),
         ] {

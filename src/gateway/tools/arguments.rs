@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use super::raw::{Members, members};
-use super::trouble::Trouble;
+use crate::gateway::refusal::Refusal;
 
 /// The arguments of one call.
 #[derive(Debug)]
@@ -12,15 +12,15 @@ pub(super) struct Arguments<'a>(Members<'a>);
 
 impl<'a> Arguments<'a> {
     /// Reads an object, or nothing; no member of it may be unknown.
-    pub(super) fn read(json: Option<&'a str>, known: &[&str]) -> Result<Self, Trouble> {
+    pub(super) fn read(json: Option<&'a str>, known: &[&str]) -> Result<Self, Refusal> {
         let json = json.unwrap_or("{}");
-        let members = members(json).ok_or_else(|| Trouble::bad_input("the arguments of a tool are a JSON object"))?;
+        let members = members(json).ok_or_else(|| Refusal::bad_input("the arguments of a tool are a JSON object"))?;
         if let Some(unknown) = members.keys().find(|name| !known.contains(&&***name)) {
             let message = match known {
                 [] => format!("`{unknown}` is not known: this tool takes no arguments"),
                 known => format!("`{unknown}` is not known: this tool takes `{}`", known.join("`, `")),
             };
-            return Err(Trouble::bad_input(message));
+            return Err(Refusal::bad_input(message));
         }
         Ok(Self(members))
     }
@@ -31,15 +31,15 @@ impl<'a> Arguments<'a> {
     }
 
     /// A member, if it is there; `what` it must be.
-    pub(super) fn optional<T: DeserializeOwned>(&self, name: &str, what: &str) -> Result<Option<T>, Trouble> {
+    pub(super) fn optional<T: DeserializeOwned>(&self, name: &str, what: &str) -> Result<Option<T>, Refusal> {
         let Some(value) = self.raw(name) else { return Ok(None) };
         let value = serde_json::from_str(value.get());
-        value.map(Some).map_err(|_| Trouble::bad_input(format!("`{name}` must be {what}")))
+        value.map(Some).map_err(|_| Refusal::bad_input(format!("`{name}` must be {what}")))
     }
 
     /// A text that must be there.
-    pub(super) fn text(&self, name: &str) -> Result<String, Trouble> {
+    pub(super) fn text(&self, name: &str) -> Result<String, Refusal> {
         let text = self.optional(name, "a string")?;
-        text.ok_or_else(|| Trouble::bad_input(format!("`{name}` is missing")))
+        text.ok_or_else(|| Refusal::bad_input(format!("`{name}` is missing")))
     }
 }

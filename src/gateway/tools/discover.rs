@@ -1,5 +1,6 @@
 //! `discover_mcp_tools`: the tools that fit a few words, with what a model needs to call them.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use mcp_satellite_actors::model::catalogue::Tool;
@@ -11,7 +12,7 @@ use super::caller::Caller;
 use super::raw::{members, raw, respelled};
 use super::resources::{UI, qualified};
 use super::structured;
-use super::trouble::Trouble;
+use crate::gateway::refusal::Refusal;
 use crate::gateway::search::{Hit, Indexes, Shelf, search};
 
 const QUERY_MAX: usize = 512;
@@ -44,32 +45,34 @@ struct Offer<'a> {
 }
 
 /// The result of the tool.
-pub fn discover(caller: &Caller, indexes: &Indexes, arguments: Option<&str>) -> Result<String, Trouble> {
+pub(super) async fn discover(
+    caller: &Caller,
+    indexes: &Arc<Indexes>,
+    arguments: Option<&str>,
+) -> Result<String, Refusal> {
     let started = Instant::now();
     let arguments = Arguments::read(arguments, &["query", "limit"])?;
     let query = arguments.text("query")?;
     if query.chars().nth(QUERY_MAX).is_some() {
-        return Err(Trouble::bad_input(format!("`query` must have at most {QUERY_MAX} characters")));
+        return Err(Refusal::bad_input(format!("`query` must have at most {QUERY_MAX} characters")));
     }
     let range = format!("a whole number from 1 to {LIMIT_MAX}");
     let limit = arguments.optional::<usize>("limit", &range)?.unwrap_or(LIMIT);
     if !(1..=LIMIT_MAX).contains(&limit) {
-        return Err(Trouble::bad_input(format!("`limit` must be {range}")));
+        return Err(Refusal::bad_input(format!("`limit` must be {range}")));
     }
 
-    let offered: Vec<_> = caller
-        .servers()
-        .filter_map(|(label, view)| Some((label, view.spec.transport(), view.offered()?.clone())))
-        .collect();
-    let mut shelves = Vec::with_capacity(offered.len());
-    for (label, _, catalogue) in &offered {
-        shelves.push(Shelf { label, index: indexes.of(catalogue) });
-    }
+    let offered = caller.offered();
+    let catalogues = offered.each().map(|(_, _, catalogue)| catalogue.clone()).collect();
+    let indexes = indexes.ready(catalogues).await;
+    let offered: Vec<_> = offered.each().collect();
+    let labels = offered.iter().map(|(label, _, _)| *label);
+    let shelves: Vec<_> = labels.zip(indexes).map(|(label, index)| Shelf { label, index }).collect();
     let hits = search(&query, &shelves, limit);
     let anything = raw(r#"{"type":"object"}"#.to_owned());
     let offer = |hit: &Hit| {
-        let (label, transport, catalogue) = &offered[hit.shelf];
-        Offer::of(label, transport, &catalogue.tools[hit.tool], hit.score, &anything)
+        let (label, spec, catalogue) = offered[hit.shelf];
+        Offer::of(label, spec.transport(), &catalogue.tools[hit.tool], hit.score, &anything)
     };
     let tools = hits.best.iter().map(offer).collect();
     let search_time_ms = started.elapsed().as_micros() as f64 / 1000.0;

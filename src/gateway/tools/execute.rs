@@ -16,12 +16,12 @@ use tokio::time::Duration;
 use super::arguments::Arguments;
 use super::caller::Caller;
 use super::raw::quoted;
-use super::trouble::Trouble;
 use crate::gateway::face::Answer;
+use crate::gateway::refusal::Refusal;
 
 /// A call of a meta-tool that goes on to a server.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub(super) struct Asked<'a> {
     /// What the meta-tool is given.
     pub arguments: Option<&'a str>,
     /// What the client says beside it, its progress token too.
@@ -35,13 +35,13 @@ pub struct Asked<'a> {
 }
 
 /// Answers `execute_mcp_tool`.
-pub async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Trouble> {
+pub(super) async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Refusal> {
     let arguments = Arguments::read(asked.arguments, &["tool_path", "arguments"])?;
     let path = arguments.text("tool_path")?;
     let (view, label, tool) = caller.part(&path, ':', "server:tool")?;
     let given = arguments.raw("arguments");
     if given.is_some_and(|given| !given.get().starts_with('{')) {
-        return Err(Trouble::bad_input("`arguments` must be an object"));
+        return Err(Refusal::bad_input("`arguments` must be an object"));
     }
     let name = [("name", quoted(tool))];
     let params = name.into_iter().chain(given.map(|given| ("arguments", given.get().to_owned())));
@@ -49,7 +49,7 @@ pub async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>)
     match pass_on(runtime, view, "tools/call", &params, asked, Passed::Tool(tool)).await {
         Ok(Some(answer)) => Ok(Answer::Message(answer)),
         Ok(None) => Ok(Answer::Withdrawn),
-        Err(error) => Err(Trouble::of_call(&error, label, view)),
+        Err(error) => Err(Refusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
     }
 }
 

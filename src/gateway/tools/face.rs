@@ -5,52 +5,78 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::rpc::{Message, joined, member};
 
-use super::raw::{quoted, written};
+use super::Tools;
+use super::raw::quoted;
 use super::schema::{INSTRUCTIONS, TOOLS};
 use crate::gateway::era;
 use crate::gateway::face::{Answer, Call, Greeting, RpcError, Welcome};
+use crate::gateway::refusal::INVALID_PARAMS;
 use crate::gateway::reply::METHOD_NOT_FOUND;
-use crate::gateway::search::Indexes;
 use crate::gateway::session::Session;
 
-/// See the module.
-#[derive(Debug)]
-pub(in crate::gateway) struct Tools {
-    runtime: RuntimeHandle,
-    indexes: Arc<Indexes>,
+/// The answer of a server of our own to `initialize`. `capabilities` are JSON text.
+pub(in crate::gateway) fn welcome(greeting: &Greeting, capabilities: &str, instructions: &str) -> Welcome {
+    let version = era::agreed(&greeting.version, era::NEWEST);
+    let result = format!(
+        r#"{{"protocolVersion":{},"capabilities":{capabilities},"serverInfo":{{"name":"mcp-satellite","version":{}}},"instructions":{}}}"#,
+        quoted(&version),
+        quoted(env!("CARGO_PKG_VERSION")),
+        quoted(instructions),
+    );
+    Welcome { result, version }
+}
+
+/// A method that is not served here.
+pub(in crate::gateway) fn unknown(method: Option<&str>) -> Answer {
+    let method = method.unwrap_or_default();
+    Answer::Error(RpcError::new(METHOD_NOT_FOUND, format!("there is no method `{method}` here")))
+}
+
+/// A whole list, which has no second page: a cursor is not one of ours.
+pub(in crate::gateway) fn whole(params: Option<&str>, list: impl FnOnce() -> String) -> Answer {
+    match params.and_then(|params| member(params, "cursor")) {
+        None | Some("null") => Answer::Result(list()),
+        Some(_) => Answer::Error(RpcError::new(INVALID_PARAMS, "there is no such page: the list is given as a whole")),
+    }
+}
+
+/// A notification of a client that stands before several servers. What it says of a question goes to the server that
+/// has asked; all else is about nothing that they know.
+pub(in crate::gateway) fn notification(runtime: &RuntimeHandle, session: &Session, message: &Message) {
+    let Some(token) = message.token().filter(|_| message.method() == Some("notifications/progress")) else { return };
+    let Some((of, theirs)) = session.question(token) else { return };
+    let told = Message::read(joined(&message.told_as(&theirs)));
+    // What was read once can be read again.
+    let passed = told.map(|told| runtime.tell(&of.id, told));
+    if let Ok(Err(error)) = passed {
+        tracing::debug!(session_id = session.public_id(), %error, "a client's progress was not passed on");
+    }
 }
 
 impl Tools {
-    pub(in crate::gateway) fn new(runtime: RuntimeHandle) -> Self {
-        Self { runtime, indexes: Arc::default() }
+    pub(in crate::gateway) fn initialize(greeting: &Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        ready(Ok(welcome(greeting, r#"{"tools":{}}"#, INSTRUCTIONS))).boxed()
     }
 
-    pub(in crate::gateway) fn initialize(&self, greeting: &Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
-        let version = era::agreed(&greeting.version, era::NEWEST);
-        let result = format!(
-            r#"{{"protocolVersion":{},"capabilities":{{"tools":{{}}}},"serverInfo":{{"name":"mcp-satellite","version":{}}},"instructions":{}}}"#,
-            quoted(&version),
-            quoted(env!("CARGO_PKG_VERSION")),
-            written(&INSTRUCTIONS),
-        );
-        ready(Ok(Welcome { result, version })).boxed()
+    pub(in crate::gateway) fn began(&self, session: &Session) {
+        let user = session.user();
+        self.warm(&user.team, &user.user);
     }
 
-    pub(in crate::gateway) fn request(&self, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
-        let (runtime, indexes) = (self.runtime.clone(), self.indexes.clone());
+    pub(in crate::gateway) fn request(
+        self: &Arc<Self>,
+        session: Arc<Session>,
+        call: Call,
+    ) -> BoxFuture<'static, Answer> {
+        let tools = self.clone();
         async move {
             match call.message.method() {
-                Some("tools/call") => {
-                    let user = session.user();
-                    super::call(&runtime, &indexes, (&user.team, &user.user), call).await
-                }
-                Some("tools/list") => Answer::Result(TOOLS.to_owned()),
+                Some("tools/call") => tools.call((&session.user().team, &session.user().user), call).await,
+                Some("tools/list") => whole(call.message.params(), || TOOLS.to_owned()),
                 Some("ping") => Answer::Result("{}".to_owned()),
-                method => {
-                    let method = method.unwrap_or_default();
-                    Answer::Error(RpcError::new(METHOD_NOT_FOUND, format!("there is no method `{method}` here")))
-                }
+                method => unknown(method),
             }
         }
         .boxed()

@@ -10,13 +10,13 @@ mod arguments;
 mod caller;
 mod discover;
 mod execute;
-mod face;
+pub(super) mod face;
 pub(super) mod raw;
 pub(super) mod resources;
 pub mod schema;
 mod servers;
-mod trouble;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -25,45 +25,68 @@ use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-pub use self::caller::Caller;
-pub use self::discover::discover;
-pub use self::execute::{Asked, execute};
-pub(super) use self::face::Tools;
-pub use self::resources::{list as list_resources, read as read_resource};
-pub use self::servers::{list as list_servers, reconnect};
-pub use self::trouble::Trouble;
+pub use self::caller::{Caller, Callers, Offered};
+use self::discover::discover;
+use self::execute::{Asked, execute};
+use self::resources::{list as list_resources, read as read_resource};
+use self::servers::{list as list_servers, reconnect};
 use super::face::{Answer, Call, RpcError};
+use super::refusal::INVALID_PARAMS;
 use super::search::Indexes;
 
-const INVALID_PARAMS: i64 = -32602;
+/// The six tools, for everybody.
+#[derive(Debug)]
+pub struct Tools {
+    runtime: RuntimeHandle,
+    callers: Arc<Callers>,
+    indexes: Arc<Indexes>,
+}
 
-/// Answers a `tools/call` of this user. Dropping the future cancels it.
-pub async fn call(runtime: &RuntimeHandle, indexes: &Indexes, (team, user): (&TeamId, &UserId), call: Call) -> Answer {
-    let params = call.message.params().and_then(raw::members).unwrap_or_default();
-    let name = params.get("name").and_then(|name| serde_json::from_str::<String>(name.get()).ok());
-    let Some(name) = name else {
-        return Answer::Error(RpcError::new(INVALID_PARAMS, "`name` is missing, or not a string"));
-    };
-    let given = params.get("arguments").map(|arguments| arguments.get()).filter(|arguments| *arguments != "null");
-    let meta = params.get("_meta").copied();
-    let asked =
-        || Asked { arguments: given, meta, origin: call.origin, withdrawn: call.withdrawn, timeout: call.timeout };
-    let caller = Caller::new(runtime.snapshot(), team, user);
-    let answered = match &*name {
-        "discover_mcp_tools" => discover(&caller, indexes, given).map(Answer::Result),
-        "execute_mcp_tool" => execute(runtime, &caller, asked()).await,
-        "list_mcp_resources" => list_resources(&caller, given).map(Answer::Result),
-        "read_mcp_resource" => read_resource(runtime, &caller, asked()).await,
-        "list_servers" => list_servers(&caller, given, Instant::now(), Timestamp::now()).map(Answer::Result),
-        "reconnect_server" => reconnect(runtime, &caller, given).await.map(Answer::Result),
-        _ => {
-            let message = format!(
-                "unknown tool `{name}`; tools of servers are called by execute_mcp_tool, with `{name}` in their tool_path"
-            );
-            return Answer::Error(RpcError::new(INVALID_PARAMS, message));
-        }
-    };
-    answered.unwrap_or_else(|trouble| Answer::Result(trouble.result()))
+impl Tools {
+    /// Over these servers.
+    pub fn new(runtime: RuntimeHandle, callers: Arc<Callers>) -> Self {
+        Self { runtime, callers, indexes: Arc::default() }
+    }
+
+    fn caller(&self, team: &TeamId, user: &UserId) -> Caller {
+        self.callers.of(self.runtime.snapshot(), team, user)
+    }
+
+    /// Answers a `tools/call` of this user. Dropping the future cancels it.
+    pub async fn call(&self, (team, user): (&TeamId, &UserId), call: Call) -> Answer {
+        let params = call.message.params().and_then(raw::members).unwrap_or_default();
+        let name = params.get("name").and_then(|name| serde_json::from_str::<String>(name.get()).ok());
+        let Some(name) = name else {
+            return Answer::Error(RpcError::new(INVALID_PARAMS, "`name` is missing, or not a string"));
+        };
+        let given = params.get("arguments").map(|arguments| arguments.get()).filter(|arguments| *arguments != "null");
+        let meta = params.get("_meta").copied();
+        let asked =
+            || Asked { arguments: given, meta, origin: call.origin, withdrawn: call.withdrawn, timeout: call.timeout };
+        let (runtime, caller) = (&self.runtime, self.caller(team, user));
+        let answered = match &*name {
+            "discover_mcp_tools" => discover(&caller, &self.indexes, given).await.map(Answer::Result),
+            "execute_mcp_tool" => execute(runtime, &caller, asked()).await,
+            "list_mcp_resources" => list_resources(&caller, given).await.map(Answer::Result),
+            "read_mcp_resource" => read_resource(runtime, &caller, asked()).await,
+            "list_servers" => list_servers(&caller, given, Instant::now(), Timestamp::now()).map(Answer::Result),
+            "reconnect_server" => reconnect(runtime, &caller, given).await.map(Answer::Result),
+            _ => {
+                let message = format!(
+                    "unknown tool `{name}`; tools of servers are called by execute_mcp_tool, with `{name}` in their tool_path"
+                );
+                return Answer::Error(RpcError::new(INVALID_PARAMS, message));
+            }
+        };
+        answered.unwrap_or_else(|refusal| Answer::Result(refusal.result()))
+    }
+
+    /// Reads the tools of this user for its first question, on a thread where that holds nobody up.
+    fn warm(&self, team: &TeamId, user: &UserId) {
+        let (indexes, caller) = (self.indexes.clone(), self.caller(team, user));
+        let catalogues = caller.offered().each().map(|(_, _, catalogue)| catalogue.clone()).collect();
+        tokio::spawn(async move { indexes.ready(catalogues).await });
+    }
 }
 
 #[derive(Serialize)]

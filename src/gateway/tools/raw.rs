@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use mcp_satellite_actors::rpc::member;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -14,23 +16,28 @@ pub(super) fn members(json: &str) -> Option<Members<'_>> {
     serde_json::from_str(json).ok()
 }
 
-/// The value at the end of a path of names.
-fn at<'a>(json: &'a str, path: &[&str]) -> Option<&'a RawValue> {
-    let (name, rest) = path.split_first()?;
-    let value = *members(json)?.get(*name)?;
-    if rest.is_empty() { Some(value) } else { at(value.get(), rest) }
+/// The string at the end of a path of names: where it stands, quotes and all, and what it says.
+pub(in crate::gateway) fn place(json: &str, path: &[&str]) -> Option<(Range<usize>, String)> {
+    let value = path.iter().try_fold(json, |json, name| member(json, name))?;
+    let start = value.as_ptr() as usize - json.as_ptr() as usize;
+    Some((start..start + value.len(), serde_json::from_str(value).ok()?))
+}
+
+/// The same text, with another string in a place.
+pub(in crate::gateway) fn with(json: &str, place: &Range<usize>, text: &str) -> String {
+    [&json[..place.start], &quoted(text), &json[place.end..]].concat()
 }
 
 /// The same text, with the string at the end of a path spelled anew; unchanged if there is none.
 pub(in crate::gateway) fn respelled(json: &str, path: &[&str], spell: impl FnOnce(&str) -> String) -> String {
-    let found = at(json, path).and_then(|value| Some((value.get(), serde_json::from_str::<String>(value.get()).ok()?)));
-    let Some((value, text)) = found else { return json.to_owned() };
-    let start = value.as_ptr() as usize - json.as_ptr() as usize;
-    [&json[..start], &quoted(&spell(&text)), &json[start + value.len()..]].concat()
+    match place(json, path) {
+        Some((place, text)) => with(json, &place, &spell(&text)),
+        None => json.to_owned(),
+    }
 }
 
 /// A text as a JSON string.
-pub(super) fn quoted(text: &str) -> String {
+pub(in crate::gateway) fn quoted(text: &str) -> String {
     written(&text)
 }
 
@@ -40,7 +47,7 @@ pub(super) fn raw(json: String) -> Box<RawValue> {
 }
 
 /// JSON text. What is written here has string keys and no infinite numbers, and so can be written.
-pub(super) fn written(value: &impl Serialize) -> String {
+pub(in crate::gateway) fn written(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
 }
 
@@ -57,6 +64,13 @@ mod tests {
         assert_eq!(once, sent.replace("a\\u0062", "git|ab"));
         let twice = respelled(&once, &["_meta", "ui", "resourceUri"], spell);
         assert_eq!(twice, once.replace("ui:", "git|ui:"));
+    }
+
+    #[test]
+    fn a_name_that_is_no_text_hides_nothing_beside_it() {
+        let odd = r#"{"\ud800":1,"na\u006de":"a","name":"b","params":{"name":[]}}"#;
+        assert_eq!(respelled(odd, &["name"], |name| format!("{name}{name}")), odd.replace(r#""b""#, r#""bb""#));
+        assert_eq!(place(odd, &["params", "name"]), None);
     }
 
     #[test]

@@ -7,18 +7,25 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::arguments::Arguments;
-use super::caller::Caller;
+use super::caller::{Caller, Offered};
 use super::execute::{Asked, Passed, pass_on};
 use super::raw::{members, quoted, raw, respelled};
-use super::trouble::Trouble;
 use super::{structured, structured_with};
 use crate::gateway::face::Answer;
+use crate::gateway::refusal::Refusal;
 
 /// Where a tool or a resource names the resource that shows it.
 pub(in crate::gateway) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
 
 /// What stands between a server and a URI.
-const SEPARATOR: char = '|';
+pub(in crate::gateway) const SEPARATOR: char = '|';
+
+/// A definition in a list of all: as its server describes it, but for its address, which is its `key`, and the address of
+/// what shows it.
+pub(in crate::gateway) fn described(label: &str, raw: &str, key: &str) -> String {
+    let spell = |uri: &str| qualified(label, uri);
+    respelled(&respelled(raw, &[key], spell), &UI, spell)
+}
 
 #[derive(Serialize)]
 struct Resources {
@@ -31,28 +38,35 @@ pub(in crate::gateway) fn qualified(label: &str, uri: &str) -> String {
     format!("{label}{SEPARATOR}{uri}")
 }
 
-/// The result of `list_mcp_resources`: what is offered now, as its servers describe it, but for the URIs.
-pub fn list(caller: &Caller, arguments: Option<&str>) -> Result<String, Trouble> {
+/// The result of `list_mcp_resources`: what is offered now, as its servers describe it, but for the URIs. There may be
+/// much of it: it is written where nobody waits for the thread.
+pub(super) async fn list(caller: &Caller, arguments: Option<&str>) -> Result<String, Refusal> {
     Arguments::read(arguments, &[])?;
-    let mut all = Resources { resources: Vec::new(), resource_templates: Vec::new() };
-    for (label, view) in caller.servers() {
-        let Some(catalogue) = view.offered() else { continue };
-        let spell = |uri: &str| qualified(&label, uri);
-        let entry = |entry: &Entry, key: &str| raw(respelled(&respelled(entry.raw.get(), &[key], spell), &UI, spell));
-        all.resources.extend(catalogue.resources.iter().map(|resource| entry(resource, "uri")));
-        all.resource_templates
-            .extend(catalogue.resource_templates.iter().map(|template| entry(template, "uriTemplate")));
+    let offered = caller.offered();
+    let written = tokio::task::spawn_blocking(move || structured(&Resources::of(&offered))).await;
+    written.map_err(|_| Refusal::ending())
+}
+
+impl Resources {
+    fn of(offered: &Offered) -> Self {
+        let mut all = Self { resources: Vec::new(), resource_templates: Vec::new() };
+        for (label, _, catalogue) in offered.each() {
+            let entry = |entry: &Entry, key: &str| raw(described(label, entry.raw.get(), key));
+            all.resources.extend(catalogue.resources.iter().map(|resource| entry(resource, "uri")));
+            all.resource_templates
+                .extend(catalogue.resource_templates.iter().map(|template| entry(template, "uriTemplate")));
+        }
+        all
     }
-    Ok(structured(&all))
 }
 
 /// Answers `read_mcp_resource`: the server is asked each time.
-pub async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Trouble> {
+pub(super) async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Refusal> {
     let uri = Arguments::read(asked.arguments, &["uri"])?.text("uri")?;
     let (view, label, uri) = caller.part(&uri, SEPARATOR, "server|uri")?;
     let params = [("uri", quoted(uri))];
     match pass_on(runtime, view, "resources/read", &params, asked, Passed::Resource).await {
-        Err(error) => Err(Trouble::of_call(&error, label, view)),
+        Err(error) => Err(Refusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
         Ok(None) => Ok(Answer::Withdrawn),
         Ok(Some(answer)) => {
             let outcome = answer.outcome().unwrap_or_default();
@@ -65,7 +79,7 @@ pub async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) ->
 }
 
 /// What was read, as the result of a tool.
-fn contents(result: &str) -> Result<String, Trouble> {
+fn contents(result: &str) -> Result<String, Refusal> {
     #[derive(Serialize)]
     struct Contents<'a> {
         contents: Vec<&'a RawValue>,
@@ -78,16 +92,16 @@ fn contents(result: &str) -> Result<String, Trouble> {
     let found = members(result).and_then(|members| members.get("contents").copied());
     let contents: Option<Vec<&RawValue>> = found.and_then(|contents| serde_json::from_str(contents.get()).ok());
     let Some(contents) = contents else {
-        return Err(Trouble::new("server_error", "the server's answer has no `contents`"));
+        return Err(Refusal::new("server_error", "the server's answer has no `contents`"));
     };
     let blocks: Vec<Block<'_>> = contents.iter().map(|resource| Block { r#type: "resource", resource }).collect();
     Ok(structured_with(&blocks, &Contents { contents }))
 }
 
 /// The server's own error.
-fn refused(error: &str) -> Trouble {
+fn refused(error: &str) -> Refusal {
     let told = members(error).unwrap_or_default();
     let message = told.get("message").and_then(|message| serde_json::from_str::<String>(message.get()).ok());
     let code = told.get("code").map_or("", |code| code.get());
-    Trouble::new("server_error", format!("server error {code}: {}", message.unwrap_or_default()))
+    Refusal::new("server_error", format!("server error {code}: {}", message.unwrap_or_default()))
 }

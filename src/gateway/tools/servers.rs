@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::arguments::Arguments;
 use super::caller::Caller;
 use super::structured;
-use super::trouble::Trouble;
+use crate::gateway::refusal::Refusal;
 
 #[derive(Serialize)]
 struct Servers {
@@ -53,14 +53,19 @@ struct Server {
 
 /// The result of `list_servers`. A run knows when it began by the clock that timers go by, `now`; people know it by
 /// `today`.
-pub fn list(caller: &Caller, arguments: Option<&str>, now: Instant, today: Timestamp) -> Result<String, Trouble> {
+pub(super) fn list(
+    caller: &Caller,
+    arguments: Option<&str>,
+    now: Instant,
+    today: Timestamp,
+) -> Result<String, Refusal> {
     Arguments::read(arguments, &[])?;
     let servers = caller.servers().map(|(name, view)| Server::of(name, view, now, today)).collect();
     Ok(structured(&Servers { servers }))
 }
 
 impl Server {
-    fn of(name: String, view: &InstanceView, now: Instant, today: Timestamp) -> Self {
+    fn of(name: &str, view: &InstanceView, now: Instant, today: Timestamp) -> Self {
         let url = match &view.spec.target {
             Target::Stdio { .. } => None,
             Target::Remote { url, .. } => Some(shown(url)),
@@ -74,7 +79,7 @@ impl Server {
         // Nothing is known in more detail than this of when it began.
         let to_seconds = |at: Timestamp| Timestamp::from_second(at.as_second()).ok();
         Self {
-            name,
+            name: name.to_owned(),
             transport: view.spec.transport(),
             url,
             status: view.status,
@@ -110,7 +115,11 @@ fn milliseconds(duration: std::time::Duration) -> u64 {
 }
 
 /// Answers `reconnect_server`. A process is started again.
-pub async fn reconnect(runtime: &RuntimeHandle, caller: &Caller, arguments: Option<&str>) -> Result<String, Trouble> {
+pub(super) async fn reconnect(
+    runtime: &RuntimeHandle,
+    caller: &Caller,
+    arguments: Option<&str>,
+) -> Result<String, Refusal> {
     #[derive(Serialize)]
     struct Reconnected {
         success: bool,
@@ -120,7 +129,7 @@ pub async fn reconnect(runtime: &RuntimeHandle, caller: &Caller, arguments: Opti
     }
     let name = Arguments::read(arguments, &["name"])?.text("name")?;
     let view = caller.server(&name)?;
-    let outcome = runtime.reconnect(&view.spec.id).await.map_err(|error| Trouble::of_control(&error, &name))?;
+    let outcome = runtime.reconnect(&view.spec.id).await.map_err(|error| Refusal::of_control(&error, &name))?;
     let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
     Ok(structured(&Reconnected { success, status, status_message }))
 }

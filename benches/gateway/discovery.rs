@@ -1,0 +1,158 @@
+//! How long a question for tools takes where there are ten thousand in a hundred servers: the labelled questions of
+//! `tests/fixtures/search` and a misspelling of each, without HTTP and over it; and the first one, for which all is read.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mcp_satellite::config::{Auth, GatewayPlan, GatewayUser};
+use mcp_satellite::gateway::access::Access;
+use mcp_satellite::gateway::behind::Behind;
+use mcp_satellite::gateway::room::Rooms;
+use mcp_satellite::gateway::sessions::Sessions;
+use mcp_satellite::gateway::{self, Gateway, Settings};
+use serde_json::{Value, json};
+
+use super::client::Client;
+use super::common::{self, Report, quantile, time};
+use super::house::{House, Lists};
+
+const SERVERS: usize = 100;
+const TOOLS_OF_EACH: usize = 100;
+/// Of all questions.
+const ROUNDS: usize = 20;
+
+fn fixture(name: &str) -> String {
+    std::fs::read_to_string(format!("{}/tests/fixtures/search/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+/// The tools of the sixteen servers of the fixture, over and over: each time for something else.
+fn servers() -> Vec<(String, String, Lists)> {
+    let known: BTreeMap<String, Vec<Value>> = serde_json::from_str(&fixture("tools.json")).unwrap();
+    let known: Vec<_> = known.into_iter().collect();
+    let names = known.iter().flat_map(|(_, tools)| tools).map(|tool| tool["name"].as_str().unwrap());
+    let words: Vec<&str> = names.flat_map(|name| name.split(['_', '-'])).collect();
+    let text = |text: String| -> &'static str { Box::leak(text.into_boxed_str()) };
+    let server = |nth: usize| {
+        let (name, tools) = &known[nth % known.len()];
+        let tool = |at: usize| {
+            let (tool, word) = (&tools[at % tools.len()], words[(nth * 31 + at * 7) % words.len()]);
+            let (name, description) = (tool["name"].as_str().unwrap(), tool["description"].as_str().unwrap());
+            let (name, description) = if at < tools.len() {
+                (name.to_owned(), description.to_owned())
+            } else {
+                (format!("{name}_{word}_{at}"), format!("{description} For {word}."))
+            };
+            json!({"name": name, "description": description, "inputSchema": tool["inputSchema"]})
+        };
+        let tools: Vec<Value> = (0..TOOLS_OF_EACH).map(tool).collect();
+        let lists = Lists { tools: text(Value::from(tools).to_string()), ..Lists::default() };
+        (format!("{name}-{nth}"), format!("i{nth}"), lists)
+    };
+    (0..SERVERS).map(server).collect()
+}
+
+/// Two letters of the longest word in each other's place.
+fn misspelled(question: &str) -> String {
+    let longest = question.split(' ').max_by_key(|word| word.len()).unwrap();
+    let mut letters: Vec<char> = longest.chars().collect();
+    let at = (1..letters.len() - 1).find(|at| letters[*at] != letters[*at + 1]).unwrap_or(0);
+    letters.swap(at, at + 1);
+    question.replacen(longest, &letters.into_iter().collect::<String>(), 1)
+}
+
+fn questions() -> Vec<String> {
+    let text = fixture("queries.toml");
+    let lines = text.lines().filter_map(|line| line.strip_prefix("text = ")).map(|line| line.trim_matches('"'));
+    lines.flat_map(|question| [question.to_owned(), misspelled(question)]).collect()
+}
+
+/// The servers, the endpoint before them, and where that is.
+async fn open() -> (House, Gateway, SocketAddr) {
+    let servers = servers();
+    let servers: Vec<_> = servers.iter().map(|(name, id, lists)| (name.as_str(), id.as_str(), *lists)).collect();
+    let sessions = Arc::new(Sessions::new());
+    let rooms = Arc::new(Rooms::new(sessions.clone()));
+    let house = House::before(rooms.clone(), &servers).await;
+    let user = GatewayUser {
+        team: "acme".into(),
+        team_slug: "acme".into(),
+        user: "alice".into(),
+        slug: "alice".into(),
+        tokens: Vec::new(),
+        token_kept: false,
+        flat: false,
+    };
+    let mut plan = GatewayPlan { auth: Auth::None(None), users: vec![user], ..GatewayPlan::default() };
+    plan.limits.requests_per_second = 0;
+    let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = listener.local_addr().unwrap();
+    let settings = Settings::new("bench", &plan, address);
+    let access = Arc::new(Access::new(&plan).unwrap());
+    let faces = Arc::new(Behind::new(&house.runtime, rooms));
+    let gateway = Gateway::start(listener, settings, access, faces, sessions, Box::new(drop)).unwrap();
+    (house, gateway, address)
+}
+
+/// The first question of all, on the only thread there is: how long it takes, and the longest that nothing else ran.
+async fn first() -> (Duration, Duration) {
+    let (house, _gateway, _) = open().await;
+    let question = async {
+        let began = Instant::now();
+        house.asks("discover_mcp_tools", r#"{"query":"read a file"}"#).await;
+        began.elapsed()
+    };
+    let mut question = std::pin::pin!(question);
+    let (mut longest, mut last) = (Duration::ZERO, Instant::now());
+    loop {
+        tokio::select! {
+            biased;
+            took = &mut question => return (took, longest.max(last.elapsed())),
+            () = tokio::task::yield_now() => {}
+        }
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+    }
+}
+
+async fn all() -> (Vec<Duration>, Vec<Duration>) {
+    let (house, _gateway, address) = open().await;
+    let mut client = Client::open(&format!("http://{address}/mcp"), String::new()).await;
+    let (mut inside, mut over_http) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        for question in questions() {
+            let arguments = json!({"query": question}).to_string();
+            let began = Instant::now();
+            house.asks("discover_mcp_tools", &arguments).await;
+            inside.push(began.elapsed());
+            let params = json!({"name": "discover_mcp_tools", "arguments": {"query": question}});
+            let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();
+            let began = Instant::now();
+            client.ask(&request).await;
+            over_http.push(began.elapsed());
+        }
+    }
+    (inside, over_http)
+}
+
+/// Measures and publishes.
+pub(crate) fn measure() {
+    let one_thread = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, held) = one_thread.block_on(first());
+    let (inside, over_http) = common::tokio_runtime().block_on(all());
+    let mut report =
+        Report::new("discovery", ["10,000 tools in 100 servers", "questions", "median", "99 %", "longest"]);
+    for (what, times) in [("without HTTP", &inside), ("over HTTP", &over_http)] {
+        let of = |part| time(quantile(times.iter().copied(), part));
+        report.row([what.to_owned(), times.len().to_string(), of(0.5), of(0.99), of(1.0)]);
+    }
+    let none = || "-".to_owned();
+    report.row(["the first, for which all is read".to_owned(), "1".to_owned(), time(first), none(), none()]);
+    report.row(["and what it held the thread for".to_owned(), "1".to_owned(), time(held), none(), none()]);
+    let goal = |times: &[Duration]| quantile(times.iter().copied(), 0.99).as_secs_f64() * 1000.0;
+    report.goal("99 % of discovery, without HTTP", 5.0, "ms", goal(&inside));
+    report.goal("99 % of discovery, over HTTP", 5.0, "ms", goal(&over_http));
+    report.goal("the longest that the first question holds a thread", 5.0, "ms", held.as_secs_f64() * 1000.0);
+    report.publish();
+}

@@ -1,0 +1,200 @@
+//! The MCP endpoint of a satellite: opened, changed and closed as the configuration asks. What it does is in
+//! [`gateway`](crate::gateway).
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::audience::Audience;
+use mcp_satellite_actors::model::ids::InstanceId;
+
+use crate::config::{Auth, GatewayPlan, LISTEN, Listen};
+use crate::console::api::EndpointStatus;
+use crate::gateway::access::{Access, TOKEN_FILE, kept_token};
+use crate::gateway::behind::Behind;
+use crate::gateway::room::Rooms;
+use crate::gateway::sessions::Sessions;
+use crate::gateway::{self, Gateway, Settings, face};
+
+/// Why it cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve the MCP endpoint at {address}: {why}; {hint}")]
+pub(crate) struct EndpointError {
+    address: SocketAddr,
+    why: io::Error,
+    hint: &'static str,
+}
+
+const ELSEWHERE: &str = "stop what is there, or give it another place with [gateway] listen or --listen";
+const TOKEN: &str = "look at the file `token` in the data directory";
+const CERTIFICATE: &str = "look at the files that [gateway] tls names";
+
+/// See the module.
+pub(crate) struct Endpoint {
+    name: String,
+    data_dir: PathBuf,
+    sessions: Arc<Sessions>,
+    rooms: Arc<Rooms>,
+    /// None while it is closed.
+    open: Mutex<Option<Open>>,
+}
+
+#[derive(Clone)]
+struct Open {
+    gateway: Arc<Gateway>,
+    access: Arc<Access>,
+    plan: GatewayPlan,
+}
+
+/// What is taken before anything else begins, so that whatever is wrong with it is told first.
+pub(crate) struct Place {
+    listener: TcpListener,
+    settings: Settings,
+    access: Arc<Access>,
+    plan: GatewayPlan,
+}
+
+impl Endpoint {
+    /// A closed one.
+    pub(crate) fn new(name: &str, data_dir: PathBuf) -> Self {
+        let sessions = Arc::new(Sessions::new());
+        let rooms = Arc::new(Rooms::new(sessions.clone()));
+        Self { name: name.to_owned(), data_dir, sessions, rooms, open: Mutex::default() }
+    }
+
+    /// Where the servers' own messages go.
+    pub(crate) fn audience(&self) -> Arc<dyn Audience> {
+        self.rooms.clone()
+    }
+
+    /// Takes its place, if it is to have one. Connections wait there until it is opened.
+    pub(crate) fn reserve(&self, mut plan: GatewayPlan) -> Result<Option<Place>, EndpointError> {
+        let Some(address) = plan.address() else { return Ok(None) };
+        let failed = |hint| move |why| EndpointError { address, why, hint };
+        self.give(&mut plan).map_err(failed(TOKEN))?;
+        let listener = match gateway::bind(address) {
+            Err(error) if plan.listen == Listen::Anywhere && error.kind() == io::ErrorKind::AddrInUse => {
+                tracing::warn!(%address, "the usual address of the MCP endpoint is taken; another port is used");
+                gateway::bind(SocketAddr::new(LISTEN.ip(), 0))
+            }
+            bound => bound,
+        };
+        let listener = listener.map_err(failed(ELSEWHERE))?;
+        let address = listener.local_addr().map_err(failed(ELSEWHERE))?;
+        let settings = Settings::new(&self.name, &plan, address);
+        settings.check().map_err(failed(CERTIFICATE))?;
+        let access = Arc::new(Access::new(&plan).map_err(failed(TOKEN))?);
+        Ok(Some(Place { listener, settings, access, plan }))
+    }
+
+    /// Serves there.
+    pub(crate) fn open(&self, place: Place, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
+        let Place { listener, settings, access, plan } = place;
+        let address = listener.local_addr().unwrap_or(LISTEN);
+        let faces = Arc::new(Behind::new(runtime, self.rooms.clone()));
+        let emitter = runtime.emitter().clone();
+        let tell = Box::new(move |event| emitter.emit(event));
+        let gateway = Gateway::start(listener, settings, access.clone(), faces, self.sessions.clone(), tell);
+        let gateway = Arc::new(gateway.map_err(|why| EndpointError { address, why, hint: ELSEWHERE })?);
+        tracing::info!(url = plan.url(gateway.address()), "the MCP endpoint is open");
+        *self.state() = Some(Open { gateway, access, plan });
+        Ok(())
+    }
+
+    /// Takes on what a reload says.
+    pub(crate) async fn apply(&self, mut plan: GatewayPlan, runtime: &RuntimeHandle) {
+        let Some(open) = self.state().clone() else {
+            let opened = self.reserve(plan).and_then(|place| place.map_or(Ok(()), |place| self.open(place, runtime)));
+            if let Err(error) = opened {
+                tracing::error!(%error, "the MCP endpoint stays closed");
+            }
+            return;
+        };
+        if plan.address().is_none() {
+            tracing::info!("the MCP endpoint is switched off");
+            return self.close().await;
+        }
+        if let Err(error) = self.give(&mut plan) {
+            tracing::error!(%error, "the token in the data directory cannot be read; the MCP endpoint stays as it was");
+            return;
+        }
+        open.access.apply(&plan);
+        let elsewhere = open.gateway.elsewhere(plan.listen).unwrap_or_else(|error| {
+            let (wanted, stays) = (plan.address(), open.gateway.address());
+            tracing::error!(?wanted, %stays, %error, "the MCP endpoint cannot move and stays where it is");
+            None
+        });
+        let address = elsewhere.as_ref().and_then(|listener| listener.local_addr().ok());
+        let settings = Settings::new(&self.name, &plan, address.unwrap_or_else(|| open.gateway.address()));
+        match open.gateway.apply(settings, elsewhere) {
+            Ok(()) if address.is_some() => {
+                tracing::info!(url = plan.url(open.gateway.address()), "the MCP endpoint has moved");
+            }
+            Ok(()) => {}
+            Err(error) => tracing::error!(%error, "the MCP endpoint goes on with the certificate that it has"),
+        }
+        // What it does, which may not be what was asked.
+        plan.tls = open.gateway.tls();
+        *self.state() = Some(Open { plan, ..open });
+    }
+
+    /// Who comes in is what `plan` says from now on. Sessions of tokens that are gone end.
+    pub(crate) fn renew(&self, mut plan: GatewayPlan) -> bool {
+        let Some(open) = self.state().clone() else { return false };
+        if let Err(error) = self.give(&mut plan) {
+            tracing::error!(%error, "the token in the data directory cannot be read; nothing was changed");
+            return false;
+        }
+        if plan.users == open.plan.users {
+            return false;
+        }
+        let plan = GatewayPlan { users: plan.users, ..open.plan.clone() };
+        open.access.apply(&plan);
+        open.gateway.revoke();
+        *self.state() = Some(Open { plan, ..open });
+        true
+    }
+
+    /// An instance is not there any more.
+    pub(crate) fn removed(&self, id: &InstanceId) {
+        if let Some(open) = &*self.state() {
+            open.gateway.removed(&face::Endpoint::Instance(id.clone()));
+        }
+    }
+
+    /// Takes no more requests, and is closed when what is being answered is answered.
+    pub(crate) async fn close(&self) {
+        let open = self.state().take();
+        if let Some(open) = open {
+            open.gateway.drain().await;
+        }
+    }
+
+    /// Where it is, if it is open.
+    pub(crate) fn status(&self) -> Option<EndpointStatus> {
+        let state = self.state();
+        let open = state.as_ref()?;
+        let bearer = open.plan.auth == Auth::Bearer;
+        let kept = bearer && open.plan.users.iter().any(|user| user.token_kept);
+        Some(EndpointStatus {
+            url: open.plan.url(open.gateway.address()),
+            auth: if bearer { "bearer" } else { "none" }.to_owned(),
+            token_file: kept.then(|| self.data_dir.join(TOKEN_FILE).display().to_string()),
+            sessions: open.gateway.sessions(),
+        })
+    }
+
+    fn give(&self, plan: &mut GatewayPlan) -> io::Result<()> {
+        if plan.auth == Auth::Bearer && plan.users.iter().any(|user| user.token_kept) {
+            plan.give(&kept_token(&self.data_dir)?);
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, Option<Open>> {
+        // Nothing is called in between that could leave it half changed.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,180 @@
+//! One desk for each user with clients in flat mode: the picture that they share, what each of them has read, and the one
+//! watcher that tells them what is new. It is there as long as the last of them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use tokio::task::JoinHandle;
+use tokio::time::{Duration, Instant, sleep_until};
+
+use super::picture::{Part, Picture, Thing};
+use crate::gateway::session::Session;
+use crate::gateway::tools::{Caller, Callers};
+
+/// What is different for so long is told. A server that is started again in less was never away.
+const SETTLED_AFTER: Duration = Duration::from_millis(250);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Desk {
+    team: TeamId,
+    user: UserId,
+    /// Held while a new one is made, so that it is made once.
+    picture: tokio::sync::Mutex<Option<Arc<Picture>>>,
+    clients: Mutex<HashMap<u64, Client>>,
+}
+
+#[derive(Debug)]
+struct Client {
+    session: Arc<Session>,
+    /// What it knows of, of each [`Thing`]: what it has read, or was told that it is new. Who has never read a list is told
+    /// nothing of it.
+    told: [Option<Arc<Part>>; 3],
+    /// What it has read: it goes on with those names until it reads others.
+    read: [Option<Arc<Part>>; 3],
+}
+
+impl Desk {
+    fn new(team: TeamId, user: UserId) -> Self {
+        Self { team, user, picture: tokio::sync::Mutex::default(), clients: Mutex::default() }
+    }
+
+    fn clients(&self) -> MutexGuard<'_, HashMap<u64, Client>> {
+        // Nothing is called in between that could leave it half changed.
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What this caller is offered: one picture for all, as long as that is the same.
+    pub(super) async fn picture(&self, caller: Caller) -> Option<Arc<Picture>> {
+        let mut held = self.picture.lock().await;
+        if let Some(picture) = held.as_ref().filter(|picture| picture.is_of(&caller)) {
+            return Some(picture.clone());
+        }
+        let (offered, before) = (caller.offered(), held.clone());
+        // An error says that the satellite ends.
+        let made = tokio::task::spawn_blocking(move || Picture::of(offered, before.as_deref())).await.ok()?;
+        *held = Some(Arc::new(made));
+        held.clone()
+    }
+
+    /// A client has read this.
+    pub(super) fn read(&self, session: &Session, thing: Thing, part: &Arc<Part>) {
+        if let Some(client) = self.clients().get_mut(&session.number()) {
+            client.told[thing as usize] = Some(part.clone());
+            client.read[thing as usize] = Some(part.clone());
+        }
+    }
+
+    /// What a client has read last.
+    pub(super) fn known_to(&self, session: &Session, thing: Thing) -> Option<Arc<Part>> {
+        self.clients().get(&session.number())?.read[thing as usize].clone()
+    }
+
+    /// Tells every client what is other than it knows.
+    fn tell(&self, picture: &Picture) {
+        let mut news = Vec::new();
+        for client in self.clients().values_mut() {
+            for thing in Thing::ALL {
+                let now = picture.part(thing);
+                let Some(told) = &mut client.told[thing as usize] else { continue };
+                if told.differs(now) {
+                    news.push((client.session.clone(), thing));
+                }
+                *told = now.clone();
+            }
+        }
+        for (session, thing) in news {
+            session.say(None, &[list_changed(thing)]);
+        }
+    }
+
+    async fn watch(self: Arc<Self>, runtime: RuntimeHandle, callers: Arc<Callers>) {
+        let mut snapshots = runtime.watch();
+        let mut seen: Option<Arc<Picture>> = None;
+        let mut settled_at: Option<Instant> = None;
+        loop {
+            let caller = callers.of(snapshots.borrow_and_update().clone(), &self.team, &self.user);
+            settled_at = match &seen {
+                Some(seen) if seen.is_of(&caller) => None,
+                Some(_) | None => settled_at.or_else(|| Some(Instant::now() + SETTLED_AFTER)),
+            };
+            tokio::select! {
+                changed = snapshots.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                () = sleep_until(settled_at.unwrap_or_else(Instant::now)), if settled_at.is_some() => {
+                    let Some(picture) = self.picture(caller).await else { return };
+                    self.tell(&picture);
+                    (seen, settled_at) = (Some(picture), None);
+                }
+            }
+        }
+    }
+}
+
+fn list_changed(thing: Thing) -> &'static str {
+    match thing {
+        Thing::Tools => r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
+        Thing::Resources => r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#,
+        Thing::Prompts => r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#,
+    }
+}
+
+/// A task that ends with what it belongs to.
+#[derive(Debug)]
+struct Watcher(JoinHandle<()>);
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The desks of those who have clients here.
+#[derive(Debug, Default)]
+pub(super) struct Desks(Mutex<HashMap<(TeamId, UserId), (Arc<Desk>, Watcher)>>);
+
+impl Desks {
+    fn desks(&self) -> MutexGuard<'_, HashMap<(TeamId, UserId), (Arc<Desk>, Watcher)>> {
+        // Nothing is called in between that could leave it half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A client comes.
+    pub(super) fn enter(&self, session: &Arc<Session>, runtime: &RuntimeHandle, callers: &Arc<Callers>) {
+        let (team, user) = (&session.user().team, &session.user().user);
+        let mut desks = self.desks();
+        let (desk, _) = desks.entry((team.clone(), user.clone())).or_insert_with(|| {
+            let desk = Arc::new(Desk::new(team.clone(), user.clone()));
+            let watcher = Watcher(tokio::spawn(desk.clone().watch(runtime.clone(), callers.clone())));
+            (desk, watcher)
+        });
+        let client = Client { session: session.clone(), told: Default::default(), read: Default::default() };
+        desk.clients().insert(session.number(), client);
+    }
+
+    /// A client goes; with the last one the watcher.
+    pub(super) fn leave(&self, session: &Session) {
+        let key = (session.user().team.clone(), session.user().user.clone());
+        let mut desks = self.desks();
+        let Some((desk, _)) = desks.get(&key) else { return };
+        let is_empty = {
+            let mut clients = desk.clients();
+            clients.remove(&session.number());
+            clients.is_empty()
+        };
+        if is_empty {
+            desks.remove(&key);
+        }
+    }
+
+    /// The desk of a client; none of one that has gone.
+    pub(super) fn of(&self, session: &Session) -> Option<Arc<Desk>> {
+        let key = (session.user().team.clone(), session.user().user.clone());
+        self.desks().get(&key).map(|(desk, _)| desk.clone())
+    }
+}

@@ -1,0 +1,245 @@
+//! `/mcp?mode=flat`: the tools of all of a caller's servers themselves, in one list, and so their prompts and resources.
+//! A request goes on to the server whose the thing is, under the name that it knows; nothing else of it is touched.
+//!
+//! ```text
+//! snapshot ──> Picture (one for all clients of a user) ──> lists
+//!    │            └── whose is `git__log`? ──> runtime.relay ──> the server's own answer
+//!    └──> the user's watcher ──> what is different for 250 ms ──> list_changed
+//! ```
+
+mod desk;
+mod picture;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, ready};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::{Relay, RuntimeHandle, is_repeatable};
+
+use self::desk::{Desk, Desks};
+pub use self::picture::{Part, Picture, Thing};
+use super::face::{Answer, Call, Greeting, RpcError, Welcome};
+use super::names;
+use super::refusal::{INVALID_PARAMS, Refusal};
+use super::session::Session;
+use super::tools::face::{unknown, welcome, whole};
+use super::tools::raw::{place, with};
+use super::tools::resources::SEPARATOR;
+use super::tools::{Caller, Callers};
+
+/// Code of a resource that is not there, as the protocol has it.
+const RESOURCE_NOT_FOUND: i64 = -32002;
+
+const CAPABILITIES: &str = r#"{"tools":{"listChanged":true},"prompts":{"listChanged":true},"resources":{"listChanged":true},"completions":{}}"#;
+
+const INSTRUCTIONS: &str = "This endpoint stands in front of several MCP servers and lists what all of them have. \
+The name of a tool or a prompt begins with its server's name and two underscores; the URI of a resource with its \
+server's name and a bar. Only what belongs to servers that are online is listed. When a call fails, the last sentence \
+of its text says what can be done.";
+
+/// See the module.
+#[derive(Debug)]
+pub struct Flat {
+    runtime: RuntimeHandle,
+    callers: Arc<Callers>,
+    desks: Desks,
+}
+
+impl Flat {
+    /// Over these servers.
+    pub fn new(runtime: RuntimeHandle, callers: Arc<Callers>) -> Self {
+        Self { runtime, callers, desks: Desks::default() }
+    }
+
+    pub(super) fn initialize(greeting: &Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        ready(Ok(welcome(greeting, CAPABILITIES, INSTRUCTIONS))).boxed()
+    }
+
+    pub(super) fn began(&self, session: &Arc<Session>) {
+        self.desks.enter(session, &self.runtime, &self.callers);
+        // One that had to make room for another may have ended before it began here.
+        if session.ended().is_some() {
+            self.desks.leave(session);
+        }
+    }
+
+    pub(super) fn ended(&self, session: &Session) {
+        self.desks.leave(session);
+    }
+
+    pub(super) fn request(self: &Arc<Self>, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
+        let flat = self.clone();
+        async move {
+            // A session that has just ended has no desk, and gets no answer.
+            let Some(desk) = flat.desks.of(&session) else { return Answer::Withdrawn };
+            let method = call.message.method().unwrap_or_default();
+            match method {
+                "ping" => Answer::Result("{}".to_owned()),
+                "tools/list" => flat.list(&desk, &session, &call, Thing::Tools, Picture::tools).await,
+                "prompts/list" => flat.list(&desk, &session, &call, Thing::Prompts, Picture::prompts).await,
+                "resources/list" => flat.list(&desk, &session, &call, Thing::Resources, Picture::resources).await,
+                "resources/templates/list" => {
+                    flat.list(&desk, &session, &call, Thing::Resources, Picture::resource_templates).await
+                }
+                "tools/call" | "prompts/get" | "resources/read" | "completion/complete" => {
+                    match flat.addressee(&desk, &session, &call.message).await {
+                        Ok(addressee) => flat.pass_on(call, addressee).await,
+                        Err(refusal) => refusal.answer(method),
+                    }
+                }
+                other => unknown(Some(other)),
+            }
+        }
+        .boxed()
+    }
+
+    fn caller(&self, session: &Session) -> Caller {
+        let user = session.user();
+        self.callers.of(self.runtime.snapshot(), &user.team, &user.user)
+    }
+
+    async fn list(
+        &self,
+        desk: &Desk,
+        session: &Session,
+        call: &Call,
+        thing: Thing,
+        text: fn(&Picture) -> &str,
+    ) -> Answer {
+        let picture = desk.picture(self.caller(session)).await;
+        let Some(picture) = picture else { return Answer::Error(Refusal::ending().rpc()) };
+        whole(call.message.params(), || {
+            desk.read(session, thing, picture.part(thing));
+            text(&picture).to_owned()
+        })
+    }
+
+    /// Whom a request is for, and where in it that is said.
+    async fn addressee(&self, desk: &Desk, session: &Session, message: &Message) -> Result<Addressee, Refusal> {
+        let text = message.text();
+        let said = |path: &[&str]| place(text, path).map(|(_, said)| said);
+        let path: &[&str] = match message.method().unwrap_or_default() {
+            "resources/read" => &["params", "uri"],
+            "completion/complete" => match said(&["params", "ref", "type"]).as_deref() {
+                Some("ref/resource") => &["params", "ref", "uri"],
+                _ => &["params", "ref", "name"],
+            },
+            _ => &["params", "name"],
+        };
+        let member = path[path.len() - 1];
+        let missing = || Refusal::bad_input(format!("`{member}` is missing, or not a string"));
+        let (place, said) = place(text, path).ok_or_else(missing)?;
+        let caller = self.caller(session);
+        let thing = match (message.method(), member) {
+            (Some("tools/call"), _) => Thing::Tools,
+            (_, "uri") => Thing::Resources,
+            _ => Thing::Prompts,
+        };
+        let (id, own) = match thing {
+            Thing::Resources => resource(desk, session, &caller, &said)?,
+            Thing::Tools | Thing::Prompts => self.named(desk, session, caller, thing, &said).await?,
+        };
+        Ok(Addressee { place, id, own, is_tool: thing == Thing::Tools })
+    }
+
+    /// Whose a name is: as things are now, or as this client has read them. What belongs to a server that is not there is
+    /// its all the same, so that a call says why it is not there.
+    async fn named(
+        &self,
+        desk: &Desk,
+        session: &Session,
+        caller: Caller,
+        thing: Thing,
+        name: &str,
+    ) -> Result<(InstanceId, String), Refusal> {
+        let picture = desk.picture(caller.clone()).await.ok_or_else(Refusal::ending)?;
+        let found = |part: &Part| part.owner(name).map(|(id, own)| (id.clone(), own.to_owned()));
+        let what = if thing == Thing::Tools { "tool" } else { "prompt" };
+        found(picture.part(thing))
+            .or_else(|| found(&*desk.known_to(session, thing)?))
+            .or_else(|| absent(&caller, thing, name))
+            .ok_or_else(|| Refusal::not_found(what, name))
+    }
+
+    /// Passes a request on, with the name that its server knows.
+    async fn pass_on(&self, call: Call, addressee: Addressee) -> Answer {
+        let Call { message, origin, withdrawn, timeout } = call;
+        let Addressee { place, id, own, is_tool } = addressee;
+        let method = message.method().unwrap_or_default();
+        let text = with(message.text(), &place, &own);
+        let renamed = match Message::read(Bytes::from(text)) {
+            Ok(renamed) => renamed,
+            Err(why) => return Answer::Error(RpcError::new(INVALID_PARAMS, why.to_string())),
+        };
+        let repeatable = if is_tool {
+            let view = self.runtime.status(&id);
+            let catalogue = view.as_ref().and_then(|view| view.catalogue.as_deref());
+            catalogue.and_then(|catalogue| catalogue.tool(&own)).is_some_and(|tool| tool.repeatable)
+        } else {
+            is_repeatable(method)
+        };
+        let relay = Relay { message: renamed, origin, repeatable, tool: is_tool.then_some(own) };
+        match self.runtime.relay(&id, relay, timeout, withdrawn).await {
+            Ok(Some(answer)) => Answer::Message(answer),
+            Ok(None) => Answer::Withdrawn,
+            Err(error) => Refusal::of_instance(&error, &self.runtime, &id, None).answer(method),
+        }
+    }
+}
+
+/// The server that a request is for.
+struct Addressee {
+    /// Where in the request stands what it is about.
+    place: Range<usize>,
+    id: InstanceId,
+    /// What its server calls that.
+    own: String,
+    is_tool: bool,
+}
+
+/// Whose resource this is: the server's that is called so now, or was so where this client has read it.
+fn resource(desk: &Desk, session: &Session, caller: &Caller, uri: &str) -> Result<(InstanceId, String), Refusal> {
+    let as_read = |refusal: Refusal| {
+        let read = desk.known_to(session, Thing::Resources);
+        let owner = |(at, _): (usize, &str)| {
+            let (id, _) = read.as_ref()?.owner(&uri[..at])?;
+            Some((id.clone(), uri[at + SEPARATOR.len_utf8()..].to_owned()))
+        };
+        let not_there = || match refusal.kind {
+            "ambiguous" => refusal.clone(),
+            _ => Refusal::not_found("resource", uri).coded(RESOURCE_NOT_FOUND),
+        };
+        uri.match_indices(SEPARATOR).find_map(owner).ok_or_else(not_there)
+    };
+    match caller.part(uri, SEPARATOR, "server|uri") {
+        Ok((view, _, own)) => Ok((view.spec.id.clone(), own.to_owned())),
+        Err(refusal) => as_read(refusal),
+    }
+}
+
+/// Whose a name would be if all servers were there.
+fn absent(caller: &Caller, thing: Thing, name: &str) -> Option<(InstanceId, String)> {
+    let away = caller.servers().filter(|(_, view)| view.offered().is_none());
+    let mut guess = None;
+    for (label, view) in away {
+        let Some(rest) = name.strip_prefix(&*names::flat_start(label)) else { continue };
+        match &view.catalogue {
+            None => guess = Some((view.spec.id.clone(), rest.to_owned())),
+            Some(catalogue) => {
+                let own: Vec<&str> = match thing {
+                    Thing::Tools => catalogue.tools.iter().map(|tool| &*tool.name).collect(),
+                    Thing::Prompts | Thing::Resources => catalogue.prompts.iter().map(|prompt| &*prompt.key).collect(),
+                };
+                let pairs: Vec<(&str, &str)> = own.iter().map(|own| (label, *own)).collect();
+                if let Some(at) = names::flat(&pairs).iter().position(|flat| flat == name) {
+                    return Some((view.spec.id.clone(), own[at].to_owned()));
+                }
+            }
+        }
+    }
+    guess
+}

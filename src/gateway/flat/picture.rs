@@ -1,0 +1,148 @@
+//! One picture of everything that a caller is offered: what is listed, whose each thing is, and whether two pictures
+//! differ.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use mcp_satellite_actors::model::catalogue::{Catalogue, Entry};
+use mcp_satellite_actors::model::ids::InstanceId;
+
+use crate::gateway::names;
+use crate::gateway::tools::raw::respelled;
+use crate::gateway::tools::resources::{UI, described, qualified};
+use crate::gateway::tools::{Caller, Offered};
+
+/// What clients read lists of, and are told the changes of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thing {
+    /// Tools.
+    Tools,
+    /// Resources and their templates.
+    Resources,
+    /// Prompts.
+    Prompts,
+}
+
+impl Thing {
+    /// In the order in which they are told.
+    pub const ALL: [Self; 3] = [Self::Tools, Self::Resources, Self::Prompts];
+}
+
+/// Everything that a caller is offered at one moment.
+#[derive(Debug)]
+pub struct Picture {
+    offered: Offered,
+    /// Of each [`Thing`]. What has not changed is shared with the picture before.
+    parts: [Arc<Part>; 3],
+}
+
+/// The things of one kind.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// The results of the requests that list them.
+    lists: Vec<String>,
+    /// Whose each name is, and by what name its server knows it. Of resources, whose are known by their addresses, they are
+    /// the labels.
+    owners: HashMap<String, (InstanceId, Box<str>)>,
+}
+
+impl Part {
+    /// Whose thing this is, and by what name its server knows it.
+    pub fn owner(&self, name: &str) -> Option<(&InstanceId, &str)> {
+        self.owners.get(name).map(|(id, name)| (id, &**name))
+    }
+
+    /// Whether a client that has read the one knows nothing of the other.
+    pub fn differs(&self, other: &Self) -> bool {
+        self.lists != other.lists
+    }
+}
+
+impl Picture {
+    /// Of what is offered, which may be much: it is not made where others wait. `before` is the last one, if there is one.
+    pub fn of(offered: Offered, before: Option<&Self>) -> Self {
+        let parts = Thing::ALL.map(|thing| {
+            let part = match thing {
+                Thing::Tools => named(&offered, "tools", &|catalogue| {
+                    catalogue.tools.iter().map(|tool| (&*tool.name, tool.raw.get())).collect()
+                }),
+                Thing::Prompts => named(&offered, "prompts", &|catalogue| {
+                    catalogue.prompts.iter().map(|prompt| (&*prompt.key, prompt.raw.get())).collect()
+                }),
+                Thing::Resources => addressed(&offered),
+            };
+            let same = before.map(|before| before.part(thing)).filter(|before| ***before == part);
+            same.cloned().unwrap_or_else(|| Arc::new(part))
+        });
+        Self { offered, parts }
+    }
+
+    /// Whether it is what a new one for this caller would be.
+    pub fn is_of(&self, caller: &Caller) -> bool {
+        self.offered.is_of(caller)
+    }
+
+    /// The things of one kind.
+    pub fn part(&self, thing: Thing) -> &Arc<Part> {
+        &self.parts[thing as usize]
+    }
+
+    /// The result of `tools/list`.
+    pub fn tools(&self) -> &str {
+        &self.part(Thing::Tools).lists[0]
+    }
+
+    /// The result of `prompts/list`.
+    pub fn prompts(&self) -> &str {
+        &self.part(Thing::Prompts).lists[0]
+    }
+
+    /// The result of `resources/list`.
+    pub fn resources(&self) -> &str {
+        &self.part(Thing::Resources).lists[0]
+    }
+
+    /// The result of `resources/templates/list`.
+    pub fn resource_templates(&self) -> &str {
+        &self.part(Thing::Resources).lists[1]
+    }
+}
+
+/// What is called by a name, which is made one that every client takes.
+fn named(offered: &Offered, list: &str, of: &dyn Fn(&Catalogue) -> Vec<(&str, &str)>) -> Part {
+    let mut things = Vec::new();
+    for (label, spec, catalogue) in offered.each() {
+        things.extend(of(catalogue).into_iter().map(|(name, raw)| (label, &spec.id, name, raw)));
+    }
+    let pairs: Vec<(&str, &str)> = things.iter().map(|(label, _, name, _)| (*label, *name)).collect();
+    let (mut definitions, mut owners) = (Vec::with_capacity(things.len()), HashMap::with_capacity(things.len()));
+    for ((label, id, name, raw), flat) in things.into_iter().zip(names::flat(&pairs)) {
+        // A server that lists a name twice means the first: no client takes two of one name.
+        if owners.contains_key(&flat) {
+            continue;
+        }
+        let renamed = respelled(raw, &["name"], |_| flat.clone());
+        definitions.push(respelled(&renamed, &UI, |uri| qualified(label, uri)));
+        owners.insert(flat, (id.clone(), name.into()));
+    }
+    Part { lists: vec![result(list, &definitions)], owners }
+}
+
+/// What is known by an address, before which stands whose it is.
+fn addressed(offered: &Offered) -> Part {
+    let entries = |name: &str, key: &str, of: fn(&Catalogue) -> &[Entry]| {
+        let mut definitions = Vec::new();
+        for (label, _, catalogue) in offered.each() {
+            definitions.extend(of(catalogue).iter().map(|entry| described(label, entry.raw.get(), key)));
+        }
+        result(name, &definitions)
+    };
+    let resources = entries("resources", "uri", |catalogue| &catalogue.resources);
+    let templates = entries("resourceTemplates", "uriTemplate", |catalogue| &catalogue.resource_templates);
+    let owners = offered.each().map(|(label, spec, _)| (label.to_owned(), (spec.id.clone(), label.into())));
+    Part { lists: vec![resources, templates], owners: owners.collect() }
+}
+
+fn result(name: &str, definitions: &[String]) -> String {
+    format!("{{\"{name}\":[{}]}}", definitions.join(","))
+}

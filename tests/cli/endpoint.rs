@@ -1,0 +1,231 @@
+//! The MCP endpoint of `satellite run`: where it is, who comes in, and what a reload and the end do to it.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::mcp::Client;
+use super::reload::reload;
+use super::support::{Home, Satellite, wait_for};
+
+/// Where the usual address is, which only one process of a machine can have.
+const USUAL: &str = "127.0.0.1:7300";
+
+/// The URL that was printed.
+#[track_caller]
+fn printed(satellite: &Satellite<'_>) -> String {
+    let greeted = satellite.process.wait_stdout(|text| text.contains("MCP: "));
+    greeted.split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
+}
+
+/// A configuration with this `[gateway]` and Alice, who has these tokens, each in a file, and one server `notes`.
+fn config(home: &Home, gateway: &str, tokens: &[&str]) -> PathBuf {
+    let mut text = format!("{gateway}\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n[[teams.users]]\nid = \"u\"\n");
+    let files = tokens.iter().map(|token| {
+        fs::write(home.path().join(token), format!("{token}-of-alice-that-is-long\n")).unwrap();
+        format!("\"file:{}\"", home.path().join(token).display())
+    });
+    let files = files.collect::<Vec<_>>().join(", ");
+    write!(text, "slug = \"alice\"\ntokens = [{files}]\n").unwrap();
+    text.push_str("[[teams.installations]]\nid = \"notes\"\nserver = \"notes\"\nSIM \"--call-delay\", \"300ms\"\n");
+    home.write("satellite.toml", &text)
+}
+
+fn token(name: &str) -> String {
+    format!("{name}-of-alice-that-is-long")
+}
+
+#[test]
+fn a_client_of_an_mcp_json_comes_in_with_the_token_that_the_satellite_keeps() {
+    let home = Home::new();
+    let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
+    // With that in our hands, whoever else would have it.
+    let taken = wait_for("the usual port", || TcpListener::bind(USUAL).ok(), String::new);
+    let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
+    let url = printed(&satellite);
+    assert!(url.starts_with("http://127.0.0.1:") && !url.contains(USUAL), "{url}");
+    assert!(satellite.log().iter().any(|line| line["message"].as_str().unwrap().contains("is taken")));
+    drop(taken);
+
+    let file = home.data_dir().canonicalize().unwrap().join("token");
+    assert!(satellite.greeted().contains(&format!("token in {}\n", file.display())), "{}", satellite.greeted());
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let kept = fs::read_to_string(&file).unwrap();
+    assert!(!satellite.greeted().contains(kept.trim()) && !satellite.process.stderr().contains(kept.trim()));
+
+    let unknown = Client::new(&url, None).initialize();
+    assert_eq!(unknown.status, 401);
+    let base = url.strip_suffix("/mcp").unwrap();
+    let challenge = format!("Bearer resource_metadata=\"{base}/.well-known/oauth-protected-resource/mcp\"");
+    assert_eq!(unknown.header("www-authenticate"), Some(&*challenge));
+
+    home.wait_all_online();
+    let mut client = Client::new(&url, Some(&kept));
+    assert_eq!(client.initialize().json()["result"]["serverInfo"]["name"], "mcp-satellite");
+    let answer = client.call("execute_mcp_tool", &json!({"tool_path": "files:echo", "arguments": {"text": "hi"}}));
+    assert_eq!(answer["result"]["structuredContent"], json!({"text": "hi"}), "{answer:#}");
+    let mut direct = Client::new(&url, Some(&kept)).at("/i/files/mcp");
+    assert_eq!(direct.initialize().status, 200);
+    let answer = direct.call("echo", &json!({"text": "ho"}));
+    assert_eq!(answer["result"]["structuredContent"], json!({"text": "ho"}), "{answer:#}");
+
+    let status = home.satellite(&["status"]).exits(0).stdout;
+    assert!(status.contains(&format!("MCP: {url}")) && status.contains("2 clients"), "{status}");
+    let connected = home.wait_event(0, "mcp.client.connected", |_| true);
+    assert_eq!(connected["data"]["client_type"], "small/1", "{connected:#}");
+    assert_eq!(home.wait_event(0, "mcp.tool.executed", |_| true)["data"]["tool_name"], "echo");
+    satellite.terminate().exits(0);
+    let gone = home.events().into_iter().filter(|event| event["type"] == "mcp.client.disconnected");
+    assert!(gone.clone().all(|event| event["data"]["reason"] == "drained") && gone.count() == 2);
+}
+
+#[test]
+fn nobody_comes_in_where_nobody_was_asked_in() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    assert!(!satellite.greeted().contains("MCP: "));
+    assert!(!home.satellite(&["status"]).exits(0).stdout.contains("MCP: "));
+    assert!(!home.data_dir().join("token").exists());
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn an_address_that_is_taken_is_told_before_any_server_is_started() {
+    let home = Home::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let config = config(&home, "", &["first"]);
+    let outcome = home.satellite(&["run", "--config", config.to_str().unwrap(), "--listen", &address]).exits(1);
+    assert!(outcome.stderr.contains(&address) && outcome.stderr.contains("--listen"), "{outcome:#?}");
+    assert!(home.satellite(&["events", "--json"]).stdout.is_empty(), "nothing had begun");
+}
+
+#[test]
+fn a_certificate_that_cannot_be_read_is_told_before_any_server_is_started() {
+    let home = Home::new();
+    home.write("no.pem", "this is no certificate");
+    let tls = "[gateway]\nlisten = \"127.0.0.1:0\"\ntls = { cert = \"no.pem\", key = \"no.pem\" }";
+    let config = config(&home, tls, &["first"]);
+    let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(1);
+    assert!(outcome.stderr.contains("tls"), "{outcome:#?}");
+    assert!(home.satellite(&["events", "--json"]).stdout.is_empty(), "nothing had begun");
+}
+
+#[test]
+fn a_reload_ends_the_sessions_of_a_token_that_is_gone_and_keeps_the_others() {
+    const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"";
+    let home = Home::new();
+    let file = config(&home, LISTEN, &["first", "second"]);
+    let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
+    home.wait_all_online();
+    let url = printed(&satellite);
+    let mut clients = ["first", "second"].map(|name| Client::new(&url, Some(&token(name))));
+    assert_eq!(clients.each_mut().map(|client| client.initialize().status), [200, 200]);
+    config(&home, LISTEN, &["second", "third"]);
+    reload(&home, &mut satellite);
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    assert_eq!(clients.each_ref().map(|client| client.post(&ping).unwrap().status), [401, 200]);
+    let gone = home.wait_event(0, "mcp.client.disconnected", |_| true);
+    assert_eq!(gone["data"]["reason"], "revoked", "{gone:#}");
+    let mut third = Client::new(&url, Some(&token("third")));
+    assert_eq!(third.initialize().status, 200);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_file_with_another_token_lets_another_in_by_itself() {
+    let home = Home::new();
+    let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
+    let satellite = home.run(&["--config", file.to_str().unwrap()]);
+    let url = printed(&satellite);
+    let mut client = Client::new(&url, Some(&token("first")));
+    assert_eq!(client.initialize().status, 200);
+    fs::write(home.path().join("first"), "another-token-of-alice-that-is-long\n").unwrap();
+    let mut other = Client::new(&url, Some("another-token-of-alice-that-is-long"));
+    wait_for("the other token", || (other.initialize().status == 200).then_some(()), || satellite.process.stderr());
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    assert_eq!(client.post(&ping).unwrap().status, 401);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_reload_switches_the_endpoint_off_and_on_again() {
+    let home = Home::new();
+    let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
+    let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
+    let url = printed(&satellite);
+    config(&home, "[gateway]\nlisten = \"off\"", &["first"]);
+    reload(&home, &mut satellite);
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    let closed = Client::new(&url, Some(&token("first")));
+    assert!(closed.post(&ping).is_err());
+    assert!(!home.satellite(&["status"]).exits(0).stdout.contains("MCP: "));
+    let place = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    config(&home, &format!("[gateway]\nlisten = \"{place}\""), &["first"]);
+    reload(&home, &mut satellite);
+    assert_eq!(Client::new(&format!("http://{place}/mcp"), Some(&token("first"))).initialize().status, 200);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_reload_moves_the_endpoint_and_the_sessions_with_it_and_it_stays_where_it_cannot_move() {
+    let home = Home::new();
+    let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
+    let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
+    let before = printed(&satellite);
+    let mut client = Client::new(&before, Some(&token("first")));
+    assert_eq!(client.initialize().status, 200);
+    let place = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = place.local_addr().unwrap();
+    config(&home, &format!("[gateway]\nlisten = \"{address}\""), &["first"]);
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    reload(&home, &mut satellite);
+    assert_eq!(client.post(&ping).unwrap().status, 200, "it stays");
+    assert!(home.satellite(&["status"]).exits(0).stdout.contains(&before));
+    drop(place);
+    reload(&home, &mut satellite);
+    assert!(client.post(&ping).is_err());
+    assert_eq!(client.to(&address.to_string()).post(&ping).unwrap().status, 200, "the same session");
+    assert!(home.satellite(&["status"]).exits(0).stdout.contains(&format!("http://{address}/mcp")));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_server_that_is_removed_takes_its_sessions_with_it() {
+    const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"";
+    let home = Home::new();
+    let file = config(&home, LISTEN, &["first"]);
+    let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
+    home.wait_all_online();
+    let mut client = Client::new(&printed(&satellite), Some(&token("first"))).at("/i/notes/mcp");
+    assert_eq!(client.initialize().status, 200);
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.split("[[teams.installations]]").next().unwrap()).unwrap();
+    reload(&home, &mut satellite);
+    assert_eq!(home.wait_event(0, "mcp.client.disconnected", |_| true)["data"]["reason"], "removed");
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    assert_eq!(client.post(&ping).unwrap().status, 404);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn what_was_asked_before_the_end_is_answered() {
+    let home = Home::new();
+    let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"\ndrain_timeout = \"60s\"", &["first"]);
+    let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
+    home.wait_all_online();
+    let mut client = Client::new(&printed(&satellite), Some(&token("first"))).at("/i/notes/mcp");
+    client.initialize();
+    let calling = std::thread::spawn(move || client.call("echo", &json!({"text": "last"})));
+    wait_for("the call", || (home.row("notes")?["calls_in_flight"] == 1).then_some(()), String::new);
+    satellite.signal(Signal::SIGTERM);
+    let answer = calling.join().unwrap();
+    assert_eq!(answer["result"]["structuredContent"], json!({"text": "last"}), "{answer:#}");
+    satellite.ended().exits(0);
+}

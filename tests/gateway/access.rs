@@ -1,0 +1,247 @@
+//! Who comes in, over HTTP: what a standard client needs to find its way to a token, and what a user is told who asks for
+//! too much.
+
+use mcp_satellite::config::{Auth, GatewayLimits, GatewayPlan};
+use serde_json::{Value, json};
+
+use super::client::{Client, initialize, request};
+use super::fake::{Seen, Stage, plan};
+
+const METADATA: &str = "/.well-known/oauth-protected-resource";
+
+/// The value of a parameter of a challenge.
+fn parameter<'a>(challenge: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = challenge.split_once(&format!("{name}=\""))?;
+    rest.split('"').next()
+}
+
+#[tokio::test]
+async fn a_client_without_a_token_finds_where_it_gets_one() {
+    let stage = Stage::new(|settings| settings.authorization_servers = vec!["https://login.example.com".to_owned()]);
+    let mut client = Client::connect(stage.address).await;
+    for (token, error) in [(None, None), (Some("wrong"), Some("invalid_token"))] {
+        for path in ["/mcp", "/i/alices/mcp", "/i/nothing/mcp"] {
+            (client.path, client.token) = (path.to_owned(), token.map(str::to_owned));
+            for method in ["POST", "GET", "DELETE"] {
+                let answer = client.ask(method, &[], if method == "POST" { "{}" } else { "" }).await;
+                assert_eq!(answer.head.status, 401, "{method} {path}");
+                let challenge = answer.head.header("www-authenticate").unwrap();
+                assert!(challenge.starts_with("Bearer "), "{challenge}");
+                assert_eq!(parameter(challenge, "error"), error, "{challenge}");
+                // As a client does it that knows nothing: the document that is named, and what it says of itself.
+                let url = parameter(challenge, "resource_metadata").unwrap();
+                assert_eq!(url, format!("http://localhost{METADATA}{path}"));
+                let mut asks = Client::connect(stage.address).await;
+                (asks.token, asks.path) = (None, url["http://localhost".len()..].to_owned());
+                let answer = asks.ask("GET", &[], "").await;
+                assert_eq!(answer.head.header("content-type"), Some("application/json"));
+                let expected = json!({
+                    "resource": format!("http://localhost{path}"),
+                    "bearer_methods_supported": ["header"],
+                    "resource_name": "test",
+                    "authorization_servers": ["https://login.example.com"],
+                });
+                assert_eq!((answer.head.status, answer.json()), (200, expected));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_metadata_name_the_address_that_clients_know() {
+    let stage = Stage::new(|settings| settings.public_url = Some("https://mcp.example.com/base".to_owned()));
+    let mut client = Client::connect(stage.address).await;
+    client.token = None;
+    let challenge = client.post(&initialize("2025-11-25")).await.head;
+    let url = parameter(challenge.header("www-authenticate").unwrap(), "resource_metadata").unwrap().to_owned();
+    assert_eq!(url, format!("https://mcp.example.com/base{METADATA}/mcp"));
+    client.path = METADATA.to_owned();
+    let document = client.ask("GET", &[], "").await.json();
+    assert_eq!(document["resource"], "https://mcp.example.com/base");
+    assert_eq!(document.get("authorization_servers"), None, "none is known");
+    let answer = client.ask("POST", &[], "{}").await;
+    assert_eq!((answer.head.status, answer.head.header("allow")), (405, Some("GET")));
+    client.path = format!("{METADATA}x");
+    assert_eq!(client.ask("GET", &[], "").await.head.status, 404);
+}
+
+#[tokio::test]
+async fn a_token_is_one_header_and_nothing_else() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    client.token = None;
+    let echo = request(7, "echo", json!("x")).to_string();
+    for (headers, status) in [
+        (&[("authorization", "Bearer alice-token")][..], 200),
+        (&[("authorization", "bearer alice-other-token")], 200),
+        (&[("authorization", "Bearer alice-token"), ("authorization", "Bearer alice-token")], 401),
+        (&[("authorization", "Bearer alice-token"), ("authorization", "Bearer bob-token")], 401),
+        (&[("authorization", "Basic alice-token")], 401),
+        (&[("authorization", "Bearer")], 401),
+        (&[("authorization", "alice-token")], 401),
+        (&[("cookie", "token=alice-token")], 401),
+        (&[("x-api-key", "alice-token")], 401),
+    ] {
+        assert_eq!(client.ask("POST", headers, &echo).await.head.status, status, "{headers:?}");
+    }
+    // In an address it is read by others: it opens nothing, with or without a header, and is not repeated.
+    for header in [&[][..], &[("authorization", "Bearer alice-token")]] {
+        client.path = "/mcp?mode=tools&access_token=alice-token".to_owned();
+        let answer = client.ask("POST", header, &echo).await;
+        assert_eq!(answer.head.status, 400);
+        assert!(answer.body.contains("header") && !answer.body.contains("alice-token"), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_tries_many_tokens_is_told_to_wait_and_keeps_nobody_out() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::connect(stage.address).await;
+    client.token = Some("wrong".to_owned());
+    let mut answer = client.ask("GET", &[], "").await;
+    while answer.head.status == 401 {
+        answer = client.ask("GET", &[], "").await;
+    }
+    assert_eq!((answer.head.status, answer.head.header("retry-after")), (429, Some("1")));
+    assert_eq!(answer.json()["error"]["message"], "too many requests with a wrong token; wait a moment");
+    assert_eq!(Client::initialized(stage.address, "2025-11-25").await.echo().await, 200);
+}
+
+fn limited(limits: GatewayLimits) -> Stage {
+    Stage::with(GatewayPlan { limits, ..plan() }, |_| {})
+}
+
+#[tokio::test]
+async fn a_user_who_asks_too_often_is_told_when_to_ask_again() {
+    // Two to begin, then one in an hour and more.
+    let stage = limited(GatewayLimits { requests_per_second: 1, burst: 2, ..GatewayLimits::default() });
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    let mut refused = client.post(&request(7, "echo", json!("x"))).await;
+    while refused.head.status == 200 {
+        refused = client.post(&request(7, "echo", json!("x"))).await;
+    }
+    assert_eq!((refused.head.status, refused.head.header("retry-after")), (429, Some("1")));
+    let error = &refused.json()["error"];
+    assert_eq!(
+        (&refused.json()["id"], &error["data"]["kind"], &error["data"]["limit"]),
+        (&json!(7), &json!("rate_limited"), &json!(1))
+    );
+    assert!(error["data"]["retry_after_ms"].as_u64().is_some_and(|ms| ms <= 1000), "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.starts_with("this user asks more than 1 times a second; ask again in 0."), "{message}");
+    // Another session, another token and another method of the same user are the same user; Bob is not.
+    let mut other = client.again().await;
+    other.token = Some("alice-other-token".to_owned());
+    let statuses = [other.post(&initialize("2025-11-25")).await, other.ask("GET", &[], "").await];
+    assert!(statuses.iter().any(|answer| answer.head.status == 429), "{statuses:?}");
+    let mut bob = client.again().await;
+    (bob.token, bob.session) = (Some("bob-token".to_owned()), None);
+    bob.begin("2025-11-25").await;
+}
+
+#[tokio::test]
+async fn a_user_with_too_many_calls_is_told_to_wait_for_one() {
+    let mut stage = limited(GatewayLimits { calls_per_user_max: 1, ..GatewayLimits::default() });
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    let mut other = client.again().await;
+    client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
+    stage.saw(Seen::Asked("hold".into())).await;
+    let refused = other.post(&request(7, "echo", json!("x"))).await;
+    assert_eq!((refused.head.status, refused.head.header("retry-after")), (429, Some("1")));
+    let expected = json!({
+        "jsonrpc": "2.0",
+        "id": 7,
+        "error": {
+            "code": -32000,
+            "message": "1 calls of this user are under way, and no more may be; ask again when one is answered",
+            "data": {"kind": "busy", "limit": 1, "retry_after_ms": 1000},
+        },
+    });
+    assert_eq!(refused.json(), expected);
+    stage.release.add_permits(1);
+    let head = client.head().await;
+    assert!(client.body(&head).await.contains("\"x\""));
+    assert_eq!(other.echo().await, 200);
+}
+
+#[tokio::test]
+async fn without_authentication_only_this_machine_is_served_and_no_proxy() {
+    let stage = Stage::with(GatewayPlan { auth: Auth::None(Some("acme/bob".to_owned())), ..plan() }, |_| {});
+    let mut client = Client::connect(stage.address).await;
+    client.token = None;
+    client.path = "/i/bobs/mcp".to_owned();
+    client.begin("2025-11-25").await;
+    assert_eq!(client.echo().await, 200);
+    let echo = request(7, "echo", json!("x")).to_string();
+    for header in ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"] {
+        let answer = client.ask("POST", &[(header, "127.0.0.1")], &echo).await;
+        assert_eq!(answer.head.status, 403, "{header}");
+        assert_eq!(answer.json()["error"]["message"], "without authentication only clients on this machine are served");
+    }
+}
+
+#[tokio::test]
+async fn a_page_that_rebinds_its_name_is_kept_out_whatever_else_it_knows() {
+    let stage = Stage::new(|settings| {
+        settings.guard.hosts = vec!["mcp.example.com".to_owned()];
+        settings.guard.origins = vec!["https://app.example.com".to_owned(), "http://dev.example.com:*".to_owned()];
+    });
+    let mut alice = Client::initialized(stage.address, "2025-11-25").await;
+    let hosts = [
+        ("localhost", true),
+        ("LOCALHOST:7300", true),
+        ("127.0.0.1:1", true),
+        ("[::1]:7300", true),
+        ("mcp.example.com", true),
+        ("mcp.example.com:8443", true),
+        ("evil.example.com", false),
+        ("localhost.evil.com", false),
+        ("127.0.0.1.evil.com", false),
+        ("mcp.example.com.evil.com", false),
+        ("0.0.0.0:7300", false),
+        ("169.254.169.254", false),
+        ("localhost.", false),
+        ("localhost:7300:1", false),
+    ];
+    let origins = [
+        (None, true),
+        (Some("http://localhost:5173"), true),
+        (Some("http://127.0.0.1"), true),
+        (Some("https://app.example.com"), true),
+        (Some("http://dev.example.com:3000"), true),
+        (Some("null"), false),
+        (Some("http://evil.example.com"), false),
+        (Some("http://app.example.com"), false),
+        (Some("https://app.example.com.evil.com"), false),
+        (Some("file://"), false),
+    ];
+    let echo = request(7, "echo", json!("x")).to_string();
+    for (host, may) in hosts {
+        for (origin, origin_may) in origins {
+            let mut headers = vec![("host", host)];
+            headers.extend(origin.map(|origin| ("origin", origin)));
+            // Also where no token is needed.
+            for (path, method, body) in
+                [("/mcp", "POST", echo.as_str()), (METADATA, "GET", ""), ("/elsewhere", "GET", "")]
+            {
+                alice.path = path.to_owned();
+                let answer = alice.ask(method, &headers, body).await;
+                let expected = match (may && origin_may, path) {
+                    (false, _) => 403,
+                    (true, "/elsewhere") => 404,
+                    (true, _) => 200,
+                };
+                assert_eq!(answer.head.status, expected, "{method} {path} {headers:?}: {answer:?}");
+                let no_browser_is_invited =
+                    answer.head.headers.iter().all(|(name, _)| !name.starts_with("access-control-"));
+                assert!(no_browser_is_invited, "{answer:?}");
+                if expected == 403 {
+                    assert_eq!(answer.json()["id"], Value::Null);
+                }
+            }
+        }
+    }
+    alice.path = "/mcp".to_owned();
+    let preflight = [("origin", "http://evil.example.com"), ("access-control-request-method", "POST")];
+    assert_eq!(alice.ask("OPTIONS", &preflight, "").await.head.status, 403);
+}

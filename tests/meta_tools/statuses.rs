@@ -1,0 +1,107 @@
+//! A call of a server that is in this status or that: what a model is told of it, and what it can do.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite::connect::sim::Script;
+use mcp_satellite::gateway::face::{Answer, Call};
+use mcp_satellite::gateway::tools::Tools;
+use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::policy::ReconnectPolicy;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::Message;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::fleet::{Fleet, Server};
+
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What is told of a call of this server: its kind, the status that is told, and the text.
+async fn told(fleet: &Fleet, installation: &str) -> (String, String, String) {
+    let tools = Tools::new(fleet.runtime.clone(), Arc::default());
+    let arguments = json!({"tool_path": format!("files-acme-alice-{installation}:echo"), "arguments": {"text": "a"}});
+    let request = json!({
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "execute_mcp_tool", "arguments": arguments},
+    });
+    let (_withdraw, withdrawn) = oneshot::channel();
+    let message = Message::read(request.to_string().into()).unwrap();
+    let call = Call { message, origin: Origin { client: 1, call: 1 }, withdrawn, timeout: Some(PATIENCE) };
+    let Answer::Result(result) = tools.call((&"acme".into(), &"alice".into()), call).await else {
+        panic!("{installation} has answered")
+    };
+    let result: Value = serde_json::from_str(&result).unwrap();
+    assert_eq!(result["isError"], true, "{result}");
+    let (error, text) = (&result["_meta"]["mcp-satellite/error"], result["content"][0]["text"].as_str().unwrap());
+    let next_step = error["next_step"].as_str().unwrap();
+    assert!(text.ends_with(next_step), "{text}");
+    let word = |name: &str| error[name].as_str().unwrap().to_owned();
+    assert_eq!(word("fate"), "not_sent", "{error}");
+    (word("kind"), word("status"), text.to_owned())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
+    let fleet = Fleet::with(|options| options.start_permits = 1).await;
+    let bounded = ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::bounded() };
+    fleet.add(Server::new("incomplete").missing("KEY")).await;
+    let stopped = fleet.online(Server::new("stopped")).await;
+    fleet.runtime.stop(&stopped).await.unwrap();
+    fleet.until(&stopped, Status::Offline).await;
+    let broken = Script { exit_before_handshake: true, exit_code: 1, ..Script::default() };
+    let failed = fleet.add(Server::new("failed").script(broken)).await;
+    fleet.until(&failed, Status::PermanentlyFailed).await;
+
+    let unauthorized = || FailureKind::Unauthorized { challenge: None };
+    for (installation, policy, failure, status) in [
+        (
+            "lost",
+            ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::default() },
+            FailureKind::Refused,
+            Status::Offline,
+        ),
+        ("exhausted", bounded, FailureKind::Refused, Status::Error),
+        ("refused", ReconnectPolicy::default(), unauthorized(), Status::RequiresReauth),
+    ] {
+        let id = fleet.online(Server::remote(installation).policy(|all| all.reconnect = policy)).await;
+        fleet.remote(&id).kill(failure);
+        fleet.remote(&id).lose(FailureKind::Cut);
+        fleet.until(&id, status).await;
+    }
+
+    let silent = Server::remote("silent");
+    fleet.remote(&silent.spec.id).change(|manner| manner.silent_on = ["tools/list"].into());
+    let silent = fleet.add(silent).await;
+    fleet.until(&silent, Status::DiscoveringTools).await;
+
+    let stubborn = Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    let changed = fleet.online(Server::new("changed").script(stubborn.clone())).await;
+    fleet.runtime.update(Server::new("changed").script(stubborn).env("A", "b").spec).await.unwrap();
+    fleet.until(&changed, Status::Restarting).await;
+
+    // The one holds the only permit, and the other waits for it.
+    let mute = Script { handshake_never: true, ..Script::default() };
+    let mute = fleet.add(Server::new("mute").script(mute)).await;
+    fleet.until(&mute, Status::Connecting).await;
+    let waiting = fleet.add(Server::new("waiting")).await;
+    fleet.until(&waiting, Status::CommandReceived).await;
+
+    for (installation, kind, status, part) in [
+        ("waiting", "timed_out", "command_received", "which is command_received: call again"),
+        ("mute", "timed_out", "connecting", "which is connecting: call again"),
+        ("changed", "timed_out", "restarting", "which is restarting: call again"),
+        ("silent", "timed_out", "discovering_tools", "which is discovering_tools: call again"),
+        ("incomplete", "refused", "awaiting_user_config", "to give KEY. Give the value"),
+        ("stopped", "refused", "offline", "`satellite start files-acme-alice-stopped`"),
+        ("failed", "refused", "permanently_failed", "Call reconnect_server with name `files-acme-alice-failed`"),
+        ("lost", "reconnecting", "reconnecting", "call reconnect_server with name `files-acme-alice-lost`"),
+        ("exhausted", "reconnecting", "reconnecting", "Every call tries it again"),
+        ("refused", "refused", "requires_reauth", "renew its credentials in the configuration"),
+    ] {
+        let found = told(&fleet, installation).await;
+        assert_eq!((&*found.0, &*found.1), (kind, status), "{installation}: {}", found.2);
+        assert!(found.2.contains(part), "{installation}: {}", found.2);
+    }
+    fleet.finish().await;
+}
