@@ -224,10 +224,12 @@ mod tests {
 
     use axum::http::HeaderValue;
     use axum::http::header::AUTHORIZATION;
+    use futures::StreamExt as _;
     use mcp_satellite_actors::model::ids::{InstallationId, InstanceId};
 
     use super::super::access::{Access, Pass};
     use super::super::face::{Endpoint, Greeting};
+    use super::super::stream::UNASKED;
     use super::*;
     use crate::config::{GatewayPlan, GatewayUser, TokenHash};
 
@@ -359,5 +361,32 @@ mod tests {
         assert!(sessions.sweep(&limits, start + 99 * second).is_empty());
         assert_eq!(sessions.sweep(&limits, start + 100 * second).len(), 1);
         assert_eq!(works.ended(), Some(End::Age));
+    }
+
+    #[tokio::test]
+    async fn what_is_said_after_an_answer_is_not_lost() {
+        let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
+        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &LIMITS, now).unwrap();
+        let mut expected = Vec::new();
+        for answered_by_json in [true, false] {
+            let (call, _withdrawn) = session.begin(&"1".into(), true).unwrap();
+            if answered_by_json {
+                assert!(session.is_answered_first(call));
+            } else {
+                session.say(Some(call), &["before"]);
+                assert!(!session.is_answered_first(call));
+                session.finish(call, Some(&["answer"]));
+            }
+            for (of, text) in [(None, "unasked"), (Some(call), "of the call")] {
+                session.say(of, &[text]);
+                expected.push(format!("id: 0-{}\ndata: {text}\n\n", expected.len() + 1));
+            }
+            session.close(call);
+        }
+        let mut heard = session.listen(UNASKED, Some(0), Duration::from_secs(60)).unwrap();
+        for expected in expected {
+            let Some(Ok(event)) = heard.next().await else { panic!("{expected:?} is lost") };
+            assert_eq!(event, expected);
+        }
     }
 }
