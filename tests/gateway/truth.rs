@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const CALL_TIMEOUT: Duration = Duration::from_millis(300);
 
 async fn begin() -> Whole {
-    Whole::begin_with(|settings| settings.request_timeout = Some(CALL_TIMEOUT)).await
+    Whole::begin_with(|settings| settings.limits.request_timeout = Some(CALL_TIMEOUT)).await
 }
 
 /// What `initialize` is answered.
@@ -34,7 +34,10 @@ async fn called(client: &mut Attached) -> Value {
 /// An error of ours: a status, what has happened, and the next step, in words and as data.
 fn refused(answer: &Value, kind: &str, status: Value, happened: &str, next_step: &str) {
     let error = &answer["error"];
-    assert_eq!((&error["code"], &error["data"]["kind"], &error["data"]["status"]), (&json!(-32000), &json!(kind), &status));
+    assert_eq!(
+        (&error["code"], &error["data"]["kind"], &error["data"]["status"]),
+        (&json!(-32000), &json!(kind), &status)
+    );
     let message = error["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
     assert!(message.contains(happened) && message.ends_with(next_step), "{message}");
     assert_eq!(error["data"]["next_step"], next_step);
@@ -93,7 +96,13 @@ async fn a_server_that_only_a_person_can_bring_back_refuses_at_once_and_says_how
     let id = whole.online(Server::sim("stopped", &[])).await;
     let mut client = whole.client("stopped", json!({})).await;
     whole.runtime.stop(&id).await.unwrap();
-    refused(&called(&mut client).await, "refused", json!("offline"), "stopped", &next_step_in(Status::Offline, "stopped"));
+    refused(
+        &called(&mut client).await,
+        "refused",
+        json!("offline"),
+        "stopped",
+        &next_step_in(Status::Offline, "stopped"),
+    );
 
     let id = whole.online(Server::sim("failed", &[]).policy(|policy| policy.restart.max_crashes = 1)).await;
     let mut client = whole.client("failed", json!({})).await;
@@ -127,7 +136,8 @@ async fn unauthorized() -> String {
             let mut request = [0; 4096];
             // Whatever it is, and whether it is read, it is refused.
             let _ = peer.read(&mut request).await;
-            let _ = peer.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+            let _ =
+                peer.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
         }
     });
     url
