@@ -15,6 +15,8 @@ use super::client::Client;
 use super::fake::Stage;
 
 const SESSIONS: usize = 10_000;
+/// How often so many come. What one of them leaves behind is little, and shows only after some of them.
+const ROUNDS: usize = 4;
 /// At once.
 const CLIENTS: usize = 8;
 /// When a state that was waited for is given up. Far beyond what a loaded machine needs.
@@ -125,9 +127,10 @@ impl Satellite {
 async fn of_ten_thousand_clients_that_vanish_nothing_stays() {
     let satellite = Satellite::start();
     let descriptors = satellite.descriptors();
-    // What was used once is kept for the next time, by the allocator and by us: the second time shows what is lost.
+    // What was used once is kept for the next time, by the allocator and by us: what comes on top
+    // each time after that is lost.
     let mut memory = None;
-    for _ in 0..2 {
+    for _ in 0..ROUNDS {
         satellite.reload("1h");
         satellite.crowd().await;
         let full = satellite.memory();
