@@ -366,7 +366,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_said_after_an_answer_is_not_lost() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
-        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &LIMITS, now).unwrap();
+        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &GatewayLimits::default(), now).unwrap();
         let mut expected = Vec::new();
         for answered_by_json in [true, false] {
             let (call, _withdrawn) = session.begin(&"1".into(), true).unwrap();
