@@ -7,7 +7,8 @@
 //! - `mirror/say` with `{"messages": […]}` writes each of them as it stands there, but for the strings `"$id"` and
 //!   `"$token"`: the id of this request and its progress token. It answers nothing by itself.
 //! - `mirror/told` is answered with `{"told": […]}`: the requests about resources and logging since the last time.
-//! - `initialize` and `ping` are answered as everywhere, so that it can be supervised. It lists nothing.
+//! - `initialize` and `ping` are answered as everywhere, so that it can be supervised, and so is `tools/list`: it has no
+//!   tools, and beside that shows the request.
 
 use std::io::{self, BufRead, Write};
 
@@ -55,6 +56,8 @@ fn answers(line: &[u8], told: &mut Vec<String>) -> Vec<String> {
     match message.method.as_deref() {
         Some("initialize") => vec![result(GREETING)],
         Some("ping") => vec![result("{}")],
+        // Else it would never be taken for a server that is ready.
+        Some("tools/list") => vec![result(&format!(r#"{{"tools":[],"reflected":{text}}}"#))],
         Some("mirror/say") => {
             let params = message.params.map_or("{}", RawValue::get);
             let token = message.token.map_or("null", RawValue::get);

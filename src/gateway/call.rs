@@ -104,7 +104,7 @@ pub(crate) async fn answer(
         tokio::select! {
             biased;
             answer = &mut coming => {
-                if !session.has_word(call) {
+                if session.is_answered_first(call) {
                     return reply::answer(&answer, &id);
                 }
                 coming = Box::pin(std::future::ready(answer));

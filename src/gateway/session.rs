@@ -217,7 +217,9 @@ impl State {
         if self.ended.is_some() {
             return Ok(());
         }
-        let can_stream = |(number, call): (&u64, &OpenCall)| call.streams.then_some(*number);
+        // What is said after the answer is not read there any more.
+        let can_stream =
+            |(number, call): (&u64, &OpenCall)| (call.streams && call.withdraw.is_some()).then_some(*number);
         let streaming: Vec<u64> = self.calls.iter().filter_map(can_stream).collect();
         let to = match way(call, &streaming, self.unasked.stream.is_heard()) {
             Way::Call(call) => call,
@@ -469,9 +471,15 @@ impl Session {
         .await
     }
 
-    /// Whether something was said on the stream of a call.
-    pub(crate) fn has_word(&self, call: u64) -> bool {
-        self.state().ear(call).is_some_and(|ear| ear.stream.has_news())
+    /// A call is answered. Whether that is the first that is said of it: then nothing is said on its stream any more.
+    pub(crate) fn is_answered_first(&self, call: u64) -> bool {
+        let mut state = self.state();
+        let Some(open) = state.calls.get_mut(&call) else { return true };
+        let first = !open.ear.stream.has_news();
+        if first {
+            open.withdraw = None;
+        }
+        first
     }
 
     /// The last words on the stream of a call; none if it was withdrawn.

@@ -134,7 +134,6 @@ fn answer() -> impl Strategy<Value = String> {
 
 fn client_method() -> impl Strategy<Value = String> {
     let known = [
-        "tools/list",
         "tools/call",
         "resources/list",
         "resources/read",

@@ -116,8 +116,8 @@ async fn a_client_is_not_asked_what_it_cannot_answer_and_the_server_is_told_why(
 async fn a_server_that_asks_by_itself_reaches_the_only_client_that_can_answer() {
     let (whole, mut client) = one(Server::mirror("mirror"), json!({"sampling": {}})).await;
     let mut other = whole.client("mirror", json!({"elicitation": {}})).await;
-    // Its answer comes first: then nobody's call is in flight.
-    assert_eq!(other.ask(&say(1, &[DONE, &question("sampling/createMessage")])).await.json()["id"], 1);
+    let mut bystander = whole.client("mirror", json!({})).await;
+    bystander.say_unasked(&[&question("sampling/createMessage")]).await;
     let asked = client.hears_json().await;
     assert_eq!(asked["method"], "sampling/createMessage");
     client.tell(&result(&asked["id"], json!({"model": "m"}))).await;
@@ -128,16 +128,16 @@ async fn a_server_that_asks_by_itself_reaches_the_only_client_that_can_answer() 
     let mut third = whole.client("mirror", json!({"sampling": {}})).await;
     for (method, why) in [
         ("sampling/createMessage", "2 clients are attached that could answer, and it is not said which of them"),
-        ("x/unknown", "3 clients are attached that could answer, and it is not said which of them"),
+        ("x/unknown", "4 clients are attached that could answer, and it is not said which of them"),
     ] {
-        third.ask(&say(1, &[DONE, &question(method)])).await;
+        bystander.say_unasked(&[&question(method)]).await;
         for client in [&mut client, &mut other, &mut third] {
             assert_eq!(mirrored(&client.hears_json().await)["error"]["message"], why);
         }
     }
     client.leave().await;
     third.leave().await;
-    other.ask(&say(1, &[DONE, &question("sampling/createMessage")])).await;
+    bystander.say_unasked(&[&question("sampling/createMessage")]).await;
     let refused = other.hears_json().await;
     assert_eq!(mirrored(&refused)["error"]["message"], "no client is attached that could answer");
     whole.end().await;
@@ -267,7 +267,8 @@ async fn what_a_server_says_for_one_client_is_said_to_it_alone_and_what_all_shar
     assert_eq!(mirrored(&client.hears_json().await)["method"], "notifications/last");
 
     // What is said for nobody is said to all.
-    client.ask(&say(1, &[DONE, &own, &logged("info"), &updated("a"), &list])).await;
+    let mut bystander = whole.client("mirror", json!({})).await;
+    bystander.say_unasked(&[&own, &logged("info"), &updated("a"), &list]).await;
     for client in [&mut client, &mut other] {
         for expected in [&own, &logged("info"), &updated("a"), &list] {
             assert_eq!(client.hears().await, *expected);
@@ -286,7 +287,8 @@ async fn a_subscription_is_made_by_the_first_heard_by_those_who_have_it_and_ende
     // Whatever call it is said in, it is about what all can read.
     let said = third.say(1, &[&updated("test://a/sub"), DONE]).await;
     assert_eq!(said.len(), 2, "{said:?}");
-    third.ask(&say(1, &[DONE, &updated("test://b"), &updated("test://a")])).await;
+    let mut bystander = whole.client("mirror", json!({})).await;
+    bystander.say_unasked(&[&updated("test://b"), &updated("test://a")]).await;
     assert_eq!(third.hears().await, updated("test://b"));
     for client in [&mut client, &mut second] {
         assert_eq!(client.hears().await, updated("test://a/sub"));
@@ -309,7 +311,8 @@ async fn each_client_hears_its_own_level_and_the_server_has_the_lowest() {
     let set = |level: &str| request(5, "logging/setLevel", json!({"level": level})).to_string();
     assert!(was_relayed(&client.ask(&set("debug")).await.json()));
     assert!(!was_relayed(&quiet.ask(&set("error")).await.json()));
-    unset.ask(&say(1, &[DONE, &logged("debug"), &logged("error")])).await;
+    let mut bystander = whole.client("mirror", json!({})).await;
+    bystander.say_unasked(&[&logged("debug"), &logged("error")]).await;
     for client in [&mut client, &mut unset] {
         assert_eq!(client.hears().await, logged("debug"));
         assert_eq!(client.hears().await, logged("error"));
@@ -341,7 +344,7 @@ async fn another_run_of_the_server_is_told_again_what_its_clients_want() {
     told_by_and_by(&mut client, &all).await;
     // And then it is as before.
     assert!(!was_relayed(&subscribe(&mut other, "test://a").await));
-    other.ask(&say(1, &[DONE, &logged("info"), &logged("notice")])).await;
+    other.say_unasked(&[&logged("info"), &logged("notice")]).await;
     assert_eq!(client.hears().await, logged("notice"));
     whole.end().await;
 }

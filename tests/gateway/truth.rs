@@ -2,7 +2,6 @@
 //! What is not the caller's own does not exist.
 
 use mcp_satellite::actors::model::exit::{CallError, Fate};
-use mcp_satellite::actors::model::ids::InstanceId;
 use mcp_satellite::actors::model::policy::ReconnectPolicy;
 use mcp_satellite::actors::model::spec::Keep;
 use mcp_satellite::actors::model::status::Status;
@@ -35,24 +34,20 @@ async fn called(client: &mut Attached) -> Value {
 /// An error of ours: a status, what has happened, and the next step, in words and as data.
 fn refused(answer: &Value, kind: &str, status: Value, happened: &str, next_step: &str) {
     let error = &answer["error"];
-    assert_eq!(
-        (&error["code"], &error["data"]["kind"], &error["data"]["status"]),
-        (&json!(-32000), &json!(kind), &status)
-    );
+    assert_eq!((&error["code"], &error["data"]["kind"], &error["data"]["status"]), (&json!(-32000), &json!(kind), &status));
     let message = error["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
     assert!(message.contains(happened) && message.ends_with(next_step), "{message}");
     assert_eq!(error["data"]["next_step"], next_step);
 }
 
-/// What its user is told to do about a call of this instance that is refused.
-fn next_step(whole: &Whole, id: &InstanceId, status: Status) -> String {
-    next_step_of(whole, id, &CallError::Refused { status, message: String::new() })
+/// What a caller is told to do who has nothing but this server.
+fn next_step(error: &CallError, status: Status, name: &str) -> String {
+    let full = format!("{name}-acme-alice-{name}");
+    Refusal::of_call(error, Some(status), Whose::Name(&full)).next_step.unwrap()
 }
 
-/// About a call that ended like this.
-fn next_step_of(whole: &Whole, id: &InstanceId, error: &CallError) -> String {
-    let view = whole.runtime.status(id).unwrap();
-    Refusal::of_call(error, Some(view.status), Whose::Name(&view.spec.name)).next_step.unwrap()
+fn next_step_in(status: Status, name: &str) -> String {
+    next_step(&CallError::Refused { status, message: String::new() }, status, name)
 }
 
 #[tokio::test]
@@ -84,7 +79,7 @@ async fn a_server_on_its_way_is_waited_for_as_long_as_the_call_may_take() {
     whole.until(&id, |view| view.status == Status::Connecting).await;
     let error = CallError::TimedOut { after: CALL_TIMEOUT, fate: Fate::NotSent };
     let answer = called(&mut client).await;
-    let next = next_step_of(&whole, &id, &error);
+    let next = next_step(&error, Status::Connecting, "crashed");
     refused(&answer, "timed_out", json!("connecting"), &error.to_string(), &next);
     assert_eq!(answer["error"]["data"]["fate"], "not_sent");
     // What it says of itself is known, so a client may come and wait.
@@ -98,13 +93,7 @@ async fn a_server_that_only_a_person_can_bring_back_refuses_at_once_and_says_how
     let id = whole.online(Server::sim("stopped", &[])).await;
     let mut client = whole.client("stopped", json!({})).await;
     whole.runtime.stop(&id).await.unwrap();
-    refused(
-        &called(&mut client).await,
-        "refused",
-        json!("offline"),
-        "stopped",
-        &next_step(&whole, &id, Status::Offline),
-    );
+    refused(&called(&mut client).await, "refused", json!("offline"), "stopped", &next_step_in(Status::Offline, "stopped"));
 
     let id = whole.online(Server::sim("failed", &[]).policy(|policy| policy.restart.max_crashes = 1)).await;
     let mut client = whole.client("failed", json!({})).await;
@@ -112,19 +101,19 @@ async fn a_server_that_only_a_person_can_bring_back_refuses_at_once_and_says_how
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), nix::sys::signal::Signal::SIGKILL).unwrap();
     whole.until(&id, |view| view.status == Status::PermanentlyFailed).await;
     let answer = called(&mut client).await;
-    let (failed, next) = (json!("permanently_failed"), next_step(&whole, &id, Status::PermanentlyFailed));
+    let (failed, next) = (json!("permanently_failed"), next_step_in(Status::PermanentlyFailed, "failed"));
     refused(&answer, "refused", failed.clone(), "Manual restart required", &next);
 
     // One that was never there has said nothing of itself that a client could be told.
     let id = whole.install(Server::command("never", "/bin/false", &[]).policy(|policy| policy.restart.max_crashes = 1));
     let id = id.await;
     whole.until(&id, |view| view.status == Status::PermanentlyFailed).await;
-    let next = next_step(&whole, &id, Status::PermanentlyFailed);
+    let next = next_step_in(Status::PermanentlyFailed, "never");
     refused(&greeted(&whole, "never").await, "refused", failed, "Manual restart required", &next);
 
     let id = whole.install(Server::sim("unset", &[]).requires("API_KEY")).await;
     whole.until(&id, |view| view.status == Status::AwaitingUserConfig).await;
-    let (awaiting, next) = (json!("awaiting_user_config"), next_step(&whole, &id, Status::AwaitingUserConfig));
+    let (awaiting, next) = (json!("awaiting_user_config"), next_step_in(Status::AwaitingUserConfig, "unset"));
     refused(&greeted(&whole, "unset").await, "refused", awaiting, "API_KEY", &next);
     whole.end().await;
 }
@@ -138,8 +127,7 @@ async fn unauthorized() -> String {
             let mut request = [0; 4096];
             // Whatever it is, and whether it is read, it is refused.
             let _ = peer.read(&mut request).await;
-            let _ =
-                peer.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+            let _ = peer.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
         }
     });
     url
@@ -166,7 +154,7 @@ async fn a_remote_server_that_cannot_be_reached_is_tried_and_the_reason_is_told(
 
     let id = whole.install(Server::remote("locked", &unauthorized().await)).await;
     whole.until(&id, |view| view.status == Status::RequiresReauth).await;
-    let next = next_step(&whole, &id, Status::RequiresReauth);
+    let next = next_step_in(Status::RequiresReauth, "locked");
     refused(&greeted(&whole, "locked").await, "refused", json!("requires_reauth"), "", &next);
     whole.end().await;
 }

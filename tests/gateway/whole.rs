@@ -34,7 +34,7 @@ use super::client::{Answer, Client, Event, notification, request};
 use super::fake;
 
 /// When a state that was waited for is given up. Far beyond what a loaded machine needs.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(10);
 
 struct Nothing;
 
@@ -263,10 +263,14 @@ impl Attached {
         assert_eq!(answer.head.status, 202, "{answer:?}");
     }
 
-    /// A request that is answered by a stream: all that is said on it.
+    /// A request, and all that is said until it is answered.
     pub(crate) async fn stream(&mut self, request: &str) -> Vec<String> {
         let all = async {
-            self.posts.open("POST", &[], request).await;
+            self.posts.send("POST", &[], request).await;
+            let head = self.posts.head().await;
+            if !head.is_stream() {
+                return vec![String::new(), self.posts.body(&head).await];
+            }
             let mut all = Vec::new();
             while let Some(event) = self.posts.event().await {
                 all.push(event.data);
@@ -281,6 +285,11 @@ impl Attached {
     /// Has the mirror say these, as they stand here.
     pub(crate) async fn say(&mut self, id: u64, messages: &[&str]) -> Vec<String> {
         self.stream(&say(id, messages)).await
+    }
+
+    /// Has the mirror say these when nobody's call is in flight any more: its answer comes first.
+    pub(crate) async fn say_unasked(&mut self, messages: &[&str]) {
+        self.stream(&say(1, &[&[DONE], messages].concat())).await;
     }
 
     /// What it hears next without having asked.
