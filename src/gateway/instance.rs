@@ -118,9 +118,8 @@ impl Instances {
 async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<InstanceView>>, call: Call) -> Answer {
     let Call { message, origin, withdrawn, timeout } = call;
     let tool = (message.method() == Some("tools/call")).then(|| name_of(&message)).flatten();
-    let known = tool
-        .as_ref()
-        .and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
+    let known =
+        tool.as_ref().and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
     let repeatable = known.unwrap_or_else(|| message.method().is_some_and(is_repeatable));
     let relay = Relay { message, origin, repeatable, tool };
     match runtime.relay(id, relay, timeout, withdrawn).await {

@@ -140,9 +140,9 @@ impl Room {
 
     /// The clients that can be asked this.
     fn able<'a>(&'a self, method: &'a str) -> impl Iterator<Item = &'a Arc<Session>> {
-        self.clients.values().filter(move |session| {
-            session.ended().is_none() && session.opening.greeting.answers(method)
-        })
+        self.clients
+            .values()
+            .filter(move |session| session.ended().is_none() && session.opening.greeting.answers(method))
     }
 
     /// The server is kept awake, or need not be any more.
@@ -333,7 +333,9 @@ impl Rooms {
         match cause {
             Cause::Stranger => return Err("the call in flight was not made by a client that could answer".to_owned()),
             Cause::Several(count) => {
-                return Err(format!("calls of {count} clients are in flight, and it is not said which of them is asked"));
+                return Err(format!(
+                    "calls of {count} clients are in flight, and it is not said which of them is asked"
+                ));
             }
             Cause::Call(_) | Cause::Client(_) | Cause::Nobody => {}
         }

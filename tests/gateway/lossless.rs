@@ -64,7 +64,8 @@ fn value() -> impl Strategy<Value = String> {
         (100_usize..300).prop_map(|depth| format!("{}null{}", "[".repeat(depth), "]".repeat(depth))),
     ];
     leaf.prop_recursive(4, 32, 5, |inner| {
-        let item = (space(), inner.clone(), space()).prop_map(|(before, value, after)| [before, &value, after].concat());
+        let item =
+            (space(), inner.clone(), space()).prop_map(|(before, value, after)| [before, &value, after].concat());
         let member = (space(), string(), space(), inner, space())
             .prop_map(|(before, name, between, value, after)| format!("{before}{name}{between}:{value}{after}"));
         prop_oneof![
@@ -122,9 +123,8 @@ fn call(method: impl Strategy<Value = String>, has_id: bool) -> impl Strategy<Va
 
 /// A result or an error.
 fn answer() -> impl Strategy<Value = String> {
-    let error = (number(), string()).prop_flat_map(|(code, message)| {
-        object(vec![format!(r#""code":{code}"#), format!(r#""message":{message}"#)])
-    });
+    let error = (number(), string())
+        .prop_flat_map(|(code, message)| object(vec![format!(r#""code":{code}"#), format!(r#""message":{message}"#)]));
     let outcome = prop_oneof![
         value().prop_map(|value| format!(r#""result":{value}"#)),
         error.prop_map(|error| format!(r#""error":{error}"#)),
@@ -334,7 +334,8 @@ async fn what_a_server_says_of_itself_arrives_as_it_was_said_but_for_the_version
         r#"{"protocolVersion":"2025-11-25","capabilities":{"experimental":{"mirror":{}},"x-unknown":[1.0,null]},"#,
         r#""serverInfo":{"name":"mirror","version":"1.0.0","x-big":123456789012345678901234567890},"x-unknown":"\ud800"}"#,
     );
-    for (offered, agreed) in [("2025-11-25", "2025-11-25"), ("2025-03-26", "2025-03-26"), ("1999-01-01", "2025-11-25")] {
+    for (offered, agreed) in [("2025-11-25", "2025-11-25"), ("2025-03-26", "2025-03-26"), ("1999-01-01", "2025-11-25")]
+    {
         let answer = client.post(&super::client::initialize(offered)).await;
         let expected = said.replace("2025-11-25", agreed);
         assert_eq!(answer.body, format!(r#"{{"jsonrpc":"2.0","id":0,"result":{expected}}}"#));

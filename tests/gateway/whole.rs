@@ -182,11 +182,7 @@ impl Whole {
     }
 
     /// Waits until an instance is as wanted.
-    pub(crate) async fn until(
-        &self,
-        id: &InstanceId,
-        wanted: impl FnMut(&InstanceView) -> bool,
-    ) -> Arc<InstanceView> {
+    pub(crate) async fn until(&self, id: &InstanceId, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
         let waiting = timeout(GIVE_UP, self.runtime.wait_for(id, wanted));
         waiting.await.unwrap_or_else(|_| panic!("given up: {:#?}", self.runtime.status(id))).unwrap()
     }
