@@ -274,13 +274,14 @@ impl Front {
         }
         user.request().map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
         let place = place(user, path, parts, id)?;
-        version(&parts.headers, id)?;
-        if id.is_some() && message.method() == Some("initialize") {
-            return self.initialize(settings, pass, place, parts, &message).await;
-        }
+        // Before its version, which it says in the header: what is told of that would be another code.
         if era::is_next(&message) && !parts.headers.contains_key(SESSION_ID) {
             let why = "this protocol version is not served here; begin with `initialize`";
             return Err(no(StatusCode::BAD_REQUEST, id, METHOD_NOT_FOUND, why));
+        }
+        version(&parts.headers, id)?;
+        if id.is_some() && message.method() == Some("initialize") {
+            return self.initialize(settings, pass, place, parts, &message).await;
         }
         let session = self.session(user, place, &parts.headers, id)?;
         if id.is_none() {
@@ -532,10 +533,11 @@ fn accepted(headers: &HeaderMap) -> (bool, bool) {
         for range in value.to_str().unwrap_or_default().split(',') {
             said = true;
             let mut parts = range.split(';').map(str::trim);
-            let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+            let kind = parts.next().unwrap_or_default();
+            let is = |kinds: [&str; 3]| kinds.iter().any(|known| kind.eq_ignore_ascii_case(known));
             let refused = parts.any(|part| matches!(part, "q=0" | "q=0.0" | "q=0.00" | "q=0.000"));
-            json |= !refused && matches!(kind.as_str(), "*/*" | "application/*" | "application/json");
-            events |= !refused && matches!(kind.as_str(), "*/*" | "text/*" | "text/event-stream");
+            json |= !refused && is(["*/*", "application/*", "application/json"]);
+            events |= !refused && is(["*/*", "text/*", "text/event-stream"]);
         }
     }
     if said { (json, events) } else { (true, true) }

@@ -441,7 +441,12 @@ mod tests {
     #[test]
     fn the_server_logs_as_much_as_the_client_that_wants_most_and_each_hears_its_own() {
         let mut wishes = Wishes::default();
-        done(&mut wishes, 1, &Wish::Level(Level::Error), ONE);
+        let asking = asked(&mut wishes, 1, &Wish::Level(Level::Error), ONE);
+        // What is still on its way may be refused.
+        let other = asked(&mut wishes, 3, &Wish::Level(Level::Error), ONE);
+        for asked in [asking, other] {
+            wishes.came(asked, Outcome::Done(ONE));
+        }
         done(&mut wishes, 2, &Wish::Level(Level::Debug), ONE);
         assert_eq!(wishes.make(3, &Wish::Level(Level::Info), ONE), Made::Granted);
         assert_eq!(all_owed(&mut wishes), []);

@@ -45,32 +45,33 @@ impl Caller {
     }
 
     async fn call(&mut self, id: u64) {
-        match id % 4 {
+        let request = match id % 4 {
             // What it says is what it hears.
-            0 | 1 => {
-                let answer = self.attached.ask(&request(id, "x/echo", self.of(id)).to_string()).await;
-                self.hears(id, &answer.json()).await;
-            }
-            _ => {
+            0 | 1 => request(id, "x/echo", self.of(id)),
+            kind => {
                 let progress = json!({"progressToken": "$token", "progress": 1, "of": self.of(id)});
+                let progress = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress});
                 let question = json!({
                     "jsonrpc": "2.0", "id": format!("{} {id}", self.mark), "method": "sampling/createMessage",
                     "params": {"of": self.of(id), "_meta": {"progressToken": 1}},
                 });
                 let answer = json!({"jsonrpc": "2.0", "id": "$id", "result": {"of": self.of(id)}});
-                let progress = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress});
-                let messages =
-                    if id % 4 == 2 { json!([progress, progress, answer]) } else { json!([progress, question, answer]) };
-                let say = request(id, "mirror/say", json!({"_meta": {"progressToken": id}, "messages": messages}));
-                self.attached.posts.send("POST", &[], &say.to_string()).await;
-                let head = self.attached.posts.head().await;
-                assert!(head.is_stream(), "{head:?}");
-                while let Some(event) = self.attached.posts.event().await {
-                    if !event.data.is_empty() {
-                        self.hears(id, &event.json()).await;
-                    }
+                let second = if kind == 2 { progress.clone() } else { question };
+                let params = json!({"_meta": {"progressToken": id}, "messages": [progress, second, answer]});
+                request(id, "mirror/say", params)
+            }
+        };
+        self.attached.posts.send("POST", &[], &request.to_string()).await;
+        let head = self.attached.posts.head().await;
+        if head.is_stream() {
+            while let Some(event) = self.attached.posts.event().await {
+                if !event.data.is_empty() {
+                    self.hears(id, &event.json()).await;
                 }
             }
+        } else {
+            let answer = self.attached.posts.body(&head).await;
+            self.hears(id, &serde_json::from_str(&answer).unwrap()).await;
         }
         assert_eq!(self.count.answers, id, "{} has no answer to {id}", self.mark);
     }

@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const CALL_TIMEOUT: Duration = Duration::from_millis(300);
 
 async fn begin() -> Whole {
-    Whole::begin_with(|settings| settings.limits.request_timeout = Some(CALL_TIMEOUT)).await
+    Whole::begin_with(|settings| settings.request_timeout = Some(CALL_TIMEOUT)).await
 }
 
 /// What `initialize` is answered.
@@ -178,9 +178,9 @@ async fn an_instance_of_somebody_else_is_one_that_does_not_exist() {
     let full = whole.runtime.status(&theirs).unwrap().spec.name.clone();
     let call = request(1, "tools/list", json!({})).to_string();
     let hello = hello(json!({})).to_string();
-    // Without a session nothing is looked up at all.
     for (method, body, session, status) in [
         ("POST", hello.as_str(), None, 404),
+        // Without a session nothing is looked up at all.
         ("POST", &call, None, 400),
         ("POST", &call, session.clone(), 404),
         ("GET", "", session.clone(), 404),

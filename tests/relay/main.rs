@@ -196,6 +196,7 @@ async fn a_client_cancels_in_its_own_words_and_one_that_goes_away_in_ours() {
     relayed.drop();
     let told = play.hears().await;
     assert_eq!((&told["method"], &told["params"]["requestId"]), (&json!("notifications/cancelled"), &id));
+    assert_eq!(told["params"]["reason"], "the caller went away");
     play.end().await;
 }
 
@@ -228,6 +229,46 @@ async fn a_call_waits_for_the_person_who_is_asked_on_its_behalf_up_to_the_cap() 
     let refused = relayed.answered().await;
     assert_eq!(refused, Err(CallError::TimedOut { after: minutes(5), fate: Fate::TimedOut }));
     drop(question);
+    play.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_call_of_the_client_that_is_asked_waits_and_no_call_of_another() {
+    let mut play = Play::begin(|policy| policy.session.request_timeout_max = minutes(5)).await;
+    let mut calls = Vec::new();
+    for call in [1, 2] {
+        let relayed = play.relays_within(1, call, PLAIN, Some(minutes(1)));
+        calls.push((play.hears().await, relayed));
+    }
+    play.says(r#"{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}"#).await;
+    let Told::Asked(Cause::Client(1), question) = play.told().await else { panic!("it is not asked") };
+    let other = play.relays_within(2, 3, PLAIN, Some(minutes(1)));
+    play.hears().await;
+    let after = minutes(1);
+    assert_eq!(other.answered().await, Err(CallError::TimedOut { after, fate: Fate::TimedOut }));
+    assert_eq!(play.hears().await["method"], "notifications/cancelled");
+    tokio::time::sleep(minutes(1)).await;
+    question.decline(-1, "no");
+    assert_eq!(play.hears().await["id"], 1);
+    for (call, relayed) in calls {
+        play.answers(&call, "{}").await;
+        assert!(relayed.answered().await.unwrap().is_some());
+    }
+    play.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn progress_gives_a_call_more_time_up_to_the_cap() {
+    let mut play = Play::begin(|policy| policy.session.request_timeout_max = minutes(5)).await;
+    let relayed = play.relays_within(1, 1, CALL, Some(minutes(1)));
+    let id = Message::read(play.reads().await.into()).unwrap().id().unwrap().to_owned();
+    for _ in 0..5 {
+        tokio::time::sleep(minutes(1) - Duration::from_secs(1)).await;
+        let params = format!(r#"{{"progressToken":{id},"progress":1}}"#);
+        play.says(&format!(r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{params}}}"#)).await;
+        assert!(matches!(play.told().await, Told::Progress(..)));
+    }
+    assert_eq!(relayed.answered().await, Err(CallError::TimedOut { after: minutes(5), fate: Fate::TimedOut }));
     play.end().await;
 }
 
