@@ -1,5 +1,6 @@
 //! A client that does as little as a client can: what is tested is what is on the wire.
 
+use std::io;
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
@@ -87,12 +88,12 @@ impl Client {
         Self::try_connect(address).await.unwrap()
     }
 
-    /// None if nobody listens there.
-    pub(crate) async fn try_connect(address: SocketAddr) -> Option<Self> {
-        let io = TcpStream::connect(address).await.ok()?;
-        io.set_nodelay(true).unwrap();
-        let own = io.local_addr().unwrap();
-        Some(Self::over(Box::new(io), address, own))
+    /// An error says that nobody listens there.
+    pub(crate) async fn try_connect(address: SocketAddr) -> io::Result<Self> {
+        let io = TcpStream::connect(address).await?;
+        io.set_nodelay(true)?;
+        let own = io.local_addr()?;
+        Ok(Self::over(Box::new(io), address, own))
     }
 
     /// Over a connection that there is.

@@ -142,8 +142,8 @@ async fn a_certificate_is_renewed_by_a_reload_and_a_bad_one_changes_nothing() {
         assert!(named, "{error}");
         assert!(pair.connect(stage.address).await.is_some());
     }
-    let stale = Pair { certificate: old, dir: TempDir::new().unwrap() };
-    assert!(stale.connect(stage.address).await.is_none());
+    let former = Pair { certificate: old, dir: TempDir::new().unwrap() };
+    assert!(former.connect(stage.address).await.is_none());
 }
 
 #[tokio::test]
