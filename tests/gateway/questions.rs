@@ -287,15 +287,18 @@ async fn a_server_that_asked_for_roots_too_early_hears_of_the_first_client_that_
     let whole = Whole::begin().await;
     whole.online(Server::command("asks", "/bin/sh", &["-c", script])).await;
     let mut bystander = whole.client("asks", json!({})).await;
+    bystander.tell(&notification("notifications/first", json!({})).to_string()).await;
+    let mut read = bystander.hears_json().await;
+    if read["params"]["id"] == "early" {
+        // It may read only now that there were none.
+        read = bystander.hears_json().await;
+    }
+    // A client that has none changes nothing.
+    assert_eq!(read["params"]["method"], "notifications/first");
     let mut first = whole.client("asks", json!({"roots": {}})).await;
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"});
     for client in [&mut bystander, &mut first] {
-        let mut read = client.hears_json().await;
-        if read["params"]["id"] == "early" {
-            // It may read only now that there were none.
-            read = client.hears_json().await;
-        }
-        assert_eq!(read["params"], changed);
+        assert_eq!(client.hears_json().await["params"], changed);
     }
     let asked = first.hears_json().await;
     assert_eq!(asked["method"], "roots/list");
@@ -423,6 +426,10 @@ async fn a_server_with_a_subscriber_stays_awake_and_one_without_sleeps() {
     let other = whole.online(short(Server::mirror("other"))).await;
     whole.until(&other, |view| view.dormant).await;
     assert!(!whole.runtime.status(&id).unwrap().dormant);
+    assert!(was_relayed(&unsubscribe(&mut client, "test://a").await));
+    whole.until(&id, |view| view.dormant).await;
+    // And it is the same for who goes without a word.
+    assert!(was_relayed(&subscribe(&mut client, "test://a").await));
     client.leave().await;
     whole.until(&id, |view| view.dormant).await;
     whole.end().await;
