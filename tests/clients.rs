@@ -317,7 +317,7 @@ fn through_the_endpoint_the_python_client_sees_all_of_a_server_and_uses_the_meta
     let Some(endpoint) = Endpoint::ours() else { return };
     let Some(seen) = sees_all_of_it(Client::Python, &endpoint) else { return };
     // It asks for the next era first, and is told at once that this is not it.
-    assert_eq!(seen.of("connect")["asked"], json!([["server/discover", 400], ["initialize", 200]]));
+    assert_eq!(seen.of("connect")["asked"], json!([["server/discover", 400, -32601], ["initialize", 200, null]]));
     uses_the_meta_tools(Client::Python, &endpoint);
 }
 

@@ -83,6 +83,8 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!(gateway.authorization_servers, ["https://login.example.com/acme"]);
     let limits = GatewayLimits {
         body_max: 1 << 20,
+        bodies_max: 8 << 20,
+        streams_max: 4 << 20,
         session_idle: Duration::from_secs(600),
         session_age_max: Duration::from_secs(24 * 3600),
         sessions_max: 1000,
@@ -149,7 +151,7 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!(
         plan.warnings,
         [
-            "tests/fixtures/config/satellite.toml:118:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
+            "tests/fixtures/config/satellite.toml:120:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
          a server"
         ]
     );
@@ -890,6 +892,12 @@ fn everything_that_is_wrong_with_an_endpoint_is_told_at_once() {
             ("unknown key `sesions_max`", "`sessions_max`"),
         ],
     );
+}
+
+#[test]
+fn a_body_that_is_allowed_has_room_among_all_that_are_read() {
+    wrong("body_max = \"512MiB\"", "", "", &[("`bodies_max` is less than `body_max`", "\"256MiB\"")]);
+    assert!(gateway("body_max = \"256MiB\"", "", "").is_ok());
 }
 
 #[test]

@@ -92,6 +92,10 @@ pub struct Tls {
 pub struct GatewayLimits {
     /// Bytes of a request's body.
     pub body_max: usize,
+    /// Bytes of all bodies that are being read or answered.
+    pub bodies_max: usize,
+    /// Bytes of what is said to clients and not read yet; half of it for those who might come back.
+    pub streams_max: usize,
     /// A session that nobody uses ends after this.
     pub session_idle: Duration,
     /// And every session after this.
@@ -120,6 +124,8 @@ impl Default for GatewayLimits {
     fn default() -> Self {
         Self {
             body_max: 16 << 20,
+            bodies_max: 256 << 20,
+            streams_max: 128 << 20,
             session_idle: Duration::from_secs(30 * 60),
             session_age_max: Duration::from_secs(7 * 24 * 3600),
             sessions_max: 16_384,

@@ -138,6 +138,8 @@ section!(
     /// The numbers in `[gateway]`.
     Limits of GatewayLimits {
         body_max: usize = size,
+        bodies_max: usize = size,
+        streams_max: usize = size,
         session_idle: Duration = Fields::positive,
         session_age_max: Duration = Fields::positive,
         sessions_max: usize = Fields::count::<1, _>,
@@ -401,6 +403,10 @@ impl Limits {
         let at = self.put(&mut limits);
         if limits.body_max < 1024 {
             findings.error(at, "`body_max` has no room for a message", "give at least \"1KiB\"");
+        }
+        if limits.bodies_max < limits.body_max {
+            let message = "`bodies_max` is less than `body_max`: a body that is allowed could never be read";
+            findings.error(at, message, "make it a few times as large; its default is \"256MiB\"");
         }
         limits
     }

@@ -130,7 +130,7 @@ enum Place {
 }
 
 /// Keys whose strings are no secrets. A key that is not here may be a misspelled `token`.
-const SEEN: [&str; 32] = [
+const SEEN: [&str; 34] = [
     "name",
     "profile",
     "listen",
@@ -157,6 +157,8 @@ const SEEN: [&str; 32] = [
     "answers",
     "mcp_mode",
     "body_max",
+    "bodies_max",
+    "streams_max",
     "session_idle",
     "session_age_max",
     "resume_grace",

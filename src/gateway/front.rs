@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::body::Body;
+use axum::body::BodyDataStream;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request};
 use axum::response::Response;
@@ -31,6 +31,9 @@ use super::{Settings, Teller, era, metadata};
 
 /// A body that takes longer is not worth waiting for.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// What is read of a body whose request is refused already, and for how long.
+const UNREAD_MAX: usize = 64 * 1024;
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Who has to wait for memory is asked to come back after this.
 const CROWDED_PAUSE: Duration = Duration::from_secs(1);
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
@@ -102,8 +105,8 @@ impl Front {
         access: Arc<Access>,
         settings: Settings,
     ) -> Self {
-        let bodies = Budget::new(settings.bodies_max);
-        sessions.streams().set(settings.streams_max);
+        let bodies = Budget::new(settings.limits.bodies_max);
+        sessions.streams().set(settings.limits.streams_max);
         let (settings, draining) = (RwLock::new(Arc::new(settings)), AtomicBool::new(false));
         Self {
             faces,
@@ -123,8 +126,8 @@ impl Front {
     }
 
     pub(crate) fn set(&self, settings: Arc<Settings>) {
-        self.bodies.set(settings.bodies_max);
-        self.sessions.streams().set(settings.streams_max);
+        self.bodies.set(settings.limits.bodies_max);
+        self.sessions.streams().set(settings.limits.streams_max);
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
         self.changed.notify_one();
     }
@@ -166,7 +169,7 @@ impl Front {
         });
     }
 
-    async fn answer(&self, peer: SocketAddr, parts: &request::Parts, body: Body) -> Checked<Response> {
+    async fn answer(&self, peer: SocketAddr, parts: &request::Parts, body: &mut BodyDataStream) -> Checked<Response> {
         let settings = self.settings();
         let headers = &parts.headers;
         let host = Self::guarded(&settings, headers)?;
@@ -222,7 +225,7 @@ impl Front {
         pass: &Pass,
         path: Path<'_>,
         parts: &request::Parts,
-        body: Body,
+        body: &mut BodyDataStream,
     ) -> Checked<Response> {
         let headers = &parts.headers;
         if !is_json(headers) {
@@ -239,7 +242,7 @@ impl Front {
             }
         };
         let mut memory = self.bodies.share();
-        let body = read(body, headers, settings.body_max, &mut memory).await?;
+        let body = read(body, headers, settings.limits.body_max, &mut memory).await?;
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
             return self.batch(settings, &pass.user, path, parts, body).await;
@@ -249,8 +252,8 @@ impl Front {
             form,
             sse_after: settings.sse_after,
             keep_alive: settings.keep_alive,
-            grace: settings.resume_grace,
-            timeout: settings.request_timeout,
+            grace: settings.limits.resume_grace,
+            timeout: settings.limits.request_timeout,
         };
         self.message(settings, pass, path, parts, (message, memory), manner).await
     }
@@ -271,13 +274,14 @@ impl Front {
         }
         user.request().map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
         let place = place(user, path, parts, id)?;
-        version(&parts.headers, id)?;
-        if id.is_some() && message.method() == Some("initialize") {
-            return self.initialize(settings, pass, place, parts, &message).await;
-        }
+        // Before its version, which it says in the header: what is told of that would be another code.
         if era::is_next(&message) && !parts.headers.contains_key(SESSION_ID) {
             let why = "this protocol version is not served here; begin with `initialize`";
             return Err(no(StatusCode::BAD_REQUEST, id, METHOD_NOT_FOUND, why));
+        }
+        version(&parts.headers, id)?;
+        if id.is_some() && message.method() == Some("initialize") {
+            return self.initialize(settings, pass, place, parts, &message).await;
         }
         let session = self.session(user, place, &parts.headers, id)?;
         if id.is_none() {
@@ -349,7 +353,7 @@ impl Front {
         let begin = |_: &Message| user.call().map_err(|limited| Refused::new(reply::limited(None, &limited)));
         let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
-        Ok(call::batch(&*self.faces, &session, requests, settings.request_timeout, admissions).await)
+        Ok(call::batch(&*self.faces, &session, requests, settings.limits.request_timeout, admissions).await)
     }
 
     async fn initialize(
@@ -472,7 +476,26 @@ pub(crate) async fn handle(
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    front.answer(peer, &parts, body).await.unwrap_or_else(|refused| *refused.0)
+    let mut body = body.into_data_stream();
+    match front.answer(peer, &parts, &mut body).await {
+        Ok(response) => response,
+        Err(Refused(response)) => {
+            // A client that is still sending when the connection is closed may never see why.
+            if !parts.headers.contains_key(header::EXPECT) {
+                let _ = timeout(UNREAD_TIMEOUT, discard(&mut body)).await;
+            }
+            *response
+        }
+    }
+}
+
+/// Reads a little more of a body that nobody wants.
+async fn discard(body: &mut BodyDataStream) {
+    let mut left = UNREAD_MAX;
+    while let Some(Ok(frame)) = body.next().await {
+        let Some(less) = left.checked_sub(frame.len()) else { return };
+        left = less;
+    }
 }
 
 fn not_allowed(allowed: &'static str) -> Refused {
@@ -510,17 +533,18 @@ fn accepted(headers: &HeaderMap) -> (bool, bool) {
         for range in value.to_str().unwrap_or_default().split(',') {
             said = true;
             let mut parts = range.split(';').map(str::trim);
-            let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+            let kind = parts.next().unwrap_or_default();
+            let is = |kinds: [&str; 3]| kinds.iter().any(|known| kind.eq_ignore_ascii_case(known));
             let refused = parts.any(|part| matches!(part, "q=0" | "q=0.0" | "q=0.00" | "q=0.000"));
-            json |= !refused && matches!(kind.as_str(), "*/*" | "application/*" | "application/json");
-            events |= !refused && matches!(kind.as_str(), "*/*" | "text/*" | "text/event-stream");
+            json |= !refused && is(["*/*", "application/*", "application/json"]);
+            events |= !refused && is(["*/*", "text/*", "text/event-stream"]);
         }
     }
     if said { (json, events) } else { (true, true) }
 }
 
 /// The whole body, within its limit and in time. What it takes is counted as it comes: what was only announced takes nothing.
-async fn read(body: Body, headers: &HeaderMap, limit: usize, memory: &mut Share) -> Checked<Bytes> {
+async fn read(frames: &mut BodyDataStream, headers: &HeaderMap, limit: usize, memory: &mut Share) -> Checked<Bytes> {
     let large = || {
         let why = format!("a message has at most {limit} bytes");
         no(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, &why)
@@ -530,7 +554,6 @@ async fn read(body: Body, headers: &HeaderMap, limit: usize, memory: &mut Share)
         return Err(large());
     }
     let whole = async {
-        let mut frames = body.into_data_stream();
         let broken = |_| no(StatusCode::BAD_REQUEST, None, PARSE_ERROR, "the body broke off");
         let mut room_for = |frame: &Bytes| {
             if memory.bytes() + frame.len() > limit {

@@ -40,7 +40,7 @@ use mcp_satellite_actors::model::event::Event;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Duration, Instant, timeout};
 
-use crate::config::{Answers, GatewayPlan, Listen, Tls};
+use crate::config::{Answers, GatewayLimits, GatewayPlan, Listen, Tls};
 use access::Access;
 use call::Form;
 use face::{Endpoint, Faces};
@@ -48,13 +48,11 @@ use front::Front;
 use guard::Guard;
 use listen::{Door, Identity, Terms};
 use session::End;
-use sessions::{Limits, Sessions};
+use sessions::Sessions;
 
 /// Where events of clients go.
 pub type Teller = Box<dyn Fn(Event) + Send + Sync>;
 
-const BODIES_MAX: usize = 256 << 20;
-const STREAMS_MAX: usize = 128 << 20;
 const SSE_AFTER: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -73,32 +71,17 @@ pub struct Settings {
     pub tls: Option<Tls>,
     /// JSON or streams.
     pub answers: Answers,
-    /// Bytes of a message.
-    pub body_max: usize,
-    /// Of sessions.
-    pub limits: Limits,
-    /// How long a request may take; the instance's own, if nothing is said.
-    pub request_timeout: Option<Duration>,
-    /// Bytes of all messages that are being read or answered.
-    pub bodies_max: usize,
-    /// Bytes of what all clients have not read, half of them for those who might come back.
-    pub streams_max: usize,
-    /// At once.
-    pub connections_max: usize,
+    /// Its numbers.
+    pub limits: GatewayLimits,
     /// A stream begins so long after its request without an answer: proxies close what is silent.
     pub sse_after: Duration,
     /// And says something so often.
     pub keep_alive: Duration,
-    /// How long a client that has gone may take to come back before its calls are cancelled.
-    pub resume_grace: Duration,
-    /// How long calls may take when the endpoint stops.
-    pub drain_timeout: Duration,
 }
 
 impl Settings {
     /// What `plan` says of an endpoint that listens at `address`.
     pub fn new(name: &str, plan: &GatewayPlan, address: SocketAddr) -> Self {
-        let limits = &plan.limits;
         Self {
             name: name.to_owned(),
             public_url: plan.public_url.clone(),
@@ -110,21 +93,9 @@ impl Settings {
             authorization_servers: plan.authorization_servers.clone(),
             tls: plan.tls.clone(),
             answers: plan.answers,
-            body_max: limits.body_max,
-            limits: Limits {
-                sessions_max: limits.sessions_max,
-                per_user_max: limits.sessions_per_user_max,
-                idle: limits.session_idle,
-                age_max: limits.session_age_max,
-            },
-            request_timeout: limits.request_timeout,
-            bodies_max: BODIES_MAX.max(limits.body_max),
-            streams_max: STREAMS_MAX,
-            connections_max: limits.connections_max,
+            limits: plan.limits.clone(),
             sse_after: SSE_AFTER,
             keep_alive: KEEP_ALIVE,
-            resume_grace: limits.resume_grace,
-            drain_timeout: limits.drain_timeout,
         }
     }
 
@@ -199,7 +170,7 @@ impl Gateway {
         tell: Teller,
     ) -> io::Result<Self> {
         let terms = Arc::new(Terms::default());
-        terms.set(settings.identity()?, settings.connections_max);
+        terms.set(settings.identity()?, settings.limits.connections_max);
         let address = listener.local_addr()?;
         let front = Arc::new(Front::new(faces, sessions, tell, access, settings));
         let door = Door::open(listener, front.clone(), terms.clone())?;
@@ -235,23 +206,21 @@ impl Gateway {
     }
 
     /// Goes on with other settings, and at another place if one is given. Sessions of clients that would not be let in any
-    /// more end. Connections that were made in another way than new ones are end with what is being answered on them, at the
-    /// latest after [`Settings::drain_timeout`]; sessions outlive them. An error says that the certificate or the place cannot be used: those
-    /// stay as they were, and all else holds.
+    /// more end. Connections that would not be made in the same way any more end with what is being answered on them, at
+    /// the latest after [`GatewayLimits::drain_timeout`]; sessions outlive them. An error says that the certificate or the
+    /// place cannot be used: those stay as they were, and all else holds.
     pub fn apply(&self, mut settings: Settings, elsewhere: Option<TcpListener>) -> io::Result<()> {
         let before = self.front.settings();
-        let identity = settings.identity();
-        let kept = || self.terms.identity();
-        let (identity, certificate) = match identity {
+        let (identity, certificate) = match settings.identity() {
             Ok(identity) => (identity, Ok(())),
             Err(error) => {
                 settings.tls.clone_from(&before.tls);
-                (kept(), Err(error))
+                (self.terms.identity(), Err(error))
             }
         };
         let switched = settings.tls.is_some() != before.tls.is_some();
-        self.terms.set(identity, settings.connections_max);
-        let left = settings.drain_timeout;
+        self.terms.set(identity, settings.limits.connections_max);
+        let left = settings.limits.drain_timeout;
         self.front.set(Arc::new(settings));
         let moved = self.move_to(elsewhere, switched, left);
         self.revoke();
@@ -306,7 +275,7 @@ impl Gateway {
 
     /// Takes no more requests, waits for those that are being answered as long as it may, and ends.
     pub async fn drain(&self) {
-        let until = Instant::now() + self.front.settings().drain_timeout;
+        let until = Instant::now() + self.front.settings().limits.drain_timeout;
         self.front.drain();
         // An error says that some are not answered: they are cancelled with their sessions.
         let _ = timeout(until.saturating_duration_since(Instant::now()), self.front.rest()).await;
@@ -333,12 +302,12 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 async fn sweep(front: Arc<Front>) {
     const AT_MOST: Duration = Duration::from_secs(5);
     loop {
-        let limits = front.settings().limits;
-        let pause = AT_MOST.min(limits.idle / 2).min(limits.age_max / 2).max(Duration::from_millis(10));
+        let limits = front.settings().limits.clone();
+        let shortest = limits.session_idle.min(limits.session_age_max) / 2;
+        let pause = AT_MOST.min(shortest).max(Duration::from_millis(10));
         // An error says that the time has passed; without one there are other settings.
         let _ = timeout(pause, front.changed()).await;
-        let limits = front.settings().limits;
-        for session in front.sessions.sweep(&limits, Instant::now()) {
+        for session in front.sessions.sweep(&front.settings().limits, Instant::now()) {
             front.gone(&session);
         }
         front.sessions.relieve();

@@ -258,6 +258,10 @@ mod tests {
         assert_eq!(split("nobody:a:b", ':'), Some((&Found::None, "nobody", "a:b")));
         assert_eq!(split("git|file:///a|b", '|'), Some((&Found::One(2), "git", "file:///a|b")));
         assert_eq!(split("git", ':'), None);
+        // There may be more than two of a name.
+        let (one, third) = (own()[0], names("files", "x", "files-acme-alice-x"));
+        let three = Register::of(&[one, own()[1], third]);
+        assert_eq!(three.find("files"), &Found::Several(vec![0, 1, 2]));
         // A name may hold the separator.
         let odd = Register::of(&[names("a:b", "c", "a:b-acme-alice-c")]);
         assert_eq!(odd.split("a:b:log", ':'), Some((&Found::One(0), "a:b", "log")));

@@ -7,25 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq as _;
-use tokio::time::{Duration, Instant};
+use tokio::time::Instant;
 
 use super::access::User;
 use super::budget::Budget;
 use super::session::{End, Opening, Place, Session};
 use super::stream::is_crowded;
-
-/// How many sessions there may be, and for how long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// In all.
-    pub sessions_max: usize,
-    /// Of one user.
-    pub per_user_max: usize,
-    /// Without a request, an open stream or a call.
-    pub idle: Duration,
-    /// Whatever it does.
-    pub age_max: Duration,
-}
+use crate::config::GatewayLimits;
 
 /// Why there is no room for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,16 +93,16 @@ impl Sessions {
     pub(crate) fn open(
         &self,
         opening: Opening,
-        limits: &Limits,
+        limits: &GatewayLimits,
         now: Instant,
     ) -> Result<(Arc<Session>, Vec<Arc<Session>>), Full> {
         let mut table = self.table();
         let mut evicted = Vec::new();
         let owner = owner(&opening.pass.user);
         let own = table.of.get(&owner).map_or(0, HashSet::len);
-        if own >= limits.per_user_max {
+        if own >= limits.sessions_per_user_max {
             let idlest = table.of.get(&owner).and_then(|numbers| table.idlest(numbers.iter()));
-            evicted.extend(table.remove(idlest.ok_or(Full::User(limits.per_user_max))?));
+            evicted.extend(table.remove(idlest.ok_or(Full::User(limits.sessions_per_user_max))?));
         } else if table.all.len() >= limits.sessions_max {
             let idlest = table.idlest(table.all.keys());
             evicted.extend(table.remove(idlest.ok_or(Full::All(limits.sessions_max))?));
@@ -179,10 +167,11 @@ impl Sessions {
     }
 
     /// Ends what is idle or old, and forgets what has ended: those are returned.
-    pub(crate) fn sweep(&self, limits: &Limits, now: Instant) -> Vec<Arc<Session>> {
+    pub(crate) fn sweep(&self, limits: &GatewayLimits, now: Instant) -> Vec<Arc<Session>> {
         let over = |session: &&Arc<Session>| {
-            let idle = session.idle_since().is_some_and(|since| now.saturating_duration_since(since) >= limits.idle);
-            if now.saturating_duration_since(session.began()) >= limits.age_max {
+            let idle =
+                session.idle_since().is_some_and(|since| now.saturating_duration_since(since) >= limits.session_idle);
+            if now.saturating_duration_since(session.began()) >= limits.session_age_max {
                 session.end(End::Age);
             } else if idle {
                 session.end(End::Idle);
@@ -231,6 +220,7 @@ fn parse(id: &str) -> Option<(u64, [u8; 16])> {
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use std::net::IpAddr;
+    use std::time::Duration;
 
     use axum::http::HeaderValue;
     use axum::http::header::AUTHORIZATION;
@@ -259,13 +249,6 @@ mod tests {
         access.admit(&shown, IpAddr::from([127, 0, 0, 1])).unwrap()
     }
 
-    const LIMITS: Limits = Limits {
-        sessions_max: 100,
-        per_user_max: 100,
-        idle: Duration::from_secs(100),
-        age_max: Duration::from_secs(100),
-    };
-
     fn opening(pass: &Pass, endpoint: Endpoint) -> Opening {
         let (pass, greeting, version) = (pass.clone(), Greeting::default(), "2025-11-25".into());
         let name = if let Endpoint::Instance(id) = &endpoint { id.installation.as_str() } else { "" }.into();
@@ -279,7 +262,7 @@ mod tests {
     #[test]
     fn a_session_is_found_by_its_user_at_its_endpoint_and_by_nobody_else() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
-        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &LIMITS, now).unwrap();
+        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &GatewayLimits::default(), now).unwrap();
         let id = session.id();
         assert_eq!(id.len(), 48);
         let find = |id: &str, pass: &Pass, place| sessions.find(id, &pass.user, place, now).is_some();
@@ -298,7 +281,7 @@ mod tests {
         assert!(sessions.close(&session, End::Closed).is_none());
         assert!(sessions.is_empty() && sessions.table().of.is_empty());
 
-        let (session, _) = sessions.open(opening(&alice, instance("a")), &LIMITS, now).unwrap();
+        let (session, _) = sessions.open(opening(&alice, instance("a")), &GatewayLimits::default(), now).unwrap();
         assert!(find(&session.id(), &alice, Place::Instance("a")));
         for elsewhere in [Place::Instance("b"), Place::Instance(""), Place::Tools] {
             assert!(!find(&session.id(), &alice, elsewhere), "{elsewhere:?}");
@@ -309,7 +292,11 @@ mod tests {
     async fn what_is_kept_for_who_was_away_longest_is_forgotten_first() {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let open = |seconds| {
-            let opened = sessions.open(opening(&alice, Endpoint::Tools), &LIMITS, start + Duration::from_secs(seconds));
+            let opened = sessions.open(
+                opening(&alice, Endpoint::Tools),
+                &GatewayLimits::default(),
+                start + Duration::from_secs(seconds),
+            );
             opened.unwrap().0
         };
         // The one that was away longest listens now.
@@ -334,7 +321,7 @@ mod tests {
     #[test]
     fn over_the_limit_the_longest_idle_session_goes_and_one_at_work_stays() {
         let (sessions, alice, bob, start) = (Sessions::new(), user("alice"), user("bob"), Instant::now());
-        let limits = Limits { sessions_max: 4, per_user_max: 3, ..LIMITS };
+        let limits = GatewayLimits { sessions_max: 4, sessions_per_user_max: 3, ..GatewayLimits::default() };
         let open = |user: &Pass, seconds| {
             sessions.open(opening(user, Endpoint::Tools), &limits, start + Duration::from_secs(seconds))
         };
@@ -361,7 +348,8 @@ mod tests {
     fn a_session_ends_when_it_is_idle_or_old_and_not_while_it_works() {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let second = Duration::from_secs(1);
-        let limits = Limits { idle: 10 * second, age_max: 100 * second, ..LIMITS };
+        let limits =
+            GatewayLimits { session_idle: 10 * second, session_age_max: 100 * second, ..GatewayLimits::default() };
         let (idle, _) = sessions.open(opening(&alice, Endpoint::Tools), &limits, start).unwrap();
         let (works, _) = sessions.open(opening(&alice, Endpoint::Tools), &limits, start).unwrap();
         let (call, _withdrawn) = works.begin(&"1".into(), true).unwrap();
@@ -378,7 +366,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_said_after_an_answer_is_not_lost() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
-        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &LIMITS, now).unwrap();
+        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &GatewayLimits::default(), now).unwrap();
         let mut expected = Vec::new();
         for answered_by_json in [true, false] {
             let (call, _withdrawn) = session.begin(&"1".into(), true).unwrap();

@@ -128,7 +128,8 @@ async def main():
 
     async def note(response):
         if response.request.method == "POST":
-            asked.append([json.loads(response.request.content).get("method"), response.status_code])
+            error = json.loads(await response.aread())["error"]["code"] if response.status_code == 400 else None
+            asked.append([json.loads(response.request.content).get("method"), response.status_code, error])
 
     async with create_mcp_http_client(headers=headers) as http:
         http.event_hooks["response"].append(note)

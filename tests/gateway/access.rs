@@ -107,6 +107,28 @@ async fn who_tries_many_tokens_is_told_to_wait_and_keeps_nobody_out() {
     assert_eq!(Client::initialized(stage.address, "2025-11-25").await.echo().await, 200);
 }
 
+#[tokio::test]
+async fn who_is_refused_hears_it_before_the_message_is_sent_and_can_go_on() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::connect(stage.address).await;
+    client.token = None;
+    let mut other = Client::initialized(stage.address, "2025-11-25").await;
+    let message = initialize("2025-11-25").to_string();
+    client.send("POST", &[("content-length", &message.len().to_string())], &message[..1]).await;
+    // Meanwhile others are answered, so the head was read.
+    assert_eq!(other.echo().await, 200);
+    client.send_raw(&message.as_bytes()[1..]).await;
+    let head = client.head().await;
+    assert_eq!(head.status, 401);
+    client.body(&head).await;
+    client.token = Some("alice-token".to_owned());
+    client.begin("2025-11-25").await;
+    // One that never comes is not waited for.
+    client.token = None;
+    client.send("POST", &[("content-length", "1000")], "{").await;
+    assert_eq!(client.head().await.status, 401);
+}
+
 fn limited(limits: GatewayLimits) -> Stage {
     Stage::with(GatewayPlan { limits, ..plan() }, |_| {})
 }

@@ -130,7 +130,12 @@ impl Client {
 
     /// Sends what is given, whatever it is.
     pub(crate) async fn send_raw(&mut self, bytes: &[u8]) {
-        self.io.get_mut().write_all(bytes).await.unwrap();
+        assert!(self.try_send(bytes).await, "the connection is closed");
+    }
+
+    /// The same, unless the connection is closed. Says whether.
+    pub(crate) async fn try_send(&mut self, bytes: &[u8]) -> bool {
+        self.io.get_mut().write_all(bytes).await.is_ok()
     }
 
     /// Sends a request. A header that is given replaces the usual one, and an empty one takes it away.

@@ -15,7 +15,7 @@ use super::fake::{Seen, Stage, plan};
 
 #[tokio::test]
 async fn what_is_being_answered_when_the_endpoint_stops_is_answered() {
-    let mut stage = Stage::new(|settings| settings.drain_timeout = Duration::from_secs(60));
+    let mut stage = Stage::new(|settings| settings.limits.drain_timeout = Duration::from_secs(60));
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     let mut other = client.again().await;
     let mut get = client.again().await;
@@ -45,7 +45,7 @@ async fn what_is_being_answered_when_the_endpoint_stops_is_answered() {
 
 #[tokio::test]
 async fn a_call_that_is_never_answered_does_not_keep_the_endpoint_from_stopping() {
-    let mut stage = Stage::new(|settings| settings.drain_timeout = Duration::from_millis(50));
+    let mut stage = Stage::new(|settings| settings.limits.drain_timeout = Duration::from_millis(50));
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
     stage.saw(Seen::Asked("hold".into())).await;
@@ -55,7 +55,7 @@ async fn a_call_that_is_never_answered_does_not_keep_the_endpoint_from_stopping(
 
 #[tokio::test]
 async fn a_session_that_nobody_uses_ends() {
-    let mut stage = Stage::new(|settings| settings.limits.idle = Duration::from_millis(50));
+    let mut stage = Stage::new(|settings| settings.limits.session_idle = Duration::from_millis(50));
     let client = Client::initialized(stage.address, "2025-11-25").await;
     let mut get = client.again().await;
     get.open("GET", &[], "").await;
@@ -87,13 +87,13 @@ async fn a_token_that_is_taken_away_ends_the_sessions_that_it_opened() {
 
 #[tokio::test]
 async fn at_another_address_sessions_go_on_and_who_was_connected_is_answered() {
-    let mut stage = Stage::new(|settings| settings.drain_timeout = Duration::from_secs(60));
+    let mut stage = Stage::new(|settings| settings.limits.drain_timeout = Duration::from_secs(60));
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     let mut idle = client.again().await;
     assert_eq!(idle.echo().await, 200);
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
     stage.saw(Seen::Asked("hold".into())).await;
-    let long = |settings: &mut Settings| settings.drain_timeout = Duration::from_secs(60);
+    let long = |settings: &mut Settings| settings.limits.drain_timeout = Duration::from_secs(60);
     stage.reload(long, Some(stage.elsewhere())).unwrap();
     let there = stage.gateway.address();
     assert!(there.ip() != stage.address.ip());
@@ -120,7 +120,7 @@ async fn at_the_old_address_nothing_is_waited_for_longer_than_it_may_take() {
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
     stage.saw(Seen::Asked("hold".into())).await;
-    let short = |settings: &mut Settings| settings.drain_timeout = Duration::from_millis(50);
+    let short = |settings: &mut Settings| settings.limits.drain_timeout = Duration::from_millis(50);
     stage.reload(short, Some(stage.elsewhere())).unwrap();
     stage.saw(Seen::Cancelled("hold".into())).await;
     assert!(client.try_head().await.is_none());
@@ -142,10 +142,10 @@ async fn an_address_that_is_taken_is_told_and_the_endpoint_stays_where_it_is() {
 
 #[tokio::test]
 async fn there_are_so_many_connections_and_a_reload_says_how_many() {
-    let stage = Stage::new(|settings| settings.connections_max = 1);
+    let stage = Stage::new(|settings| settings.limits.connections_max = 1);
     let mut first = Client::initialized(stage.address, "2025-11-25").await;
     assert!(first.again().await.try_head().await.is_none());
-    stage.reload(|settings| settings.connections_max = 2, None).unwrap();
+    stage.reload(|settings| settings.limits.connections_max = 2, None).unwrap();
     let mut second = first.again().await;
     assert_eq!((first.echo().await, second.echo().await), (200, 200));
     assert!(first.again().await.try_head().await.is_none());
@@ -164,7 +164,7 @@ async fn there_are_so_many_connections_and_a_reload_says_how_many() {
 async fn each_end_of_a_session_is_told_with_its_reason() {
     let endpoint =
         |name: &str| Endpoint::Instance(InstanceId::new("team".into(), "alice".into(), InstallationId::from(name)));
-    let mut stage = Stage::new(|settings| settings.limits.per_user_max = 2);
+    let mut stage = Stage::new(|settings| settings.limits.sessions_per_user_max = 2);
     let public = |client: &Client| client.session.as_deref().unwrap()[..16].to_owned();
     let mut client = Client::connect(stage.address).await;
     client.extra.push(("user-agent".to_owned(), "a".repeat(300)));
@@ -193,11 +193,11 @@ async fn each_end_of_a_session_is_told_with_its_reason() {
     stage.gateway.removed(&endpoint("alices"));
     assert_eq!(stage.disconnected().await, (public(&second), 0, "removed".into()));
 
-    stage.reload(|settings| settings.limits.age_max = Duration::from_millis(1), None).unwrap();
+    stage.reload(|settings| settings.limits.session_age_max = Duration::from_millis(1), None).unwrap();
     assert_eq!(stage.disconnected().await, (public(&third), 0, "age".into()));
     stage.reload(|_| {}, None).unwrap();
     let fourth = Client::initialized(stage.address, "2025-11-25").await;
-    stage.reload(|settings| settings.limits.idle = Duration::from_millis(1), None).unwrap();
+    stage.reload(|settings| settings.limits.session_idle = Duration::from_millis(1), None).unwrap();
     assert_eq!(stage.disconnected().await, (public(&fourth), 0, "idle".into()));
 
     stage.reload(|_| {}, None).unwrap();

@@ -2,14 +2,18 @@
 
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use tokio::time::{Duration, Instant};
 
-use super::house::{Lists, id};
+use super::house::{GIVE_UP, Lists, id};
 use super::played::{Caller, PLAIN, Played};
 
 const FLAT: &str = "/mcp?mode=flat";
 const TOOLS: &str = "notifications/tools/list_changed";
 const RESOURCES: &str = "notifications/resources/list_changed";
 const PROMPTS: &str = "notifications/prompts/list_changed";
+
+/// What is over sooner is told to nobody.
+const MOMENT: Duration = Duration::from_millis(250);
 
 const FILES: Lists = Lists {
     tools: r#"[{"name":"read","x":1e400},{"name":"hang"}]"#,
@@ -147,13 +151,24 @@ async fn a_server_that_is_away_for_a_moment_changes_nothing() {
     tools(&mut caller).await;
     caller.names("resources/list", "resources", "uri").await;
     let mut get = caller.listening().await;
+    let mut other = played.client(FLAT).await;
+    let mut is_a_moment = true;
     for _ in 0..3 {
+        let began = Instant::now();
+        played.house.runtime.stop(&id("a")).await.unwrap();
+        // Whoever asks at that moment sees that it is away.
+        assert_eq!(tools(&mut other).await, ["git__read"]);
+        played.house.runtime.start(&id("a")).await.unwrap();
+        played.house.sees("a", |view| view.status == Status::Online).await;
+        is_a_moment &= began.elapsed() < MOMENT;
         restarted(&played, "a").await;
     }
     // Of all of this only what is told last is another list.
     played.house.relist("b", Lists { resources: r#"[{"name":"N","uri":"n:1"}]"#, ..PLAIN });
     restarted(&played, "b").await;
-    assert_eq!(get.hears_until(RESOURCES).await, [RESOURCES]);
+    let heard = get.hears_until(RESOURCES).await;
+    // On a machine that is busy elsewhere it was away for longer, and that is told.
+    assert!(heard == [RESOURCES] || !is_a_moment, "{heard:?}");
     assert_eq!(caller.names("resources/list", "resources", "uri").await, ["files|file:///a", "git|n:1"]);
     // And so is one that describes a tool in other words.
     played.house.relist(
@@ -254,8 +269,11 @@ async fn the_watcher_of_a_user_is_there_as_long_as_the_last_client() {
     assert_eq!(tasks(), before + 3);
     two.client.ask("DELETE", &[], "").await;
     // An aborted task is gone when it was polled once more.
-    while tasks() != before + 2 {
-        tokio::task::yield_now().await;
-    }
+    let gone = async {
+        while tasks() != before + 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(GIVE_UP, gone).await.unwrap();
     played.end().await;
 }

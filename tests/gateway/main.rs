@@ -5,11 +5,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::needless_pass_by_value, reason = "`json!` is written where it is used")]
 
+mod abandoned;
 mod access;
 mod client;
 mod drain;
 mod fake;
 mod flat;
+mod fuzz;
 #[path = "../meta_tools/support.rs"]
 #[expect(dead_code, reason = "the tests without HTTP use the rest")]
 mod house;

@@ -9,10 +9,11 @@ use mcp_satellite::gateway::room::Rooms;
 use mcp_satellite::gateway::sessions::Sessions;
 use mcp_satellite::gateway::{self, Gateway, Settings};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::client::{Client, notification, request};
 use super::fake;
-use super::house::{House, Lists};
+use super::house::{GIVE_UP, House, Lists};
 
 /// What a server that matters to nobody lists.
 pub(crate) const PLAIN: Lists =
@@ -131,7 +132,7 @@ impl Caller {
     pub(crate) async fn hears_until(&mut self, method: &str) -> Vec<String> {
         let mut heard = Vec::new();
         loop {
-            let event = self.client.event().await.expect("the stream ended");
+            let event = timeout(GIVE_UP, self.client.event()).await.unwrap().expect("the stream ended");
             if event.data.is_empty() {
                 continue;
             }

@@ -98,6 +98,14 @@ async fn a_stolen_session_id_opens_nothing() {
             }
         }
     }
+    let mut at_instance = Client::connect(stage.address).await;
+    at_instance.path = instance("alices");
+    at_instance.begin("2025-11-25").await;
+    for path in [instance("shared"), instance("nothing"), "/mcp".to_owned()] {
+        at_instance.path = path;
+        let answer = at_instance.ask("POST", &[], &echo).await;
+        assert_eq!(visible(&answer), visible(&nothing), "{}", at_instance.path);
+    }
     // Another token of the same user is the same user.
     alice.token = Some("alice-other-token".to_owned());
     assert_eq!(alice.ask("POST", &[], &echo).await.head.status, 200);
@@ -192,7 +200,7 @@ async fn a_client_of_the_next_era_is_told_to_go_on_with_this_one() {
 
 #[tokio::test]
 async fn a_message_that_is_too_large_is_not_read() {
-    let stage = Stage::new(|settings| settings.body_max = 1000);
+    let stage = Stage::new(|settings| settings.limits.body_max = 1000);
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     client.send("POST", &[("content-length", "1001")], "x").await;
     assert_eq!(client.head().await.status, 413);
@@ -204,7 +212,7 @@ async fn a_message_that_is_too_large_is_not_read() {
 
 #[tokio::test]
 async fn a_user_has_so_many_sessions_and_the_idlest_makes_room() {
-    let mut stage = Stage::new(|settings| settings.limits.per_user_max = 2);
+    let mut stage = Stage::new(|settings| settings.limits.sessions_per_user_max = 2);
     let mut first = Client::initialized(stage.address, "2025-11-25").await;
     let mut second = Client::initialized(stage.address, "2025-11-25").await;
     let _third = Client::initialized(stage.address, "2025-11-25").await;

@@ -95,7 +95,7 @@ async fn a_client_that_goes_away_before_anything_was_said_cancels_its_call() {
 
 #[tokio::test]
 async fn a_client_that_could_come_back_and_does_not_cancels_its_call() {
-    let mut stage = Stage::new(|settings| settings.resume_grace = Duration::from_millis(50));
+    let mut stage = Stage::new(|settings| settings.limits.resume_grace = Duration::from_millis(50));
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     client.open("POST", &[], &request(5, "talk", json!("x")).to_string()).await;
     assert_eq!(client.event().await.unwrap().id, "1-0");
@@ -210,7 +210,7 @@ async fn a_request_without_an_answer_becomes_a_stream_that_is_never_silent_for_l
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_ended_and_holds_nobody_up() {
-    let mut stage = Stage::new(|settings| settings.limits.idle = Duration::from_millis(200));
+    let mut stage = Stage::new(|settings| settings.limits.session_idle = Duration::from_millis(200));
     let slow = Client::initialized(stage.address, "2025-11-25").await;
     let mut deaf = slow.again().await;
     deaf.open("GET", &[], "").await;
@@ -234,7 +234,7 @@ async fn a_client_that_does_not_read_is_ended_and_holds_nobody_up() {
 async fn a_client_that_has_sent_more_before_it_goes_away_cancels_its_call_all_the_same() {
     let mut stage = Stage::new(|settings| {
         (settings.sse_after, settings.keep_alive) = (Duration::from_millis(10), Duration::from_millis(10));
-        settings.resume_grace = Duration::from_millis(10);
+        settings.limits.resume_grace = Duration::from_millis(10);
     });
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
@@ -246,7 +246,7 @@ async fn a_client_that_has_sent_more_before_it_goes_away_cancels_its_call_all_th
 
 #[tokio::test]
 async fn messages_of_all_clients_together_have_so_much_room() {
-    let mut stage = Stage::new(|settings| (settings.body_max, settings.bodies_max) = (2000, 2000));
+    let mut stage = Stage::new(|settings| (settings.limits.body_max, settings.limits.bodies_max) = (2000, 2000));
     let mut first = Client::initialized(stage.address, "2025-11-25").await;
     let mut second = Client::initialized(stage.address, "2025-11-25").await;
     let large = |method| request(5, method, json!("x".repeat(1200))).to_string();
@@ -268,7 +268,7 @@ async fn messages_of_all_clients_together_have_so_much_room() {
 
 #[tokio::test]
 async fn without_room_nothing_is_kept_for_who_does_not_listen() {
-    let mut stage = Stage::new(|settings| settings.streams_max = 100);
+    let mut stage = Stage::new(|settings| settings.limits.streams_max = 100);
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     client.post(&notification("shout", json!([10, 100]))).await;
     stage.saw(Seen::Told("shout".into())).await;

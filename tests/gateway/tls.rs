@@ -155,8 +155,11 @@ async fn tls_is_switched_on_and_off_by_a_reload_and_sessions_outlive_it() {
     asks.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
     stage.saw(Seen::Asked("hold".into())).await;
     let on = |settings: &mut mcp_satellite::gateway::Settings| {
-        (settings.tls, settings.drain_timeout) = (Some(pair.files()), Duration::from_secs(60));
+        (settings.tls, settings.limits.drain_timeout) = (Some(pair.files()), Duration::from_secs(60));
     };
+    let bad = || Tls { cert: "/nothing/there".into(), key: "/nothing/there".into() };
+    stage.reload(|settings| settings.tls = Some(bad()), None).unwrap_err();
+    assert_eq!(plain.echo().await, 200, "nobody is sent away for what cannot be had");
     stage.reload(on, None).unwrap();
     assert_eq!(stage.gateway.address(), stage.address);
     assert!(plain.try_head().await.is_none(), "nothing more is said in the clear");
@@ -168,8 +171,7 @@ async fn tls_is_switched_on_and_off_by_a_reload_and_sessions_outlive_it() {
     stage.release.add_permits(1);
     assert_eq!(asks.head().await.status, 200);
 
-    let bad = Tls { cert: "/nothing/there".into(), key: "/nothing/there".into() };
-    stage.reload(|settings| settings.tls = Some(bad), None).unwrap_err();
+    stage.reload(|settings| settings.tls = Some(bad()), None).unwrap_err();
     assert!(pair.connect(stage.address).await.is_some());
     stage.reload(|_| {}, None).unwrap();
     assert!(pair.connect(stage.address).await.is_none());

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::client::notification;
+use super::client::{initialize, notification};
 use super::house::Lists;
 use super::played::{Caller, PLAIN, Played};
 
@@ -28,6 +28,10 @@ async fn a_client_is_told_what_it_stands_before_and_how_to_use_it() {
     let listed = caller.asks("tools/list", json!({})).await;
     assert_eq!(listed["result"]["tools"].as_array().unwrap().len(), 6);
     assert_eq!(caller.asks("ping", json!({})).await["result"], json!({}));
+    // An older client is spoken to as it speaks.
+    let mut old = caller.client.again().await;
+    let answer = old.ask("POST", &[("mcp-session-id", "")], &initialize("2024-11-05").to_string()).await;
+    assert_eq!(answer.json()["result"]["protocolVersion"], "2024-11-05");
     // There is one page.
     assert!(caller.asks("tools/list", json!({"cursor": null})).await["result"].is_object());
     assert_eq!(caller.asks("tools/list", json!({"cursor": "2"})).await["error"]["code"], -32602);

@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// Longer than it takes a server to fall asleep; in paused time it costs nothing.
-const GIVE_UP: Duration = Duration::from_secs(300);
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(300);
 
 struct Nothing;
 

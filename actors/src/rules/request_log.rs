@@ -76,6 +76,11 @@ impl Payload {
             // Not everything that JSON can write is a value here: a number of five hundred digits, half a character.
             return Value::String(mask.apply(&plain(&text)));
         };
+        // Without an escape each text in it stands as it is: what the whole does not hold is in none of them, and most
+        // payloads need not be built anew.
+        if !mask.hides(&text) && memchr::memchr(b'\\', text.as_bytes()).is_none() {
+            return value;
+        }
         let masked = mask.apply_json(value);
         if !mask.hides(&text) {
             return masked;

@@ -1,0 +1,154 @@
+//! Clients that come and never say good-bye: what they held is given back.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::client::Client;
+use super::fake::Stage;
+
+const SESSIONS: usize = 10_000;
+/// At once.
+const CLIENTS: usize = 8;
+/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+const GIVE_UP: Duration = Duration::from_secs(120);
+
+/// The built binary, serving one user without a server.
+struct Satellite {
+    dir: TempDir,
+    child: Child,
+    address: SocketAddr,
+    /// The process below the reaper, which is the one that serves.
+    pid: i32,
+}
+
+impl Drop for Satellite {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+fn write_config(dir: &Path, session_idle: &str) {
+    let text = format!(
+        "[gateway]\nlisten = \"127.0.0.1:0\"\nsession_idle = \"{session_idle}\"\nsessions_max = 20000\n\
+         sessions_per_user_max = 20000\nrequests_per_second = 0\n[[teams]]\nid = \"t\"\nslug = \"acme\"\n\
+         [[teams.users]]\nid = \"u\"\nslug = \"alice\"\ntoken = \"env:ABANDONED_TOKEN\"\n"
+    );
+    fs::write(dir.join("satellite.toml"), text).unwrap();
+}
+
+impl Satellite {
+    fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        write_config(dir.path(), "1h");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_satellite"))
+            .args(["run", "--config", "satellite.toml", "--data-dir", "data"])
+            .current_dir(dir.path())
+            .env("ABANDONED_TOKEN", "alice-token")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = lines.find_map(|line| {
+            let line = line.unwrap();
+            let (_, url) = line.split_once("MCP: http://")?;
+            url.split('/').next()?.parse().ok()
+        });
+        // What it says later is read by somebody, too.
+        std::thread::spawn(move || lines.for_each(drop));
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
+        let pid = children.split_whitespace().next().unwrap().parse().unwrap();
+        Self { dir, child, address: address.unwrap(), pid }
+    }
+
+    /// As `satellite status` tells it.
+    fn sessions(&self) -> Option<usize> {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_satellite"));
+        let told = status.args(["status", "--data-dir", "data"]).current_dir(self.dir.path()).output().unwrap();
+        let told = String::from_utf8(told.stdout).unwrap();
+        let (_, clients) = told.lines().find(|line| line.starts_with("MCP: "))?.rsplit_once("\u{b7} ")?;
+        clients.split(' ').next()?.parse().ok()
+    }
+
+    fn reload(&self, session_idle: &str) {
+        write_config(self.dir.path(), session_idle);
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), Signal::SIGHUP).unwrap();
+    }
+
+    /// Bytes that it has in memory.
+    fn memory(&self) -> u64 {
+        let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid)).unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    }
+
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid)).unwrap().count()
+    }
+
+    /// Opens sessions and forgets them, until all are there.
+    async fn crowd(&self) {
+        let opened = (0..CLIENTS).map(|_| {
+            let address = self.address;
+            tokio::spawn(async move {
+                for _ in 0..SESSIONS / CLIENTS {
+                    Client::initialized(address, "2025-11-25").await;
+                }
+            })
+        });
+        futures::future::join_all(opened).await.into_iter().for_each(|opened| opened.unwrap());
+        self.until("all sessions", || self.sessions() == Some(SESSIONS));
+    }
+
+    fn until(&self, what: &str, is: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !is() {
+            let there = (self.sessions(), self.memory(), self.descriptors());
+            assert!(
+                started.elapsed() < GIVE_UP,
+                "gave up waiting for {what}; sessions, memory, descriptors: {there:?}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_ten_thousand_clients_that_vanish_nothing_stays() {
+    let satellite = Satellite::start();
+    let descriptors = satellite.descriptors();
+    // What was used once is kept for the next time, by the allocator and by us: the second time shows what is lost.
+    let mut memory = None;
+    for _ in 0..2 {
+        satellite.reload("1h");
+        satellite.crowd().await;
+        let full = satellite.memory();
+        satellite.reload("1s");
+        satellite.until("no session", || satellite.sessions() == Some(0));
+        satellite.until("no descriptor more than before", || satellite.descriptors() <= descriptors);
+        match memory {
+            None => memory = Some(satellite.memory()),
+            Some(before) => {
+                satellite.until("no memory more than before", || satellite.memory() <= before + before / 10);
+            }
+        }
+        println!("{SESSIONS} sessions: {full} bytes, then {}", satellite.memory());
+    }
+}
+
+#[tokio::test]
+async fn a_user_who_abandons_sessions_keeps_so_many_and_no_more() {
+    let stage = Stage::new(|_| {});
+    for _ in 0..300 {
+        Client::initialized(stage.address, "2025-11-25").await;
+    }
+    assert_eq!(stage.gateway.sessions(), 256);
+}
