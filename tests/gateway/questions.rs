@@ -472,6 +472,33 @@ async fn clients_hear_of_another_catalogue_that_comes_with_another_run() {
 }
 
 #[tokio::test]
+async fn what_a_new_run_says_of_its_lists_itself_is_not_said_twice() {
+    // Each run has a tool of its own, and says so before it is asked.
+    let script = r#"
+        while read -r line; do
+            id=${line#*\"id\":}; id=${id%%,*}
+            case $line in
+            *initialize\"*) printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"sh","version":"1"}}}\n' "$id" ;;
+            *initialized*) printf '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n' ;;
+            *tools/list*) printf '{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"tool_%s","inputSchema":{"type":"object"}}]}}\n' "$id" "$$" ;;
+            *) printf '{"jsonrpc":"2.0","method":"notifications/last"}\n' ;;
+            esac
+        done"#;
+    let whole = Whole::begin().await;
+    let id = whole
+        .online(Server::command("changes", "/bin/sh", &["-c", script]).policy(|policy| policy.restart.max_crashes = 9))
+        .await;
+    let mut client = whole.client("changes", json!({})).await;
+    for _ in 0..3 {
+        whole.kill(&id).await;
+        assert_eq!(client.hears_json().await["method"], "notifications/tools/list_changed");
+    }
+    client.tell(&notification("notifications/x", json!({})).to_string()).await;
+    assert_eq!(client.hears_json().await["method"], "notifications/last");
+    whole.end().await;
+}
+
+#[tokio::test]
 async fn an_instance_that_is_removed_takes_its_sessions_with_it() {
     let (whole, mut client) = one(Server::mirror("mirror"), json!({})).await;
     let id = whole.runtime.snapshot().iter().next().unwrap().spec.id.clone();

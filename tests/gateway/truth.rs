@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const CALL_TIMEOUT: Duration = Duration::from_millis(300);
 
 async fn begin() -> Whole {
-    Whole::begin_with(|settings| settings.request_timeout = Some(CALL_TIMEOUT)).await
+    Whole::begin_with(|settings| settings.limits.request_timeout = Some(CALL_TIMEOUT)).await
 }
 
 /// What `initialize` is answered.
