@@ -287,15 +287,18 @@ async fn a_server_that_asked_for_roots_too_early_hears_of_the_first_client_that_
     let whole = Whole::begin().await;
     whole.online(Server::command("asks", "/bin/sh", &["-c", script])).await;
     let mut bystander = whole.client("asks", json!({})).await;
+    bystander.tell(&notification("notifications/first", json!({})).to_string()).await;
+    let mut read = bystander.hears_json().await;
+    if read["params"]["id"] == "early" {
+        // It may read only now that there were none.
+        read = bystander.hears_json().await;
+    }
+    // A client that has none changes nothing.
+    assert_eq!(read["params"]["method"], "notifications/first");
     let mut first = whole.client("asks", json!({"roots": {}})).await;
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"});
     for client in [&mut bystander, &mut first] {
-        let mut read = client.hears_json().await;
-        if read["params"]["id"] == "early" {
-            // It may read only now that there were none.
-            read = client.hears_json().await;
-        }
-        assert_eq!(read["params"], changed);
+        assert_eq!(client.hears_json().await["params"], changed);
     }
     let asked = first.hears_json().await;
     assert_eq!(asked["method"], "roots/list");
@@ -423,6 +426,10 @@ async fn a_server_with_a_subscriber_stays_awake_and_one_without_sleeps() {
     let other = whole.online(short(Server::mirror("other"))).await;
     whole.until(&other, |view| view.dormant).await;
     assert!(!whole.runtime.status(&id).unwrap().dormant);
+    assert!(was_relayed(&unsubscribe(&mut client, "test://a").await));
+    whole.until(&id, |view| view.dormant).await;
+    // And it is the same for who goes without a word.
+    assert!(was_relayed(&subscribe(&mut client, "test://a").await));
     client.leave().await;
     whole.until(&id, |view| view.dormant).await;
     whole.end().await;
@@ -461,6 +468,33 @@ async fn clients_hear_of_another_catalogue_that_comes_with_another_run() {
     assert_eq!(methods, ["notifications/tools/list_changed", "notifications/prompts/list_changed"]);
     let tools = client.call(1, "tools/list", json!({})).await;
     assert_eq!(tools["result"]["tools"].as_array().unwrap().len(), 4);
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn what_a_new_run_says_of_its_lists_itself_is_not_said_twice() {
+    // Each run has a tool of its own, and says so before it is asked.
+    let script = r#"
+        while read -r line; do
+            id=${line#*\"id\":}; id=${id%%,*}
+            case $line in
+            *initialize\"*) printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"sh","version":"1"}}}\n' "$id" ;;
+            *initialized*) printf '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n' ;;
+            *tools/list*) printf '{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"tool_%s","inputSchema":{"type":"object"}}]}}\n' "$id" "$$" ;;
+            *) printf '{"jsonrpc":"2.0","method":"notifications/last"}\n' ;;
+            esac
+        done"#;
+    let whole = Whole::begin().await;
+    let id = whole
+        .online(Server::command("changes", "/bin/sh", &["-c", script]).policy(|policy| policy.restart.max_crashes = 9))
+        .await;
+    let mut client = whole.client("changes", json!({})).await;
+    for _ in 0..3 {
+        whole.kill(&id).await;
+        assert_eq!(client.hears_json().await["method"], "notifications/tools/list_changed");
+    }
+    client.tell(&notification("notifications/x", json!({})).to_string()).await;
+    assert_eq!(client.hears_json().await["method"], "notifications/last");
     whole.end().await;
 }
 

@@ -235,24 +235,27 @@ async fn a_call_waits_for_the_person_who_is_asked_on_its_behalf_up_to_the_cap() 
 #[tokio::test(start_paused = true)]
 async fn each_call_of_the_client_that_is_asked_waits_and_no_call_of_another() {
     let mut play = Play::begin(|policy| policy.session.request_timeout_max = minutes(5)).await;
-    let mut calls = Vec::new();
-    for call in [1, 2] {
-        let relayed = play.relays_within(1, call, PLAIN, Some(minutes(1)));
-        calls.push((play.hears().await, relayed));
-    }
-    play.says(r#"{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}"#).await;
-    let Told::Asked(Cause::Client(1), question) = play.told().await else { panic!("it is not asked") };
-    let other = play.relays_within(2, 3, PLAIN, Some(minutes(1)));
-    play.hears().await;
-    let after = minutes(1);
-    assert_eq!(other.answered().await, Err(CallError::TimedOut { after, fate: Fate::TimedOut }));
-    assert_eq!(play.hears().await["method"], "notifications/cancelled");
-    tokio::time::sleep(minutes(1)).await;
-    question.decline(-1, "no");
-    assert_eq!(play.hears().await["id"], 1);
-    for (call, relayed) in calls {
-        play.answers(&call, "{}").await;
-        assert!(relayed.answered().await.unwrap().is_some());
+    for own in 1..=2 {
+        let mut calls = Vec::new();
+        for call in 0..own {
+            let relayed = play.relays_within(1, 10 * own + call, PLAIN, Some(minutes(1)));
+            calls.push((play.hears().await, relayed));
+        }
+        play.says(&format!(r#"{{"jsonrpc":"2.0","id":{own},"method":"elicitation/create"}}"#)).await;
+        let Told::Asked(cause, question) = play.told().await else { panic!("nobody is asked") };
+        assert_eq!(cause, if own == 1 { Cause::Call(origin(1, 10)) } else { Cause::Client(1) });
+        let other = play.relays_within(2, own, PLAIN, Some(minutes(1)));
+        play.hears().await;
+        let after = minutes(1);
+        assert_eq!(other.answered().await, Err(CallError::TimedOut { after, fate: Fate::TimedOut }));
+        assert_eq!(play.hears().await["method"], "notifications/cancelled");
+        tokio::time::sleep(minutes(1)).await;
+        question.decline(-1, "no");
+        assert_eq!(play.hears().await["id"], own);
+        for (call, relayed) in calls {
+            play.answers(&call, "{}").await;
+            assert!(relayed.answered().await.unwrap().is_some());
+        }
     }
     play.end().await;
 }
