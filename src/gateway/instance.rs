@@ -117,15 +117,16 @@ impl Instances {
 /// Passes a request on as it came.
 async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<InstanceView>>, call: Call) -> Answer {
     let Call { message, origin, withdrawn, timeout } = call;
-    let tool = (message.method() == Some("tools/call")).then(|| name_of(&message)).flatten();
+    let method = message.method().unwrap_or_default().to_owned();
+    let tool = (method == "tools/call").then(|| name_of(&message)).flatten();
     let known =
         tool.as_ref().and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
-    let repeatable = known.unwrap_or_else(|| message.method().is_some_and(is_repeatable));
+    let repeatable = known.unwrap_or_else(|| is_repeatable(&method));
     let relay = Relay { message, origin, repeatable, tool };
     match runtime.relay(id, relay, timeout, withdrawn).await {
         Ok(Some(answer)) => Answer::Message(answer),
         Ok(None) => Answer::Withdrawn,
-        Err(error) => Answer::Error(Refusal::of_instance(&error, runtime, id, None).rpc()),
+        Err(error) => Refusal::of_instance(&error, runtime, id, None).answer(&method),
     }
 }
 

@@ -302,7 +302,9 @@ mod tests {
         // The one that was away longest listens now.
         let away = [open(0), open(2), open(1), open(3)];
         let _listening = away[0].listen(0, None, Duration::from_secs(60));
-        away.iter().for_each(|session| session.say(None, &[&"x".repeat(1000)]));
+        for session in &away {
+            session.say(None, &[&"x".repeat(1000)]);
+        }
         let used = sessions.streams().used();
         let lost = || away.each_ref().map(|session| session.lost());
         sessions.streams().set(2 * used);

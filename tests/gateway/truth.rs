@@ -31,16 +31,20 @@ async fn called(client: &mut Attached) -> Value {
     client.call(3, "tools/call", json!({"name": "echo", "arguments": {"text": "x"}})).await
 }
 
-/// An error of ours: a status, what has happened, and the next step, in words and as data.
+/// A refusal of ours: a status, what has happened, and the next step, in words and as data. A call of a tool is answered
+/// with a tool's error, which a model is shown, and anything else with an error of JSON-RPC.
 fn refused(answer: &Value, kind: &str, status: Value, happened: &str, next_step: &str) {
-    let error = &answer["error"];
-    assert_eq!(
-        (&error["code"], &error["data"]["kind"], &error["data"]["status"]),
-        (&json!(-32000), &json!(kind), &status)
-    );
-    let message = error["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
+    let (error, result) = (&answer["error"], &answer["result"]);
+    let (message, data) = if result["isError"] == true {
+        (&result["content"][0]["text"], &result["_meta"]["mcp-satellite/error"])
+    } else {
+        assert_eq!(error["code"], -32000, "{answer}");
+        (&error["message"], &error["data"])
+    };
+    assert_eq!((&data["kind"], &data["status"]), (&json!(kind), &status), "{answer}");
+    let message = message.as_str().unwrap_or_else(|| panic!("{answer}"));
     assert!(message.contains(happened) && message.ends_with(next_step), "{message}");
-    assert_eq!(error["data"]["next_step"], next_step);
+    assert_eq!(data["next_step"], next_step);
 }
 
 /// What a caller is told to do who has nothing but this server.
@@ -84,7 +88,7 @@ async fn a_server_on_its_way_is_waited_for_as_long_as_the_call_may_take() {
     let answer = called(&mut client).await;
     let next = next_step(&error, Status::Connecting, "crashed");
     refused(&answer, "timed_out", json!("connecting"), &error.to_string(), &next);
-    assert_eq!(answer["error"]["data"]["fate"], "not_sent");
+    assert_eq!(answer["result"]["_meta"]["mcp-satellite/error"]["fate"], "not_sent");
     // What it says of itself is known, so a client may come and wait.
     assert_eq!(greeted(&whole, "crashed").await["result"]["serverInfo"]["name"], "sim-server");
     whole.end().await;
