@@ -11,6 +11,7 @@ mod dormancy;
 mod endpoint;
 mod events;
 mod help;
+#[allow(dead_code, reason = "shared with the tests of secrets")]
 mod mcp;
 mod peer;
 mod reload;

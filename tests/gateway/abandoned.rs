@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const SESSIONS: usize = 10_000;
 /// How often so many come. What one of them leaves behind is little, and shows only after some of them.
 const ROUNDS: usize = 4;
 /// At once.
-const CLIENTS: usize = 8;
+const CLIENTS: u8 = 8;
 /// When a state that was waited for is given up. Far beyond what a loaded machine needs.
 const GIVE_UP: Duration = Duration::from_secs(120);
 
@@ -98,11 +98,13 @@ impl Satellite {
 
     /// Opens sessions and forgets them, until all are there.
     async fn crowd(&self) {
-        let opened = (0..CLIENTS).map(|_| {
+        let opened = (1..=CLIENTS).map(|number| {
             let address = self.address;
             tokio::spawn(async move {
-                for _ in 0..SESSIONS / CLIENTS {
-                    Client::initialized(address, "2025-11-25").await;
+                for _ in 0..SESSIONS / usize::from(CLIENTS) {
+                    // Ports of this many connections are taken from nobody else.
+                    let own = Ipv4Addr::new(127, 7, 0, number);
+                    Client::try_connect_from(own, address).await.unwrap().begin("2025-11-25").await;
                 }
             })
         });

@@ -1,11 +1,11 @@
 //! A client that does as little as a client can: what is tested is what is on the wire.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// What a connection is made of.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -90,7 +90,16 @@ impl Client {
 
     /// An error says that nobody listens there.
     pub(crate) async fn try_connect(address: SocketAddr) -> io::Result<Self> {
-        let io = TcpStream::connect(address).await?;
+        Self::try_connect_from(Ipv4Addr::LOCALHOST, address).await
+    }
+
+    /// From an address of its own: each has its own ports, of which a connection that is closed keeps one for a minute.
+    pub(crate) async fn try_connect_from(own: Ipv4Addr, address: SocketAddr) -> io::Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        if own != Ipv4Addr::LOCALHOST {
+            socket.bind(SocketAddr::from((own, 0)))?;
+        }
+        let io = socket.connect(address).await?;
         io.set_nodelay(true)?;
         let own = io.local_addr()?;
         Ok(Self::over(Box::new(io), address, own))

@@ -244,7 +244,7 @@ fn equal(got: &str, sent: &str) -> Result<(), TestCaseError> {
 
 async fn deliver(client: &mut Attached, letters: &Letters) -> Result<(), TestCaseError> {
     let Letters { id, request, aside, beside, server_aside, question, question_id, reply, answer } = letters;
-    let beside: String = beside.iter().flat_map(|member| [",", member]).collect();
+    let beside = beside.iter().flat_map(|member| [",", member]).collect::<String>();
 
     // A request arrives as it is, and its answer, which is the same once more.
     let sent = filled(request, id, "\"its own\"");

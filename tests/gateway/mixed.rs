@@ -111,11 +111,11 @@ impl Caller {
     }
 }
 
-async fn mixed(whole: &Whole, user_of: impl Fn(u64) -> &'static str) {
+async fn mixed(whole: &Whole, user: impl Fn(u64) -> &'static str) {
     let each = calls().div_ceil(CLIENTS);
     let mut callers = Vec::new();
     for number in 0..CLIENTS {
-        callers.push(tokio::spawn(Caller::begin(whole, user_of(number), "mirror", number).await.calls(each)));
+        callers.push(tokio::spawn(Caller::begin(whole, user(number), "mirror", number).await.calls(each)));
     }
     let mut all = Count::default();
     for caller in callers {

@@ -34,7 +34,7 @@ use super::client::{Answer, Client, Event, notification, request};
 use super::fake;
 
 /// When a state that was waited for is given up. Far beyond what a loaded machine needs.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(10);
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
 struct Nothing;
 
