@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpSocket;
 
 /// What a connection is made of.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
