@@ -118,7 +118,7 @@ async fn first() -> (Duration, Duration) {
             () = tokio::task::yield_now() => None,
         };
         let now = used();
-        (longest, last) = (longest.max(now - last), now);
+        (longest, last) = (longest.max(now.saturating_sub(last)), now);
         if let Some(took) = took {
             return (took, longest);
         }

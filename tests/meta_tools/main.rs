@@ -352,7 +352,7 @@ async fn who_has_not_asked_of_late_is_forgotten() {
 async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() {
     let house = house().await;
     let flat = house.flat();
-    let tools: Value = serde_json::from_str(&flat.tools()).unwrap();
+    let tools: Value = serde_json::from_str(flat.tools()).unwrap();
     let all = names(&tools, "tools", "name");
     let odd = &all[1];
     assert!(odd.starts_with("files__a_b_") && odd.len() == 11 + 8, "{odd}");
@@ -399,7 +399,7 @@ async fn in_flat_mode_no_two_tools_ever_share_a_name() {
     let other = Lists { tools: r#"[{"name":"b__c"}]"#, ..Lists::default() };
     let house = House::with(&[("a__b", "one", c), ("a", "two", other)]).await;
     let flat = house.flat();
-    let tools: Value = serde_json::from_str(&flat.tools()).unwrap();
+    let tools: Value = serde_json::from_str(flat.tools()).unwrap();
     let all = names(&tools, "tools", "name");
     let whose: Vec<_> = all.iter().map(|name| flat.part(Thing::Tools).owner(name).unwrap()).collect();
     assert_eq!(whose, [(&id("one"), "c"), (&id("two"), "b__c")]);
