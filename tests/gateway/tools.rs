@@ -140,8 +140,8 @@ async fn a_client_takes_back_what_it_runs() {
     assert_eq!(beside.post(&taken_back).await.head.status, 202);
     let heard = played.house.hears("notifications/cancelled").await;
     assert!(heard.contains(r#""reason":"bored""#), "{heard}");
-    let last = caller.client.head().await;
-    assert_eq!((last.status, caller.client.body(&last).await.as_str()), (200, ""));
+    let opening = caller.client.head().await;
+    assert_eq!((opening.status, caller.client.body(&opening).await.as_str()), (200, ""));
 
     // One that goes away takes it back as well.
     let run = caller.next("tools/call", json!({"name": "execute_mcp_tool", "arguments": {"tool_path": "files:hang"}}));

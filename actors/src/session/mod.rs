@@ -509,6 +509,11 @@ impl<O: Outlet> Conversation<O> {
                 if is_of_a_list && self.initialized.is_some() {
                     self.lists.again_by(now + self.spec.policy.session.list_changed_debounce);
                 }
+                // It may be anything: it is not even masked where nobody looks.
+                if tracing::enabled!(tracing::Level::TRACE) {
+                    let method = quoted(&self.spec.mask, method.unwrap_or_default());
+                    tracing::trace!(installation_name = %self.spec.name, method, "notification");
+                }
                 self.hear(view, text, of);
             }
         }

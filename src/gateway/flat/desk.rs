@@ -134,15 +134,14 @@ impl Drop for Watcher {
     }
 }
 
-/// Whose desk, and what follows the servers for it.
-type Table = HashMap<(TeamId, UserId), (Arc<Desk>, Watcher)>;
+type ByUser = HashMap<(TeamId, UserId), (Arc<Desk>, Watcher)>;
 
 /// The desks of those who have clients here.
 #[derive(Debug, Default)]
-pub(super) struct Desks(Mutex<Table>);
+pub(super) struct Desks(Mutex<ByUser>);
 
 impl Desks {
-    fn desks(&self) -> MutexGuard<'_, Table> {
+    fn desks(&self) -> MutexGuard<'_, ByUser> {
         // Nothing is called in between that could leave it half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
