@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use bytestring::ByteString;
+use futures::FutureExt as _;
 use futures::future::Fuse;
 use jiff::Timestamp;
 use serde::Deserialize;
+use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Duration, Instant};
@@ -22,6 +24,7 @@ use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
 use crate::rpc::{Kind, Message, View};
 use crate::rules::idle::Activity;
+use crate::rules::request_log::plain;
 
 const INTERNAL_ERROR: i64 = -32603;
 /// "No timeout" is a year: a deadline must be a time that a clock can show.
@@ -161,8 +164,13 @@ impl Drop for Ticket {
 /// An error as its client may see it. It is only written anew if there is something to hide.
 fn masked(answer: &View<'_>, text: &ByteString, mask: &Mask) -> Message {
     let kept = answer.keep(text);
-    let (Some(error), true) = (answer.outcome, mask.hides(text)) else { return kept };
-    let error = serde_json::from_str(error.get()).map_or(serde_json::Value::Null, |error| mask.apply_json(error));
+    // However it is spelled: PHP escapes slashes, Python all that is not ASCII.
+    let (Some(error), true) = (answer.outcome, mask.hides(&plain(text))) else { return kept };
+    let error = serde_json::from_str(error.get()).map_or_else(
+        // It has numbers or letters that only its reader may understand.
+        |_| json!({"code": INTERNAL_ERROR, "message": mask.apply(&plain(error.get()))}),
+        |error| mask.apply_json(error),
+    );
     let id = answer.id.map_or("null", RawValue::get);
     let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
     Message::read(text.into()).unwrap_or(kept)
@@ -198,7 +206,7 @@ pub(crate) enum Command {
     Request(Box<Asked>),
     /// The caller has gone, or has said so in words of its own.
     Cancel { id: u64, words: Option<Message> },
-    /// A client's notification. It has a place until it is written.
+    /// A client's notification. It has a place until it is queued, and is dropped where the server reads nothing.
     Tell { message: Message, place: Place },
     /// A client's answer to what the server has asked.
     Answer { question: u64, message: Message },
@@ -573,6 +581,10 @@ impl CallPort {
         timeout: Duration,
         withdrawn: &mut Fuse<oneshot::Receiver<Message>>,
     ) -> Result<Option<Message>, CallError> {
+        // It has waited for the server, and its client not for it.
+        if let Some(Ok(_)) = (&mut *withdrawn).now_or_never() {
+            return Ok(None);
+        }
         let (reply, mut answer) = oneshot::channel();
         let mut asking = self.ask(place, Wanted::Relay(relay), timeout, Waiter::Whole(reply));
         let is_result = |message: &Message| message.kind() == Kind::Result;

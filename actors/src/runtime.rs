@@ -22,6 +22,7 @@ use crate::model::exit::{CallError, Fate};
 use crate::model::ids::InstanceId;
 use crate::model::policy::{BatchPolicy, SessionPolicy, TeamBudgetPolicy};
 use crate::model::remote::ServerInfo;
+use crate::model::secret::Mask;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
 use crate::root::{self, Farewell, Installed, Part, Root};
@@ -301,12 +302,12 @@ impl RuntimeHandle {
         let repeatable = known.is_some_and(|tool| tool.repeatable);
         let params = self.payload(view.as_deref(), arguments.as_deref().map(RawValue::get));
         let call = Call { tool, arguments, repeatable };
+        let telling = Telling { runtime: self, id, view: view.clone(), tool: Some(tool), started, params };
         let answer = self.request(id, view.as_deref(), call, timeout, repeatable).await;
-        let (response, error) = match &answer {
-            Ok(result) => (Some(result.get()), tool_error(result.get())),
-            Err(error) => (None, Some(error.to_string())),
-        };
-        self.called(id, view, Called { tool, started, params, response, error });
+        match &answer {
+            Ok(result) => telling.of(Some(result.get()), tool_error(result.get())),
+            Err(error) => telling.of(None, Some(Wrong::of(error))),
+        }
         answer
     }
 
@@ -328,17 +329,19 @@ impl RuntimeHandle {
         let arguments = relay.tool.as_ref().and_then(|_| member(relay.message.params()?, "arguments"));
         let params = self.payload(view.as_deref(), arguments);
         let passing = Passing { relay: &relay, withdrawn: withdrawn.fuse() };
+        let telling = Telling { runtime: self, id, view: view.clone(), tool: relay.tool.as_deref(), started, params };
         let answer = self.request(id, view.as_deref(), passing, timeout, relay.repeatable).await;
-        if let Some(tool) = &relay.tool {
-            let response = answer.as_ref().ok().and_then(|message| message.as_ref()?.outcome());
-            let error = match &answer {
-                Ok(Some(message)) if message.kind() == Kind::Result => response.and_then(tool_error),
-                Ok(Some(_)) => Some(format!("server error: {}", response.unwrap_or_default())),
-                Ok(None) => Some("cancelled by the client".to_owned()),
-                Err(error) => Some(error.to_string()),
-            };
-            self.called(id, view, Called { tool, started, params, response, error });
-        }
+        let response = answer.as_ref().ok().and_then(|message| message.as_ref()?.outcome());
+        let wrong = match &answer {
+            Ok(Some(message)) if message.kind() == Kind::Result => response.and_then(tool_error),
+            Ok(Some(_)) => {
+                let theirs = format!("server error: {}", response.unwrap_or_default());
+                Some(Wrong { ours: "server error".to_owned(), theirs: Some(theirs) })
+            }
+            Ok(None) => Some(Wrong::ours("cancelled by the client")),
+            Err(error) => Some(Wrong::of(error)),
+        };
+        telling.of(response, wrong);
         answer
     }
 
@@ -375,9 +378,9 @@ impl RuntimeHandle {
     fn called(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: Called<'_>) {
         // As it is now: its credentials may have changed meanwhile, and one that was not known was tried all the same.
         let Some(view) = self.status(id).or(view) else { return };
-        let Called { tool, started, params, response, error } = called;
+        let Called { tool, started, params, response, wrong } = called;
         let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
-        let error = error.map(|why| mask.apply(&why));
+        let error = wrong.map(|wrong| wrong.told(view.spec.request_logging, mask, self.request_payload_max));
         if view.spec.request_logging {
             let at = self.events.wall();
             self.events.log(request_log::Request {
@@ -418,7 +421,11 @@ impl RuntimeHandle {
         loop {
             let open = match port.take() {
                 Some(port) => port,
-                None => self.ensure(id, deadline, timeout).await.map_err(|error| graver(first.as_ref(), error))?,
+                None => tokio::select! {
+                    biased;
+                    answer = wish.taken_back() => return Ok(answer),
+                    port = self.ensure(id, deadline, timeout) => port.map_err(|error| graver(first.as_ref(), error))?,
+                },
             };
             let place = match open.enter() {
                 Ok(place) => place,
@@ -518,6 +525,11 @@ trait Wish: Send {
         place: Place,
         timeout: Duration,
     ) -> impl Future<Output = Result<Self::Answer, CallError>> + Send;
+
+    /// What is answered once nothing is wanted any more. Of what nobody can take back: never.
+    fn taken_back(&mut self) -> impl Future<Output = Self::Answer> + Send {
+        std::future::pending()
+    }
 }
 
 /// A tool's result.
@@ -549,6 +561,14 @@ impl Wish for Passing<'_> {
     async fn ask(&mut self, port: &CallPort, place: Place, timeout: Duration) -> Result<Self::Answer, CallError> {
         port.relay_from(place, self.relay.clone(), timeout, &mut self.withdrawn).await
     }
+
+    async fn taken_back(&mut self) -> Self::Answer {
+        // An error says that it cannot be any more.
+        if (&mut self.withdrawn).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        None
+    }
 }
 
 /// What became of a call that was made twice: that the second time it reached nobody says nothing of the first.
@@ -567,27 +587,80 @@ struct Called<'a> {
     started: Instant,
     params: Option<Payload>,
     response: Option<&'a str>,
-    error: Option<String>,
+    wrong: Option<Wrong>,
+}
+
+/// A call of a tool that is under way. It is told once, whatever becomes of it: dropped before, that its caller has gone.
+struct Telling<'a> {
+    runtime: &'a RuntimeHandle,
+    id: &'a InstanceId,
+    view: Option<Arc<InstanceView>>,
+    /// None if it is no tool that is called, or it was told.
+    tool: Option<&'a str>,
+    started: Instant,
+    params: Option<Payload>,
+}
+
+impl Telling<'_> {
+    fn of(mut self, response: Option<&str>, wrong: Option<Wrong>) {
+        self.tell(response, wrong);
+    }
+
+    fn tell(&mut self, response: Option<&str>, wrong: Option<Wrong>) {
+        let Some(tool) = self.tool.take() else { return };
+        let (started, params) = (self.started, self.params.take());
+        self.runtime.called(self.id, self.view.take(), Called { tool, started, params, response, wrong });
+    }
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        self.tell(None, Some(Wrong::ours("its caller has gone")));
+    }
+}
+
+/// Why a call has failed: in our words, and with those of the server, which may be anything.
+struct Wrong {
+    ours: String,
+    theirs: Option<String>,
+}
+
+impl Wrong {
+    fn ours(why: &str) -> Self {
+        Self { ours: why.to_owned(), theirs: None }
+    }
+
+    fn of(error: &CallError) -> Self {
+        match error {
+            CallError::Server { code, .. } => {
+                Self { ours: format!("server error {code}"), theirs: Some(error.to_string()) }
+            }
+            error => Self { ours: error.to_string(), theirs: None },
+        }
+    }
+
+    /// As it is told; without the server's own words where calls are private.
+    fn told(self, with_theirs: bool, mask: &Mask, max: usize) -> String {
+        let text = mask.apply(&self.theirs.filter(|_| with_theirs).unwrap_or(self.ours));
+        if text.len() <= max {
+            return text;
+        }
+        format!("{}…", &text[..text.floor_char_boundary(max)])
+    }
 }
 
 /// What a tool said went wrong, if its result says that something did.
-fn tool_error(result: &str) -> Option<String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Outcome {
-        #[serde(default)]
-        is_error: bool,
-        #[serde(default)]
-        content: Vec<Content>,
-    }
+fn tool_error(result: &str) -> Option<Wrong> {
     #[derive(Deserialize)]
     struct Content {
-        #[serde(default)]
-        text: Option<String>,
+        text: String,
     }
     // Most results are no errors, and some are large: they are not parsed.
     memchr::memmem::find(result.as_bytes(), b"\"isError\"")?;
-    let outcome: Outcome = serde_json::from_str(result).ok()?;
-    let text = || outcome.content.into_iter().find_map(|content| content.text).unwrap_or_default();
-    outcome.is_error.then(text)
+    member(result, "isError").filter(|is_error| *is_error == "true")?;
+    let content: Option<Vec<&RawValue>> =
+        member(result, "content").and_then(|content| serde_json::from_str(content).ok());
+    let text = |part: &&RawValue| serde_json::from_str::<Content>(part.get()).ok();
+    let theirs = content.unwrap_or_default().iter().find_map(text).map(|content| content.text);
+    Some(Wrong { ours: "the tool reports an error".to_owned(), theirs })
 }

@@ -66,6 +66,11 @@ async fn an_error_of_the_server_is_an_answer_and_tells_no_secret() {
     for (error, told) in [
         (r#"{"code":-1,"message":"no","data":{"n":1e400}}"#, r#"{"code":-1,"message":"no","data":{"n":1e400}}"#),
         (r#"{"code":-1,"message":"the key hush-hush"}"#, r#"{"code":-1,"message":"the key [secret]"}"#),
+        (r#"{"code":-1,"message":"the key hush\u002dhush"}"#, r#"{"code":-1,"message":"the key [secret]"}"#),
+        (
+            r#"{"code":-1,"message":"hush-hush","data":{"n":1e400}}"#,
+            r#"{"code":-32603,"message":"{\"code\":-1,\"message\":\"[secret]\",\"data\":{\"n\":1e400}}"}"#,
+        ),
     ] {
         let relayed = play.relays(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/unknown"}"#);
         let request = play.hears().await;

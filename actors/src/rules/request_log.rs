@@ -92,7 +92,7 @@ impl Payload {
 }
 
 /// A JSON text, or its beginning, with every character written as we write it, so that a mask finds what it knows.
-fn plain(json: &str) -> String {
+pub(crate) fn plain(json: &str) -> String {
     let mut written = String::with_capacity(json.len());
     let mut rest = json;
     while let Some(at) = memchr::memchr(b'\\', rest.as_bytes()) {

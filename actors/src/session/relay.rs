@@ -48,7 +48,14 @@ impl<O: Outlet> Conversation<O> {
             Purpose::Caller { behalf, .. } => Some(behalf.as_ref().map(|behalf| behalf.origin)),
             Purpose::Handshake | Purpose::List | Purpose::Check => None,
         };
-        let of = of.and_then(|id| self.calls.pending.get(&id)).and_then(origin);
+        let of = match of.map(|id| self.calls.pending.get(&id).map(|pending| &pending.purpose)) {
+            None => None,
+            Some(Some(Purpose::Caller { behalf, .. })) => Some(behalf.as_ref().map(|behalf| behalf.origin)),
+            // It is said on the stream of something that we have asked by ourselves.
+            Some(Some(Purpose::Handshake | Purpose::List | Purpose::Check)) => return Cause::Nobody,
+            // Of a call that is over. It is no other's.
+            Some(None) => Some(None),
+        };
         origin::cause(of, self.calls.pending.values().filter_map(origin))
     }
 
@@ -122,7 +129,12 @@ impl<O: Outlet> Conversation<O> {
         match command {
             Command::Tell { message, place } => {
                 self.port.gate.active(Instant::now());
-                self.outlet.tell(&[message.text()]);
+                if self.outlet.has_room() {
+                    self.outlet.tell(&[message.text()]);
+                } else {
+                    // Nobody waits for it, and what a server does not read must not fill our memory.
+                    tracing::debug!(installation_name = %self.spec.name, "the server reads nothing; a notification is dropped");
+                }
                 drop(place);
             }
             Command::Answer { question, message } => {
