@@ -206,6 +206,72 @@ async fn a_client_cancels_in_its_own_words_and_one_that_goes_away_in_ours() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_that_is_taken_back_while_its_server_starts_is_never_made() {
+    let mut play = Play::begin(|_| {}).await;
+    play.restarts().await;
+    let initialize = play.hears().await;
+    assert_eq!(initialize["method"], "initialize");
+    let taken_back = play.relays(1, 1, PLAIN);
+    let kept = play.relays(2, 2, r#"{"jsonrpc":"2.0","id":1,"method":"x/unknown"}"#);
+    taken_back.withdraw(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"its-own"}}"#);
+    // Its client waits for nothing, and neither does its place.
+    assert_eq!(taken_back.answered().await, Ok(None));
+    play.answers(
+        &initialize,
+        r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"p","version":"1"}}"#,
+    )
+    .await;
+    assert_eq!(play.hears().await["method"], "notifications/initialized");
+    loop {
+        let request = play.hears().await;
+        assert_ne!(request["method"], "tools/call", "{request}");
+        if request["method"] == "x/unknown" {
+            play.answers(&request, "{}").await;
+            break;
+        }
+        play.answers(&request, r#"{"tools":[]}"#).await;
+    }
+    assert!(kept.answered().await.unwrap().is_some());
+    play.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_told_once_whatever_becomes_of_it_and_not_at_length() {
+    let mut play = Play::begin(|_| {}).await;
+    let mut events = play.runtime.subscribe();
+    let long = "x".repeat(10_000);
+    for (answer, told) in [
+        (None, "its caller has gone".to_owned()),
+        (
+            Some(format!(r#"{{"isError":true,"content":[{{"text":7}},{{"text":"{long}"}}]}}"#)),
+            format!("{}…", &long[..4096]),
+        ),
+    ] {
+        let relayed = play.relays(1, 1, PLAIN);
+        let request = play.hears().await;
+        match answer {
+            Some(result) => {
+                play.answers(&request, &result).await;
+                relayed.answered().await.unwrap();
+            }
+            None => {
+                relayed.drop();
+                assert_eq!(play.hears().await["method"], "notifications/cancelled");
+            }
+        }
+        play.runtime.flush().await;
+        let executed = loop {
+            let event = serde_json::to_value(&*events.recv().await.unwrap()).unwrap();
+            if event["type"] == "mcp.tool.executed" {
+                break event["data"].clone();
+            }
+        };
+        assert_eq!((&executed["success"], &executed["error_message"]), (&json!(false), &json!(told)));
+    }
+    play.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_notification_of_a_client_goes_on_as_it_is_and_starts_nothing() {
     let mut play = Play::begin(|_| {}).await;
     let said = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed","params":{"n":1e400}}"#;

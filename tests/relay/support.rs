@@ -135,6 +135,7 @@ pub(crate) struct Play {
     lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
     writer: WriteHalf<DuplexStream>,
     told: mpsc::UnboundedReceiver<Told>,
+    opened: mpsc::UnboundedReceiver<DuplexStream>,
     join: JoinHandle<()>,
 }
 
@@ -175,7 +176,7 @@ impl Play {
         };
         runtime.install(spec).await.unwrap();
         let (reader, writer) = split(opened.recv().await.unwrap());
-        let mut play = Self { runtime, id, lines: BufReader::new(reader).lines(), writer, told, join };
+        let mut play = Self { runtime, id, lines: BufReader::new(reader).lines(), writer, told, opened, join };
         let initialize = play.hears().await;
         assert_eq!(initialize["params"]["capabilities"]["elicitation"], serde_json::json!({"form": {}, "url": {}}));
         let offers = r#"{"tools":{},"logging":{},"x-unknown":{"y":1e400}}"#;
@@ -189,6 +190,15 @@ impl Play {
         let id = play.id.clone();
         play.runtime.wait_for(&id, |view| view.status == Status::Online).await.unwrap();
         play
+    }
+
+    /// The server ends, and starts again; it says nothing yet.
+    pub(crate) async fn restarts(&mut self) {
+        let (runtime, id) = (self.runtime.clone(), self.id.clone());
+        drop(tokio::spawn(async move { runtime.restart(&id).await }));
+        assert!(matches!(self.told().await, Told::Ended));
+        let (reader, writer) = split(timeout(GIVE_UP, self.opened.recv()).await.expect("it does not start").unwrap());
+        (self.lines, self.writer) = (BufReader::new(reader).lines(), writer);
     }
 
     /// The next line that the server reads, as it came.
