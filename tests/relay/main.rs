@@ -261,7 +261,9 @@ async fn a_call_is_told_once_whatever_becomes_of_it_and_not_at_length() {
         }
         play.runtime.flush().await;
         let executed = loop {
-            let event = serde_json::to_value(&*events.recv().await.unwrap()).unwrap();
+            let event =
+                serde_json::to_value(&*tokio::time::timeout(minutes(60), events.recv()).await.unwrap().unwrap())
+                    .unwrap();
             if event["type"] == "mcp.tool.executed" {
                 break event["data"].clone();
             }
