@@ -205,15 +205,12 @@ struct Addressee {
 fn resource(desk: &Desk, session: &Session, caller: &Caller, uri: &str) -> Result<(InstanceId, String), Refusal> {
     let as_read = |refusal: Refusal| {
         let read = desk.known_to(session, Thing::Resources);
-        let owner = |(at, _): (usize, &str)| {
-            let (id, _) = read.as_ref()?.owner(&uri[..at])?;
-            Some((id.clone(), uri[at + SEPARATOR.len_utf8()..].to_owned()))
-        };
         let not_there = || match refusal.kind {
             "ambiguous" => refusal.clone(),
             _ => Refusal::not_found("resource", uri).coded(RESOURCE_NOT_FOUND),
         };
-        uri.match_indices(SEPARATOR).find_map(owner).ok_or_else(not_there)
+        let found = read.as_ref().and_then(|part| part.split(uri));
+        found.map(|(id, own)| (id.clone(), own.to_owned())).ok_or_else(not_there)
     };
     match caller.part(uri, SEPARATOR, "server|uri") {
         Ok((view, _, own)) => Ok((view.spec.id.clone(), own.to_owned())),
