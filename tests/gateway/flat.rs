@@ -186,6 +186,8 @@ async fn a_name_that_was_listed_keeps_working_until_others_are_read() {
     let mut caller = played.client(FLAT).await;
     assert_eq!(tools(&mut caller).await, ["files__read", "files__hang"]);
     caller.names("resources/list", "resources", "uri").await;
+    // What it is told comes here, and not before an answer.
+    let _get = caller.listening().await;
     // A second one of the same name changes what the first one is called.
     played.house.add("files", "b", PLAIN).await;
     let other = &mut played.client(FLAT).await;
@@ -215,6 +217,8 @@ async fn a_name_means_what_it_meant_when_it_was_read_though_another_thing_is_cal
     let mut caller = played.client(FLAT).await;
     assert_eq!(tools(&mut caller).await, ["files__read", "files__hang", "a__b__c"]);
     caller.names("resources/list", "resources", "uri").await;
+    // What it is told comes here, and not before an answer.
+    let _get = caller.listening().await;
     // The name goes over to the other one, and so does what a third one was called.
     runtime.stop(&id("one")).await.unwrap();
     runtime.start(&id("two")).await.unwrap();
@@ -244,6 +248,8 @@ async fn a_call_of_what_is_not_there_says_why_and_what_to_do() {
     let played = Played::with(&[("files", "a", FILES), ("broken", "b", broken)]).await;
     let mut caller = played.client(FLAT).await;
     assert_eq!(tools(&mut caller).await, ["files__read", "files__hang"]);
+    // What it is told comes here, and not before an answer.
+    let _get = caller.listening().await;
     played.house.runtime.stop(&id("a")).await.unwrap();
     // Whether it has read that name or not.
     for caller in [&mut caller, &mut played.client(FLAT).await] {
