@@ -186,6 +186,8 @@ async fn a_name_that_was_listed_keeps_working_until_others_are_read() {
     let mut caller = played.client(FLAT).await;
     assert_eq!(tools(&mut caller).await, ["files__read", "files__hang"]);
     caller.names("resources/list", "resources", "uri").await;
+    // What it is told comes here, and not before an answer.
+    let _get = caller.listening().await;
     // A second one of the same name changes what the first one is called.
     played.house.add("files", "b", PLAIN).await;
     let other = &mut played.client(FLAT).await;
@@ -207,11 +209,47 @@ async fn a_name_that_was_listed_keeps_working_until_others_are_read() {
 }
 
 #[tokio::test]
+async fn a_name_means_what_it_meant_when_it_was_read_though_another_thing_is_called_so_now() {
+    let (b_c, c) = (Lists { tools: r#"[{"name":"b__c"}]"#, ..PLAIN }, Lists { tools: r#"[{"name":"c"}]"#, ..PLAIN });
+    let played = Played::with(&[("a", "one", b_c), ("a__b", "two", c), ("files", "old", FILES)]).await;
+    let runtime = &played.house.runtime;
+    runtime.stop(&id("two")).await.unwrap();
+    let mut caller = played.client(FLAT).await;
+    assert_eq!(tools(&mut caller).await, ["files__read", "files__hang", "a__b__c"]);
+    caller.names("resources/list", "resources", "uri").await;
+    // What it is told comes here, and not before an answer.
+    let _get = caller.listening().await;
+    // The name goes over to the other one, and so does what a third one was called.
+    runtime.stop(&id("one")).await.unwrap();
+    runtime.start(&id("two")).await.unwrap();
+    played.house.sees("two", |view| view.status == Status::Online).await;
+    runtime.uninstall(&id("old")).await.unwrap();
+    played.house.add("files", "new", FILES).await;
+    let (text, error) = caller.fails("a__b__c", json!({})).await;
+    assert_eq!(error["status"], "offline");
+    assert!(text.contains("`satellite start a-acme-alice-one`"), "{text}");
+    let read = caller.asks("resources/read", json!({"uri": "files|file:///a"})).await;
+    assert_eq!(read["error"]["data"]["kind"], "not_found", "{read}");
+    // Who has read nothing means what there is, and so does who has read it anew.
+    let other = &mut played.client(FLAT).await;
+    tools(&mut caller).await;
+    caller.names("resources/list", "resources", "uri").await;
+    for caller in [other, &mut caller] {
+        assert_eq!(caller.calls("a__b__c", json!({})).await["x-reflected"]["name"], "c");
+        let read = caller.text("resources/read", r#"{"uri":"files|file:///a"}"#).await;
+        assert!(read.contains(r#""result":{"contents""#), "{read}");
+    }
+    played.end().await;
+}
+
+#[tokio::test]
 async fn a_call_of_what_is_not_there_says_why_and_what_to_do() {
     let broken = Lists { tools: "", ..PLAIN };
     let played = Played::with(&[("files", "a", FILES), ("broken", "b", broken)]).await;
     let mut caller = played.client(FLAT).await;
     assert_eq!(tools(&mut caller).await, ["files__read", "files__hang"]);
+    // What it is told comes here, and not before an answer.
+    let _get = caller.listening().await;
     played.house.runtime.stop(&id("a")).await.unwrap();
     // Whether it has read that name or not.
     for caller in [&mut caller, &mut played.client(FLAT).await] {

@@ -11,6 +11,7 @@ use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rules::slot::Want;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -18,27 +19,56 @@ use super::fleet::{Fleet, Server};
 
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What is told of a call of this server: its kind, the status that is told, and the text.
-async fn told(fleet: &Fleet, installation: &str) -> (String, String, String) {
+/// What a call of one of the six comes to: an error, as a program and as a model is told of it.
+async fn fails(fleet: &Fleet, tool: &str, arguments: Value) -> (Value, String) {
     let tools = Tools::new(fleet.runtime.clone(), Arc::default());
-    let arguments = json!({"tool_path": format!("files-acme-alice-{installation}:echo"), "arguments": {"text": "a"}});
     let request = json!({
-        "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "execute_mcp_tool", "arguments": arguments},
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments},
     });
     let (_withdraw, withdrawn) = oneshot::channel();
     let message = Message::read(request.to_string().into()).unwrap();
     let call = Call { message, origin: Origin { client: 1, call: 1 }, withdrawn, timeout: Some(PATIENCE) };
     let Answer::Result(result) = tools.call((&"acme".into(), &"alice".into()), call).await else {
-        panic!("{installation} has answered")
+        panic!("a server has answered: {arguments}")
     };
     let result: Value = serde_json::from_str(&result).unwrap();
     assert_eq!(result["isError"], true, "{result}");
     let (error, text) = (&result["_meta"]["mcp-satellite/error"], result["content"][0]["text"].as_str().unwrap());
     let next_step = error["next_step"].as_str().unwrap();
     assert!(text.ends_with(next_step), "{text}");
+    (error.clone(), text.to_owned())
+}
+
+/// What is told of a call of this server: its kind, the status that is told, and the text.
+async fn told(fleet: &Fleet, installation: &str) -> (String, String, String) {
+    let arguments = json!({"tool_path": format!("files-acme-alice-{installation}:echo"), "arguments": {"text": "a"}});
+    let (error, text) = fails(fleet, "execute_mcp_tool", arguments).await;
     let word = |name: &str| error[name].as_str().unwrap().to_owned();
     assert_eq!(word("fate"), "not_sent", "{error}");
-    (word("kind"), word("status"), text.to_owned())
+    (word("kind"), word("status"), text)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_does_not_undo_that_a_person_has_stopped_a_server() {
+    let fleet = Fleet::start().await;
+    for server in [Server::remote("afar"), Server::new("here")] {
+        let id = fleet.online(server).await;
+        let name = fleet.runtime.status(&id).unwrap().spec.name.clone();
+        fleet.runtime.stop(&id).await.unwrap();
+        fleet.until(&id, Status::Offline).await;
+        let (error, text) = fails(&fleet, "reconnect_server", json!({"name": name})).await;
+        assert_eq!((&error["kind"], &error["status"]), (&json!("refused"), &json!("offline")));
+        assert_eq!(
+            text,
+            format!(
+                "`{name}` is stopped: a person has done that, and `satellite start {name}` undoes it. \
+                 Ask the user whether it should run."
+            )
+        );
+        let view = fleet.runtime.status(&id).unwrap();
+        assert_eq!((view.want, view.status), (Want::Stopped, Status::Offline));
+    }
+    fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]

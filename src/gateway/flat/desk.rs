@@ -72,10 +72,15 @@ impl Desk {
         self.clients().get(&session.number())?.read[thing as usize].clone()
     }
 
-    /// Tells every client what is other than it knows.
-    fn tell(&self, picture: &Picture) {
+    /// Tells every client what is other than it knows; false if the picture is one of before by now, and nothing was told.
+    fn tell(&self, picture: &Picture, is_now: impl FnOnce() -> bool) -> bool {
         let mut news = Vec::new();
-        for client in self.clients().values_mut() {
+        let mut clients = self.clients();
+        // Asked while nobody can say what it has read: who has read a newer one is not told of this one as well.
+        if !is_now() {
+            return false;
+        }
+        for client in clients.values_mut() {
             for thing in Thing::ALL {
                 let now = picture.part(thing);
                 let Some(told) = &mut client.told[thing as usize] else { continue };
@@ -85,9 +90,11 @@ impl Desk {
                 *told = now.clone();
             }
         }
+        drop(clients);
         for (session, thing) in news {
             session.say(None, &[list_changed(thing)]);
         }
+        true
     }
 
     async fn watch(self: Arc<Self>, runtime: RuntimeHandle, callers: Arc<Callers>) {
@@ -108,8 +115,11 @@ impl Desk {
                 }
                 () = sleep_until(settled_at.unwrap_or_else(Instant::now)), if settled_at.is_some() => {
                     let Some(picture) = self.picture(caller).await else { return };
-                    self.tell(&picture);
-                    (seen, settled_at) = (Some(picture), None);
+                    let is_now = || picture.is_of(&callers.of(runtime.snapshot(), &self.team, &self.user));
+                    // Else it goes round again at once: it has been different for long enough.
+                    if self.tell(&picture, is_now) {
+                        (seen, settled_at) = (Some(picture), None);
+                    }
                 }
             }
         }

@@ -146,8 +146,8 @@ impl Flat {
         Ok(Addressee { place, id, own, is_tool: thing == Thing::Tools })
     }
 
-    /// Whose a name is: as things are now, or as this client has read them. What belongs to a server that is not there is
-    /// its all the same, so that a call says why it is not there.
+    /// Whose a name is: as this client has read it, for by now it may be another's; or as things are now. What belongs to
+    /// a server that is not there is its all the same, so that a call says why it is not there.
     async fn named(
         &self,
         desk: &Desk,
@@ -156,11 +156,13 @@ impl Flat {
         thing: Thing,
         name: &str,
     ) -> Result<(InstanceId, String), Refusal> {
-        let picture = desk.picture(caller.clone()).await.ok_or_else(Refusal::ending)?;
         let found = |part: &Part| part.owner(name).map(|(id, own)| (id.clone(), own.to_owned()));
+        if let Some(read) = desk.known_to(session, thing).and_then(|part| found(&part)) {
+            return Ok(read);
+        }
+        let picture = desk.picture(caller.clone()).await.ok_or_else(Refusal::ending)?;
         let what = if thing == Thing::Tools { "tool" } else { "prompt" };
         found(picture.part(thing))
-            .or_else(|| found(&*desk.known_to(session, thing)?))
             .or_else(|| absent(&caller, thing, name))
             .ok_or_else(|| Refusal::not_found(what, name))
     }
@@ -201,23 +203,17 @@ struct Addressee {
     is_tool: bool,
 }
 
-/// Whose resource this is: the server's that is called so now, or was so where this client has read it.
+/// Whose resource this is: the server's that was called so where this client has read it, for by now that may be another
+/// one; or is called so now.
 fn resource(desk: &Desk, session: &Session, caller: &Caller, uri: &str) -> Result<(InstanceId, String), Refusal> {
-    let as_read = |refusal: Refusal| {
-        let read = desk.known_to(session, Thing::Resources);
-        let owner = |(at, _): (usize, &str)| {
-            let (id, _) = read.as_ref()?.owner(&uri[..at])?;
-            Some((id.clone(), uri[at + SEPARATOR.len_utf8()..].to_owned()))
-        };
-        let not_there = || match refusal.kind {
-            "ambiguous" => refusal.clone(),
-            _ => Refusal::not_found("resource", uri).coded(RESOURCE_NOT_FOUND),
-        };
-        uri.match_indices(SEPARATOR).find_map(owner).ok_or_else(not_there)
-    };
+    let read = desk.known_to(session, Thing::Resources);
+    if let Some((id, own)) = read.as_ref().and_then(|part| part.split(uri)) {
+        return Ok((id.clone(), own.to_owned()));
+    }
     match caller.part(uri, SEPARATOR, "server|uri") {
         Ok((view, _, own)) => Ok((view.spec.id.clone(), own.to_owned())),
-        Err(refusal) => as_read(refusal),
+        Err(refusal) if refusal.kind == "ambiguous" => Err(refusal),
+        Err(_) => Err(Refusal::not_found("resource", uri).coded(RESOURCE_NOT_FOUND)),
     }
 }
 

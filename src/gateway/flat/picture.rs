@@ -9,7 +9,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 
 use crate::gateway::names;
 use crate::gateway::tools::raw::respelled;
-use crate::gateway::tools::resources::{UI, described, qualified};
+use crate::gateway::tools::resources::{SEPARATOR, UI, described, qualified};
 use crate::gateway::tools::{Caller, Offered};
 
 /// What clients read lists of, and are told the changes of.
@@ -44,12 +44,26 @@ pub struct Part {
     /// Whose each name is, and by what name its server knows it. Of resources, whose are known by their addresses, they are
     /// the labels.
     owners: HashMap<String, (InstanceId, Box<str>)>,
+    /// Bytes of the longest name: nothing longer is looked for.
+    longest: usize,
 }
 
 impl Part {
+    fn new(lists: Vec<String>, owners: HashMap<String, (InstanceId, Box<str>)>) -> Self {
+        let longest = owners.keys().map(String::len).max().unwrap_or_default();
+        Self { lists, owners, longest }
+    }
+
     /// Whose thing this is, and by what name its server knows it.
     pub fn owner(&self, name: &str) -> Option<(&InstanceId, &str)> {
         self.owners.get(name).map(|(id, name)| (id, &**name))
+    }
+
+    /// Takes `server|uri` apart at the first bar before which a label stands: whose it is, and what is behind that.
+    pub fn split<'t>(&self, address: &'t str) -> Option<(&InstanceId, &'t str)> {
+        let whose = |at: usize| Some((self.owner(&address[..at])?.0, &address[at + SEPARATOR.len_utf8()..]));
+        let bars = address.match_indices(SEPARATOR).map(|(at, _)| at);
+        bars.take_while(|at| *at <= self.longest).find_map(whose)
     }
 
     /// Whether a client that has read the one knows nothing of the other.
@@ -125,7 +139,7 @@ fn named(offered: &Offered, list: &str, of: &dyn Fn(&Catalogue) -> Vec<(&str, &s
         definitions.push(respelled(&renamed, &UI, |uri| qualified(label, uri)));
         owners.insert(flat, (id.clone(), name.into()));
     }
-    Part { lists: vec![result(list, &definitions)], owners }
+    Part::new(vec![result(list, &definitions)], owners)
 }
 
 /// What is known by an address, before which stands whose it is.
@@ -140,9 +154,40 @@ fn addressed(offered: &Offered) -> Part {
     let resources = entries("resources", "uri", |catalogue| &catalogue.resources);
     let templates = entries("resourceTemplates", "uriTemplate", |catalogue| &catalogue.resource_templates);
     let owners = offered.each().map(|(label, spec, _)| (label.to_owned(), (spec.id.clone(), label.into())));
-    Part { lists: vec![resources, templates], owners: owners.collect() }
+    Part::new(vec![resources, templates], owners.collect())
 }
 
 fn result(name: &str, definitions: &[String]) -> String {
     format!("{{\"{name}\":[{}]}}", definitions.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(labels: &[&str]) -> Part {
+        let id = |label: &str| InstanceId::new("acme".into(), "alice".into(), label.into());
+        let owners = labels.iter().map(|label| ((*label).to_owned(), (id(label), (*label).into())));
+        Part::new(Vec::new(), owners.collect())
+    }
+
+    fn split<'t>(part: &Part, address: &'t str) -> Option<(String, &'t str)> {
+        part.split(address).map(|(id, rest)| (id.installation.as_str().to_owned(), rest))
+    }
+
+    #[test]
+    fn an_address_is_taken_apart_where_a_label_ends() {
+        let part = part(&["git", "a|b"]);
+        assert_eq!(split(&part, "git|file:///a|b"), Some(("git".to_owned(), "file:///a|b")));
+        assert_eq!(split(&part, "a|b|c"), Some(("a|b".to_owned(), "c")));
+        for nobodys in ["git", "a|c", "gi|git|x", "|git|x", ""] {
+            assert_eq!(split(&part, nobodys), None, "{nobodys}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_nothing_but_bars_is_not_looked_up_at_each_of_them() {
+        // As many look-ups of such texts would take hours.
+        assert_eq!(split(&part(&["git", "a|b"]), &"|".repeat(4 * 1024 * 1024)), None);
+    }
 }

@@ -114,7 +114,8 @@ fn milliseconds(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Answers `reconnect_server`. A process is started again.
+/// Answers `reconnect_server`. A process is started again. What a person has stopped stays so: a model may ask, and no
+/// more.
 pub(super) async fn reconnect(
     runtime: &RuntimeHandle,
     caller: &Caller,
@@ -129,9 +130,20 @@ pub(super) async fn reconnect(
     }
     let name = Arguments::read(arguments, &["name"])?.text("name")?;
     let view = caller.server(&name)?;
+    if view.want == Want::Stopped {
+        return Err(stopped(&view.spec.name));
+    }
     let outcome = runtime.reconnect(&view.spec.id).await.map_err(|error| Refusal::of_control(&error, &name))?;
     let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
     Ok(structured(&Reconnected { success, status, status_message }))
+}
+
+/// Of the server of this full name.
+fn stopped(name: &str) -> Refusal {
+    let message = format!("`{name}` is stopped: a person has done that, and `satellite start {name}` undoes it");
+    let mut refusal = Refusal::new("refused", message).then("Ask the user whether it should run.");
+    refusal.state.status = Some(Status::Offline.as_str());
+    refusal
 }
 
 #[cfg(test)]
