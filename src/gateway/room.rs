@@ -318,6 +318,16 @@ impl Rooms {
         run_of(self.house.runtime.get()?.status(id).as_deref())
     }
 
+    /// Whether nobody is there who has roots: then whoever brings some is news to this run.
+    fn is_rootless(&self, of: &Source) -> bool {
+        let mut table = self.house.table();
+        let is_rootless = table.of.get(&of.id).is_none_or(|room| room.able("roots/list").next().is_none());
+        if is_rootless {
+            table.rootless.insert(of.id.clone(), of.run);
+        }
+        is_rootless
+    }
+
     /// Whom a question is for, or why it is for nobody.
     fn asks(&self, id: &InstanceId, cause: Cause, method: &str) -> Result<(Arc<Session>, Option<u64>), String> {
         if let Some((client, call)) = meant(cause) {
@@ -427,11 +437,9 @@ impl Audience for Rooms {
         let method = question.message().method().unwrap_or_default().to_owned();
         match (self.asks(&of.id, cause, &method), method.as_str()) {
             (Ok((session, call)), _) => session.ask(of.clone(), call, question),
-            (Err(_), "roots/list") => {
-                self.house.table().rootless.insert(of.id.clone(), of.run);
-                question.nobody();
-            }
-            (Err(why), "sampling/createMessage" | "elicitation/create") => question.decline(INTERNAL_ERROR, &why),
+            // To say that there are none is only true where nobody has any.
+            (Err(_), "roots/list") if self.is_rootless(of) => question.nobody(),
+            (Err(why), "sampling/createMessage" | "elicitation/create" | "roots/list") => question.decline(INTERNAL_ERROR, &why),
             (Err(why), _) => question.decline(METHOD_NOT_FOUND, &why),
         }
     }
