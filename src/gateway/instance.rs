@@ -9,7 +9,6 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::rpc::{Kind, Message, joined};
 use mcp_satellite_actors::{Relay, RuntimeHandle, is_repeatable};
-use serde::Deserialize;
 use tokio::time::Duration;
 
 use super::access::User;
@@ -19,7 +18,7 @@ use super::refusal::Refusal;
 use super::room::Rooms;
 use super::session::Session;
 use super::tools::Callers;
-use super::tools::raw::respelled;
+use super::tools::raw::{place, respelled};
 use super::wishes::Wish;
 
 /// How long a client that connects waits for a server that has to be started.
@@ -137,11 +136,7 @@ fn of_a_question(session: &Session, message: &Message) -> Option<Message> {
     Message::read(joined(&message.told_as(&token))).ok()
 }
 
-/// The name in the params of a request.
+/// The name in the params of a request: whatever stands beside it, the server may read it.
 fn name_of(message: &Message) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Params {
-        name: String,
-    }
-    serde_json::from_str::<Params>(message.params()?).ok().map(|params| params.name)
+    place(message.params()?, &["name"]).map(|(_, name)| name)
 }
