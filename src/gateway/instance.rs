@@ -14,12 +14,12 @@ use tokio::time::Duration;
 use super::access::User;
 use super::era;
 use super::face::{Answer, Call, Greeting, RpcError, Welcome};
-use super::refusal::Refusal;
+use super::refusal::{INVALID_PARAMS, Refusal, SERVER_ERROR};
 use super::room::Rooms;
 use super::session::Session;
 use super::tools::Callers;
 use super::tools::raw::{place, respelled};
-use super::wishes::Wish;
+use super::wishes::{SUBSCRIPTIONS_MAX, TooMuch, URI_BYTES_MAX, Wish};
 
 /// How long a client that connects waits for a server that has to be started.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -75,7 +75,10 @@ impl Instances {
                 return Answer::Result("{}".to_owned());
             }
             let Some(wish) = Wish::of(&call.message) else { return relayed(&runtime, &id, view, call).await };
-            let wished = rooms.wish(&session, &id, &wish);
+            let wished = match rooms.wish(&session, &id, &wish) {
+                Ok(wished) => wished,
+                Err(too_much) => return Answer::Error(refused(too_much)),
+            };
             if wished.is_granted() {
                 return Answer::Result("{}".to_owned());
             }
@@ -134,6 +137,16 @@ async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<Inst
 fn of_a_question(session: &Session, message: &Message) -> Option<Message> {
     let (_, token) = session.question(message.token()?)?;
     Message::read(joined(&message.told_as(&token))).ok()
+}
+
+/// What a client is told that wishes too much.
+fn refused(too_much: TooMuch) -> RpcError {
+    let (code, kind, limit) = match too_much {
+        TooMuch::Subscriptions => (SERVER_ERROR, "subscriptions", SUBSCRIPTIONS_MAX),
+        TooMuch::Uri => (INVALID_PARAMS, "subscription_uri", URI_BYTES_MAX),
+    };
+    let data = Some(format!(r#"{{"kind":"{kind}","limit":{limit}}}"#));
+    RpcError { code, message: too_much.to_string(), data }
 }
 
 /// The name in the params of a request: whatever stands beside it, the server may read it.

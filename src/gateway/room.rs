@@ -29,7 +29,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::reply::METHOD_NOT_FOUND;
 use super::session::Session;
 use super::sessions::Sessions;
-use super::wishes::{Asked, Level, Made, Outcome, Wish, Wishes, uri_of};
+use super::wishes::{Asked, Level, Made, Outcome, TooMuch, Wish, Wishes, uri_of};
 
 const INTERNAL_ERROR: i64 = -32603;
 
@@ -296,7 +296,7 @@ impl Rooms {
     }
 
     /// A client wishes something of the session that it shares.
-    pub(super) fn wish(&self, session: &Session, id: &InstanceId, wish: &Wish) -> Wished {
+    pub(super) fn wish(&self, session: &Session, id: &InstanceId, wish: &Wish) -> Result<Wished, TooMuch> {
         let run = self.run_of(id);
         let made = match self.house.table().of.get_mut(id) {
             Some(room) => room.wishes.make(session.number(), wish, run),
@@ -306,12 +306,13 @@ impl Rooms {
         let asked = match made {
             Made::Granted => None,
             Made::Asked(asked) => Some(asked),
+            Made::Refused(too_much) => return Err(too_much),
         };
         let wished = Wished { house: self.house.clone(), id: id.clone(), asked };
         if wished.is_granted() {
             self.house.settle_soon(id);
         }
-        wished
+        Ok(wished)
     }
 
     fn run_of(&self, id: &InstanceId) -> Option<Run> {
