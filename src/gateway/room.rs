@@ -4,12 +4,14 @@
 //!              said on behalf of a call ──► its client alone
 //! server ──►   of a resource            ──► who has subscribed to it        wishes   levels and subscriptions of all,
 //!              logged                   ──► each from its own level on               towards the one session
-//!              that a list has changed,
+//!              that a list, a task or an
+//!              elicitation has changed,
 //!              anything else            ──► all of them
 //!              asked                    ──► whom it can only mean, or nobody
 //! ```
 //!
-//! A client of `/mcp` is in no room: it hears what belongs to its own calls.
+//! A client of `/mcp` is in no room: it hears what belongs to its own calls. What is said while such a call is the only one
+//! in flight the room hears as well.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -89,6 +91,9 @@ fn list_of(method: &str) -> Option<Aspect> {
     }
 }
 
+/// What a server says of what all of its clients may know of: whose it is only they can tell.
+const EVERYBODYS: [&str; 2] = ["notifications/tasks/status", "notifications/elicitation/complete"];
+
 /// What says that a list has changed; none for what clients cannot be told.
 fn change_of(aspect: Aspect) -> Option<&'static str> {
     match aspect {
@@ -113,15 +118,17 @@ fn run_of(view: Option<&InstanceView>) -> Option<Run> {
 }
 
 impl Room {
-    /// Who hears what its server says, apart from a client that it says it for and that is in no room.
+    /// Who hears what its server says, apart from a client that it says it for and that is not in here: of that one's call
+    /// all hear, because nobody knows whether it is said for the call at all.
     fn hearers(&self, message: &Message, meant: Option<u64>) -> Vec<Arc<Session>> {
         let method = message.method().unwrap_or_default();
         let (clients, wishes) = (&self.clients, &self.wishes);
+        let meant = meant.filter(|client| clients.contains_key(client));
         let all = || clients.values().cloned().collect();
         let those = |hears: &dyn Fn(u64) -> bool| {
             clients.iter().filter(|(client, _)| hears(**client)).map(|(_, session)| session.clone()).collect()
         };
-        if list_of(method).is_some() {
+        if list_of(method).is_some() || EVERYBODYS.contains(&method) {
             return all();
         }
         if method == "notifications/resources/updated" {
