@@ -74,7 +74,11 @@ impl Instances {
             if call.message.method() == Some("ping") && view.as_ref().is_some_and(|view| view.dormant) {
                 return Answer::Result("{}".to_owned());
             }
-            let Some(wish) = Wish::of(&call.message) else { return relayed(&runtime, &id, view, call).await };
+            let Some(wish) = Wish::of(&call.message) else {
+                let answer = relayed(&runtime, &id, view, call).await;
+                rooms.catch_up(&id);
+                return answer;
+            };
             let wished = match rooms.wish(&session, &id, &wish) {
                 Ok(wished) => wished,
                 Err(too_much) => return Answer::Error(refused(too_much)),

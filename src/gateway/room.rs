@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mcp_satellite_actors::audience::{Audience, Cause, Origin, Question, Source};
 use mcp_satellite_actors::model::catalogue::{Aspect, Catalogue, Revisions};
+use mcp_satellite_actors::model::exit::Fate;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use mcp_satellite_actors::model::status::Status;
@@ -62,11 +63,14 @@ struct Table {
     rootless: HashMap<InstanceId, Run>,
 }
 
-/// The clients of one instance. It is there while there are any.
+/// The clients of one instance. It is there while there are any, or while the server is still to be told that they have
+/// gone.
 #[derive(Default)]
 struct Room {
     clients: BTreeMap<u64, Arc<Session>>,
     wishes: Wishes,
+    /// Whether the server could not be told of them the last time, and is to be at the next chance.
+    is_behind: bool,
     /// Keeps the server awake while somebody waits for news of a resource.
     held: Option<(Run, Held)>,
     begun: HashMap<Run, Begun>,
@@ -185,19 +189,27 @@ impl House {
                 let Some(room) = table.of.get_mut(id) else { return };
                 room.wishes.reaches(port.as_ref().map(CallPort::run));
                 room.hold(port.as_ref());
+                room.is_behind = false;
                 port.is_some().then(|| room.wishes.owed()).flatten()
             };
             let (Some(port), Some(owed)) = (port, owed) else { return };
             let params = RawValue::from_string(owed.params().to_string()).ok();
             let request = Request::Method { method: owed.method().to_owned(), params };
             let answer = port.request(request, view.spec.policy.session.request_timeout).await;
+            let was_not_sent = answer.as_ref().is_err_and(|error| error.fate() == Some(Fate::NotSent));
             if let Err(error) = answer {
                 let (name, error) = (&view.spec.name, view.spec.mask.apply(&error.to_string()));
                 tracing::debug!(installation_name = %name, method = owed.method(), error, "what clients want is refused");
             }
-            if let Wish::Unsubscribe(uri) = &owed
-                && let Some(room) = self.table().of.get_mut(id)
-            {
+            let mut table = self.table();
+            let Some(room) = table.of.get_mut(id) else { return };
+            if was_not_sent {
+                // At once it would not be sent either.
+                room.wishes.was_not_told(&owed, port.run());
+                room.is_behind = true;
+                return;
+            }
+            if let Wish::Unsubscribe(uri) = &owed {
                 room.wishes.took_back(uri);
             }
         }
@@ -296,7 +308,7 @@ impl Rooms {
         handle.spawn(async move {
             house.settle(&id).await;
             let mut table = house.table();
-            if table.of.get(&id).is_some_and(|room| room.clients.is_empty()) {
+            if table.of.get(&id).is_some_and(|room| room.clients.is_empty() && !room.is_behind) {
                 table.of.remove(&id);
             }
         });
@@ -320,6 +332,13 @@ impl Rooms {
             self.house.settle_soon(id);
         }
         Ok(wished)
+    }
+
+    /// A request of a client is over: there may be room for what the server could not be told.
+    pub(super) fn catch_up(&self, id: &InstanceId) {
+        if self.house.table().of.get(id).is_some_and(|room| room.is_behind) {
+            self.house.settle_soon(id);
+        }
     }
 
     fn run_of(&self, id: &InstanceId) -> Option<Run> {
@@ -447,7 +466,9 @@ impl Audience for Rooms {
             (Ok((session, call)), _) => session.ask(of.clone(), call, question),
             // To say that there are none is only true where nobody has any.
             (Err(_), "roots/list") if self.is_rootless(of) => question.nobody(),
-            (Err(why), "sampling/createMessage" | "elicitation/create" | "roots/list") => question.decline(INTERNAL_ERROR, &why),
+            (Err(why), "sampling/createMessage" | "elicitation/create" | "roots/list") => {
+                question.decline(INTERNAL_ERROR, &why)
+            }
             (Err(why), _) => question.decline(METHOD_NOT_FOUND, &why),
         }
     }
@@ -480,6 +501,11 @@ impl Audience for Rooms {
                 room.wishes.ended(of.run);
                 if room.held.as_ref().is_some_and(|(run, _)| *run == of.run) {
                     room.held = None;
+                }
+                // The next run owes nothing of what this one was not told.
+                room.is_behind = false;
+                if room.clients.is_empty() {
+                    table.of.remove(&of.id);
                 }
             }
         }

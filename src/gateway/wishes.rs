@@ -304,6 +304,23 @@ impl Wishes {
         Some(Wish::Subscribe(uri))
     }
 
+    /// What was owed to this run did not reach it, and is owed again.
+    pub(super) fn was_not_told(&mut self, wish: &Wish, run: Run) {
+        if self.told.run != Some(run) {
+            return;
+        }
+        match wish {
+            // Another one may have been told meanwhile.
+            Wish::Level(level) => self.told.level = self.told.level.filter(|told| told != level),
+            Wish::Subscribe(uri) => {
+                self.told.uris.remove(uri);
+            }
+            Wish::Unsubscribe(uri) => {
+                self.told.uris.insert(uri.clone());
+            }
+        }
+    }
+
     /// We have told the server not to say any more of this; a client that has asked for it meanwhile may have been first.
     pub(super) fn took_back(&mut self, uri: &str) {
         self.told.uris.remove(uri);
@@ -475,6 +492,31 @@ mod tests {
         done(&mut wishes, 2, &subscribe("a"), ONE);
         wishes.took_back("a");
         assert_eq!(all_owed(&mut wishes), [subscribe("a")]);
+    }
+
+    #[test]
+    fn what_did_not_reach_the_server_is_owed_again() {
+        let mut wishes = Wishes::default();
+        done(&mut wishes, 1, &subscribe("a"), ONE);
+        done(&mut wishes, 2, &subscribe("b"), ONE);
+        done(&mut wishes, 2, &Wish::Level(Level::Error), ONE);
+        wishes.forget(1);
+        wishes.reaches(TWO);
+        wishes.reaches(ONE);
+        for owed in [Wish::Level(Level::Error), subscribe("b")] {
+            for _ in 0..2 {
+                assert_eq!(wishes.owed().as_ref(), Some(&owed));
+                wishes.was_not_told(&owed, Run(1));
+            }
+            assert_eq!(wishes.owed(), Some(owed));
+        }
+        wishes.forget(2);
+        assert_eq!(wishes.owed(), Some(unsubscribe("b")));
+        wishes.was_not_told(&unsubscribe("b"), Run(1));
+        assert_eq!(all_owed(&mut wishes), [unsubscribe("b")]);
+        // Another run owes nothing of it.
+        wishes.was_not_told(&unsubscribe("b"), Run(2));
+        assert_eq!(all_owed(&mut wishes), []);
     }
 
     #[test]
