@@ -9,18 +9,17 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::rpc::{Kind, Message, joined};
 use mcp_satellite_actors::{Relay, RuntimeHandle, is_repeatable};
-use serde::Deserialize;
 use tokio::time::Duration;
 
 use super::access::User;
 use super::era;
 use super::face::{Answer, Call, Greeting, RpcError, Welcome};
-use super::refusal::Refusal;
+use super::refusal::{INVALID_PARAMS, Refusal, SERVER_ERROR};
 use super::room::Rooms;
 use super::session::Session;
 use super::tools::Callers;
-use super::tools::raw::respelled;
-use super::wishes::Wish;
+use super::tools::raw::{place, respelled};
+use super::wishes::{SUBSCRIPTIONS_MAX, TooMuch, URI_BYTES_MAX, Wish};
 
 /// How long a client that connects waits for a server that has to be started.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -75,8 +74,15 @@ impl Instances {
             if call.message.method() == Some("ping") && view.as_ref().is_some_and(|view| view.dormant) {
                 return Answer::Result("{}".to_owned());
             }
-            let Some(wish) = Wish::of(&call.message) else { return relayed(&runtime, &id, view, call).await };
-            let wished = rooms.wish(&session, &id, &wish);
+            let Some(wish) = Wish::of(&call.message) else {
+                let answer = relayed(&runtime, &id, view, call).await;
+                rooms.catch_up(&id);
+                return answer;
+            };
+            let wished = match rooms.wish(&session, &id, &wish) {
+                Ok(wished) => wished,
+                Err(too_much) => return Answer::Error(refused(too_much)),
+            };
             if wished.is_granted() {
                 return Answer::Result("{}".to_owned());
             }
@@ -137,11 +143,17 @@ fn of_a_question(session: &Session, message: &Message) -> Option<Message> {
     Message::read(joined(&message.told_as(&token))).ok()
 }
 
-/// The name in the params of a request.
+/// What a client is told that wishes too much.
+fn refused(too_much: TooMuch) -> RpcError {
+    let (code, kind, limit) = match too_much {
+        TooMuch::Subscriptions => (SERVER_ERROR, "subscriptions", SUBSCRIPTIONS_MAX),
+        TooMuch::Uri => (INVALID_PARAMS, "subscription_uri", URI_BYTES_MAX),
+    };
+    let data = Some(format!(r#"{{"kind":"{kind}","limit":{limit}}}"#));
+    RpcError { code, message: too_much.to_string(), data }
+}
+
+/// The name in the params of a request: whatever stands beside it, the server may read it.
 fn name_of(message: &Message) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Params {
-        name: String,
-    }
-    serde_json::from_str::<Params>(message.params()?).ok().map(|params| params.name)
+    place(message.params()?, &["name"]).map(|(_, name)| name)
 }

@@ -4,12 +4,14 @@
 //!              said on behalf of a call ──► its client alone
 //! server ──►   of a resource            ──► who has subscribed to it        wishes   levels and subscriptions of all,
 //!              logged                   ──► each from its own level on               towards the one session
-//!              that a list has changed,
+//!              that a list, a task or an
+//!              elicitation has changed,
 //!              anything else            ──► all of them
 //!              asked                    ──► whom it can only mean, or nobody
 //! ```
 //!
-//! A client of `/mcp` is in no room: it hears what belongs to its own calls.
+//! A client of `/mcp` is in no room: it hears what belongs to its own calls. What is said while such a call is the only one
+//! in flight the room hears as well.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -17,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mcp_satellite_actors::audience::{Audience, Cause, Origin, Question, Source};
 use mcp_satellite_actors::model::catalogue::{Aspect, Catalogue, Revisions};
+use mcp_satellite_actors::model::exit::Fate;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use mcp_satellite_actors::model::status::Status;
@@ -29,7 +32,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::reply::METHOD_NOT_FOUND;
 use super::session::Session;
 use super::sessions::Sessions;
-use super::wishes::{Asked, Level, Made, Outcome, Wish, Wishes, uri_of};
+use super::wishes::{Asked, Level, Made, Outcome, TooMuch, Wish, Wishes, uri_of};
 
 const INTERNAL_ERROR: i64 = -32603;
 
@@ -60,11 +63,14 @@ struct Table {
     rootless: HashMap<InstanceId, Run>,
 }
 
-/// The clients of one instance. It is there while there are any.
+/// The clients of one instance. It is there while there are any, or while the server is still to be told that they have
+/// gone.
 #[derive(Default)]
 struct Room {
     clients: BTreeMap<u64, Arc<Session>>,
     wishes: Wishes,
+    /// Whether the server could not be told of them the last time, and is to be at the next chance.
+    is_behind: bool,
     /// Keeps the server awake while somebody waits for news of a resource.
     held: Option<(Run, Held)>,
     begun: HashMap<Run, Begun>,
@@ -88,6 +94,9 @@ fn list_of(method: &str) -> Option<Aspect> {
         _ => None,
     }
 }
+
+/// What a server says of what all of its clients may know of: whose it is only they can tell.
+const EVERYBODYS: [&str; 2] = ["notifications/tasks/status", "notifications/elicitation/complete"];
 
 /// What says that a list has changed; none for what clients cannot be told.
 fn change_of(aspect: Aspect) -> Option<&'static str> {
@@ -113,15 +122,17 @@ fn run_of(view: Option<&InstanceView>) -> Option<Run> {
 }
 
 impl Room {
-    /// Who hears what its server says, apart from a client that it says it for and that is in no room.
+    /// Who hears what its server says, apart from a client that it says it for and that is not in here: of that one's call
+    /// all hear, because nobody knows whether it is said for the call at all.
     fn hearers(&self, message: &Message, meant: Option<u64>) -> Vec<Arc<Session>> {
         let method = message.method().unwrap_or_default();
         let (clients, wishes) = (&self.clients, &self.wishes);
+        let meant = meant.filter(|client| clients.contains_key(client));
         let all = || clients.values().cloned().collect();
         let those = |hears: &dyn Fn(u64) -> bool| {
             clients.iter().filter(|(client, _)| hears(**client)).map(|(_, session)| session.clone()).collect()
         };
-        if list_of(method).is_some() {
+        if list_of(method).is_some() || EVERYBODYS.contains(&method) {
             return all();
         }
         if method == "notifications/resources/updated" {
@@ -178,19 +189,27 @@ impl House {
                 let Some(room) = table.of.get_mut(id) else { return };
                 room.wishes.reaches(port.as_ref().map(CallPort::run));
                 room.hold(port.as_ref());
+                room.is_behind = false;
                 port.is_some().then(|| room.wishes.owed()).flatten()
             };
             let (Some(port), Some(owed)) = (port, owed) else { return };
             let params = RawValue::from_string(owed.params().to_string()).ok();
             let request = Request::Method { method: owed.method().to_owned(), params };
             let answer = port.request(request, view.spec.policy.session.request_timeout).await;
+            let was_not_sent = answer.as_ref().is_err_and(|error| error.fate() == Some(Fate::NotSent));
             if let Err(error) = answer {
                 let (name, error) = (&view.spec.name, view.spec.mask.apply(&error.to_string()));
                 tracing::debug!(installation_name = %name, method = owed.method(), error, "what clients want is refused");
             }
-            if let Wish::Unsubscribe(uri) = &owed
-                && let Some(room) = self.table().of.get_mut(id)
-            {
+            let mut table = self.table();
+            let Some(room) = table.of.get_mut(id) else { return };
+            if was_not_sent {
+                // At once it would not be sent either.
+                room.wishes.was_not_told(&owed, port.run());
+                room.is_behind = true;
+                return;
+            }
+            if let Wish::Unsubscribe(uri) = &owed {
                 room.wishes.took_back(uri);
             }
         }
@@ -289,14 +308,14 @@ impl Rooms {
         handle.spawn(async move {
             house.settle(&id).await;
             let mut table = house.table();
-            if table.of.get(&id).is_some_and(|room| room.clients.is_empty()) {
+            if table.of.get(&id).is_some_and(|room| room.clients.is_empty() && !room.is_behind) {
                 table.of.remove(&id);
             }
         });
     }
 
     /// A client wishes something of the session that it shares.
-    pub(super) fn wish(&self, session: &Session, id: &InstanceId, wish: &Wish) -> Wished {
+    pub(super) fn wish(&self, session: &Session, id: &InstanceId, wish: &Wish) -> Result<Wished, TooMuch> {
         let run = self.run_of(id);
         let made = match self.house.table().of.get_mut(id) {
             Some(room) => room.wishes.make(session.number(), wish, run),
@@ -306,16 +325,34 @@ impl Rooms {
         let asked = match made {
             Made::Granted => None,
             Made::Asked(asked) => Some(asked),
+            Made::Refused(too_much) => return Err(too_much),
         };
         let wished = Wished { house: self.house.clone(), id: id.clone(), asked };
         if wished.is_granted() {
             self.house.settle_soon(id);
         }
-        wished
+        Ok(wished)
+    }
+
+    /// A request of a client is over: there may be room for what the server could not be told.
+    pub(super) fn catch_up(&self, id: &InstanceId) {
+        if self.house.table().of.get(id).is_some_and(|room| room.is_behind) {
+            self.house.settle_soon(id);
+        }
     }
 
     fn run_of(&self, id: &InstanceId) -> Option<Run> {
         run_of(self.house.runtime.get()?.status(id).as_deref())
+    }
+
+    /// Whether nobody is there who has roots: then whoever brings some is news to this run.
+    fn is_rootless(&self, of: &Source) -> bool {
+        let mut table = self.house.table();
+        let is_rootless = table.of.get(&of.id).is_none_or(|room| room.able("roots/list").next().is_none());
+        if is_rootless {
+            table.rootless.insert(of.id.clone(), of.run);
+        }
+        is_rootless
     }
 
     /// Whom a question is for, or why it is for nobody.
@@ -427,11 +464,11 @@ impl Audience for Rooms {
         let method = question.message().method().unwrap_or_default().to_owned();
         match (self.asks(&of.id, cause, &method), method.as_str()) {
             (Ok((session, call)), _) => session.ask(of.clone(), call, question),
-            (Err(_), "roots/list") => {
-                self.house.table().rootless.insert(of.id.clone(), of.run);
-                question.nobody();
+            // To say that there are none is only true where nobody has any.
+            (Err(_), "roots/list") if self.is_rootless(of) => question.nobody(),
+            (Err(why), "sampling/createMessage" | "elicitation/create" | "roots/list") => {
+                question.decline(INTERNAL_ERROR, &why)
             }
-            (Err(why), "sampling/createMessage" | "elicitation/create") => question.decline(INTERNAL_ERROR, &why),
             (Err(why), _) => question.decline(METHOD_NOT_FOUND, &why),
         }
     }
@@ -464,6 +501,11 @@ impl Audience for Rooms {
                 room.wishes.ended(of.run);
                 if room.held.as_ref().is_some_and(|(run, _)| *run == of.run) {
                     room.held = None;
+                }
+                // The next run owes nothing of what this one was not told.
+                room.is_behind = false;
+                if room.clients.is_empty() {
+                    table.of.remove(&of.id);
                 }
             }
         }

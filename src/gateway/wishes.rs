@@ -5,8 +5,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mcp_satellite_actors::model::ids::Run;
-use mcp_satellite_actors::rpc::{Kind, Message};
+use mcp_satellite_actors::rpc::{Kind, Message, member};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// Subscriptions of one client: what it has subscribed to is kept and told to every run of the server.
+pub(super) const SUBSCRIPTIONS_MAX: usize = 1024;
+/// Bytes in the uri of one.
+pub(super) const URI_BYTES_MAX: usize = 8 * 1024;
 
 /// How much is logged, from all to the least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
@@ -25,11 +31,7 @@ pub(super) enum Level {
 impl Level {
     /// The level in the params of `logging/setLevel` or of what is logged. None if it is none that is known.
     pub(super) fn of(message: &Message) -> Option<Self> {
-        #[derive(Deserialize)]
-        struct Params {
-            level: Level,
-        }
-        serde_json::from_str(message.params()?).ok().map(|params: Params| params.level)
+        param(message, "level")
     }
 
     fn as_str(self) -> &'static str {
@@ -48,11 +50,12 @@ impl Level {
 
 /// The uri in the params of a message.
 pub(super) fn uri_of(message: &Message) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Params {
-        uri: String,
-    }
-    serde_json::from_str(message.params()?).ok().map(|params: Params| params.uri)
+    param(message, "uri")
+}
+
+/// One of the params of a message, whatever stands beside it: the server may read it.
+fn param<T: DeserializeOwned>(message: &Message, name: &str) -> Option<T> {
+    serde_json::from_str(member(message.params()?, name)?).ok()
 }
 
 /// What a client asks of the session that it shares.
@@ -105,6 +108,19 @@ pub(super) enum Made {
     Granted,
     /// The client's own request goes on to it. What came of that is to be told.
     Asked(Asked),
+    /// It is too much, and nothing goes on.
+    Refused(TooMuch),
+}
+
+/// More than a client may wish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum TooMuch {
+    /// It has as many subscriptions as it may have.
+    #[error("this client has {SUBSCRIPTIONS_MAX} subscriptions, and may not have more: unsubscribe from one first")]
+    Subscriptions,
+    /// What it would subscribe to has too long a name.
+    #[error("the uri of a subscription may have {URI_BYTES_MAX} bytes, and this one has more")]
+    Uri,
 }
 
 /// A request on its way to the server.
@@ -149,6 +165,8 @@ struct Told {
 pub(super) struct Wishes {
     levels: BTreeMap<u64, Level>,
     subscriptions: BTreeMap<String, Subscription>,
+    /// How many of them each client has.
+    counts: BTreeMap<u64, usize>,
     told: Told,
 }
 
@@ -165,9 +183,14 @@ impl Wishes {
                 lowest.is_some_and(|lowest| lowest <= *level && self.told.level.is_some_and(|told| told <= lowest))
             }
             Wish::Subscribe(uri) => {
+                if let Some(too_much) = self.too_much(client, uri) {
+                    return Made::Refused(too_much);
+                }
                 let subscription = self.subscriptions.entry(uri.clone()).or_default();
                 let others = subscription.clients.iter().any(|other| *other != client);
-                subscription.clients.insert(client);
+                if subscription.clients.insert(client) {
+                    *self.counts.entry(client).or_default() += 1;
+                }
                 others && self.told.uris.contains(uri)
             }
             Wish::Unsubscribe(uri) => {
@@ -281,6 +304,23 @@ impl Wishes {
         Some(Wish::Subscribe(uri))
     }
 
+    /// What was owed to this run did not reach it, and is owed again.
+    pub(super) fn was_not_told(&mut self, wish: &Wish, run: Run) {
+        if self.told.run != Some(run) {
+            return;
+        }
+        match wish {
+            // Another one may have been told meanwhile.
+            Wish::Level(level) => self.told.level = self.told.level.filter(|told| told != level),
+            Wish::Subscribe(uri) => {
+                self.told.uris.remove(uri);
+            }
+            Wish::Unsubscribe(uri) => {
+                self.told.uris.insert(uri.clone());
+            }
+        }
+    }
+
     /// We have told the server not to say any more of this; a client that has asked for it meanwhile may have been first.
     pub(super) fn took_back(&mut self, uri: &str) {
         self.told.uris.remove(uri);
@@ -316,11 +356,27 @@ impl Wishes {
         self.subscriptions.get(uri).is_some_and(|subscription| !subscription.clients.is_empty())
     }
 
-    fn lets_go(&mut self, client: u64, uri: &str) {
-        if let Some(subscription) = self.subscriptions.get_mut(uri) {
-            subscription.clients.remove(&client);
-            self.tidy(uri);
+    /// Why a client may not subscribe to this. What it has it may ask for again.
+    fn too_much(&self, client: u64, uri: &str) -> Option<TooMuch> {
+        if uri.len() > URI_BYTES_MAX {
+            return Some(TooMuch::Uri);
         }
+        let has = |of: &Subscription| of.clients.contains(&client);
+        let is_full = self.counts.get(&client).is_some_and(|count| *count >= SUBSCRIPTIONS_MAX);
+        (is_full && !self.subscriptions.get(uri).is_some_and(has)).then_some(TooMuch::Subscriptions)
+    }
+
+    fn lets_go(&mut self, client: u64, uri: &str) {
+        let Some(subscription) = self.subscriptions.get_mut(uri) else { return };
+        if subscription.clients.remove(&client)
+            && let Some(count) = self.counts.get_mut(&client)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&client);
+            }
+        }
+        self.tidy(uri);
     }
 
     fn tidy(&mut self, uri: &str) {
@@ -349,7 +405,7 @@ mod tests {
     fn asked(wishes: &mut Wishes, client: u64, wish: &Wish, run: Option<Run>) -> Asked {
         match wishes.make(client, wish, run) {
             Made::Asked(asked) => asked,
-            Made::Granted => panic!("{wish:?} of {client} does not reach the server"),
+            other => panic!("{wish:?} of {client} does not reach the server: {other:?}"),
         }
     }
 
@@ -436,6 +492,31 @@ mod tests {
         done(&mut wishes, 2, &subscribe("a"), ONE);
         wishes.took_back("a");
         assert_eq!(all_owed(&mut wishes), [subscribe("a")]);
+    }
+
+    #[test]
+    fn what_did_not_reach_the_server_is_owed_again() {
+        let mut wishes = Wishes::default();
+        done(&mut wishes, 1, &subscribe("a"), ONE);
+        done(&mut wishes, 2, &subscribe("b"), ONE);
+        done(&mut wishes, 2, &Wish::Level(Level::Error), ONE);
+        wishes.forget(1);
+        wishes.reaches(TWO);
+        wishes.reaches(ONE);
+        for owed in [Wish::Level(Level::Error), subscribe("b")] {
+            for _ in 0..2 {
+                assert_eq!(wishes.owed().as_ref(), Some(&owed));
+                wishes.was_not_told(&owed, Run(1));
+            }
+            assert_eq!(wishes.owed(), Some(owed));
+        }
+        wishes.forget(2);
+        assert_eq!(wishes.owed(), Some(unsubscribe("b")));
+        wishes.was_not_told(&unsubscribe("b"), Run(1));
+        assert_eq!(all_owed(&mut wishes), [unsubscribe("b")]);
+        // Another run owes nothing of it.
+        wishes.was_not_told(&unsubscribe("b"), Run(2));
+        assert_eq!(all_owed(&mut wishes), []);
     }
 
     #[test]

@@ -342,3 +342,19 @@ async fn what_a_server_says_of_itself_arrives_as_it_was_said_but_for_the_version
     }
     whole.end().await;
 }
+
+#[tokio::test]
+async fn a_tool_that_was_called_is_told_of_whatever_stands_beside_its_name() {
+    let whole = Whole::begin().await;
+    whole.online(Server::mirror("mirror")).await;
+    let mut client = whole.client("mirror", json!({})).await;
+    for params in [r#"{"\ud800":1,"name":"rm"}"#, r#"{"name":"ls","name":"mv"}"#, r#"{"n\u0061me":"cp","x":"\udfff"}"#]
+    {
+        let answer =
+            client.ask(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}"#)).await;
+        assert!(answer.body.contains(params), "{}", answer.body);
+    }
+    let tools = whole.tools.clone();
+    whole.end().await;
+    assert_eq!(*tools.lock().unwrap(), ["rm", "mv", "cp"]);
+}

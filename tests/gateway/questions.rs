@@ -99,19 +99,12 @@ async fn whoever_calls_is_asked_and_its_answer_goes_to_the_server() {
 async fn a_client_is_not_asked_what_it_cannot_answer_and_the_server_is_told_why() {
     let (whole, mut client) = one(Server::mirror("mirror"), json!({"elicitation": {}})).await;
     let mut other = whole.client("mirror", json!({"sampling": {}, "roots": {}})).await;
-    for (method, code, why) in [
-        ("sampling/createMessage", -32603, "the client that it is asked of does not answer `sampling/createMessage`"),
-        ("roots/list", 0, ""),
-    ] {
+    for method in ["sampling/createMessage", "roots/list"] {
         let said = client.say(1, &[&question(method), DONE]).await;
         assert_eq!(said.len(), 1, "it is asked: {said:?}");
         let told = other.hears_json().await;
-        let answer = mirrored(&told);
-        if code == 0 {
-            assert_eq!(answer["result"], json!({"roots": []}));
-        } else {
-            assert_eq!(answer["error"], json!({"code": code, "message": why}));
-        }
+        let why = format!("the client that it is asked of does not answer `{method}`");
+        assert_eq!(mirrored(&told)["error"], json!({"code": -32603, "message": why}));
     }
     whole.end().await;
 }
@@ -144,6 +137,40 @@ async fn a_server_that_asks_by_itself_reaches_the_only_client_that_can_answer() 
     bystander.say_unasked(&[&question("sampling/createMessage")]).await;
     let refused = other.hears_json().await;
     assert_eq!(mirrored(&refused)["error"]["message"], "no client is attached that could answer");
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_server_is_told_that_there_are_no_roots_only_where_no_client_has_any() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({})).await;
+    let mut bystander = whole.client("mirror", json!({})).await;
+    bystander.say_unasked(&[&question("roots/list")]).await;
+    assert_eq!(mirrored(&client.hears_json().await)["result"], json!({"roots": []}));
+    client.say(1, &[&question("roots/list"), DONE]).await;
+    assert_eq!(mirrored(&client.hears_json().await)["result"], json!({"roots": []}));
+
+    // The first that has some is told of, and asked; of two it is not known which.
+    let first = whole.client("mirror", json!({"roots": {}})).await;
+    assert_eq!(mirrored(&client.hears_json().await)["method"], "notifications/roots/list_changed");
+    let second = whole.client("mirror", json!({"roots": {}})).await;
+    bystander.say_unasked(&[&question("roots/list")]).await;
+    let why = "2 clients are attached that could answer, and it is not said which of them";
+    assert_eq!(mirrored(&client.hears_json().await)["error"], json!({"code": -32603, "message": why}));
+
+    // Nor while calls of two clients are in flight.
+    let mut waiting = bystander.posts.again().await;
+    waiting.open("POST", &[], &say(8, &[&notification("notifications/here", json!({})).to_string()])).await;
+    while waiting.event().await.unwrap().data.is_empty() {}
+    client.say(1, &[&question("roots/list"), DONE]).await;
+    let why = "calls of 2 clients are in flight, and it is not said which of them is asked";
+    let told = timeout(GIVE_UP, waiting.event()).await.unwrap().unwrap().json();
+    assert_eq!(mirrored(&told)["error"], json!({"code": -32603, "message": why}));
+
+    first.leave().await;
+    second.leave().await;
+    client.say(1, &[&question("roots/list"), DONE]).await;
+    let told = timeout(GIVE_UP, waiting.event()).await.unwrap().unwrap().json();
+    assert_eq!(mirrored(&told)["result"], json!({"roots": []}));
     whole.end().await;
 }
 
@@ -334,6 +361,100 @@ async fn what_a_server_says_for_one_client_is_said_to_it_alone_and_what_all_shar
             assert_eq!(client.hears().await, *expected);
         }
     }
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_call_through_all_servers_makes_nobody_deaf_who_is_connected_to_this_one() {
+    let (own, status, complete) = (
+        r#"{"jsonrpc":"2.0","method":"notifications/own"}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/tasks/status"}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/elicitation/complete"}"#,
+    );
+    let script = r#"
+        while read -r line; do
+            id=${line#*\"id\":}; id=${id%%,*}
+            case $line in
+            *initialize\"*) printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"sh","version":"1"}}}\n' "$id" ;;
+            *tools/list*) printf '{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"say","inputSchema":{"type":"object"}}]}}\n' "$id" ;;
+            *tools/call*) printf '%s\n' "$@"; printf '{"jsonrpc":"2.0","id":%s,"result":{"content":[]}}\n' "$id" ;;
+            esac
+        done"#;
+    let whole = Whole::begin().await;
+    whole.online(Server::command("says", "/bin/sh", &["-c", script, "sh", own, status, complete])).await;
+    let (mut client, mut other) = (whole.client("says", json!({})).await, whole.client("says", json!({})).await);
+    let mut everywhere = whole.connect("says").await;
+    "/mcp".clone_into(&mut everywhere.path);
+    let mut everywhere = Attached::begin(everywhere, json!({})).await;
+    let call = request(1, "tools/call", json!({"name": "execute_mcp_tool", "arguments": {"tool_path": "says:say"}}));
+    assert_eq!(everywhere.stream(&call.to_string()).await[..3], [own, status, complete]);
+    for client in [&mut client, &mut other] {
+        for expected in [own, status, complete] {
+            assert_eq!(client.hears().await, expected);
+        }
+    }
+    // What is said for one of them the others do not hear, but for what is everybody's.
+    let said = client.stream(&request(1, "tools/call", json!({"name": "say"})).to_string()).await;
+    assert_eq!(said[..3], [own, status, complete]);
+    for expected in [status, complete] {
+        assert_eq!(other.hears().await, expected);
+    }
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_client_has_so_many_subscriptions_of_such_a_length_and_no_more() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({})).await;
+    let mut other = whole.client("mirror", json!({})).await;
+    let longest = "x".repeat(8 * 1024);
+    assert!(was_relayed(&subscribe(&mut client, &longest).await));
+    let refused = subscribe(&mut client, &format!("{longest}x")).await;
+    assert_eq!(refused["error"]["code"], -32602, "{refused}");
+    assert_eq!(refused["error"]["data"], json!({"kind": "subscription_uri", "limit": 8192}));
+    for number in 1..1024 {
+        assert!(was_relayed(&subscribe(&mut client, &format!("test://{number}")).await));
+    }
+    assert_eq!(told(&mut client).await.len(), 1024);
+    // However it is written.
+    for params in [r#"{"uri":"test://more"}"#, r#"{"\ud800":1,"uri":"a","uri":"test://more"}"#] {
+        let more = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{params}}}"#);
+        let refused = client.ask(&more).await.json();
+        assert_eq!(refused["error"]["code"], -32000, "{refused}");
+        assert_eq!(refused["error"]["data"], json!({"kind": "subscriptions", "limit": 1024}));
+    }
+    assert_eq!(told(&mut client).await, []);
+    // What it has it may ask for again, and others have their own.
+    assert!(was_relayed(&subscribe(&mut client, "test://1").await));
+    assert!(was_relayed(&subscribe(&mut other, "test://more").await));
+    assert!(was_relayed(&unsubscribe(&mut client, "test://1").await));
+    assert!(!was_relayed(&subscribe(&mut client, "test://more").await));
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_server_that_has_no_time_to_be_told_is_told_when_it_has() {
+    let busy = Server::mirror("mirror").policy(|policy| policy.session.calls_in_flight_max = 2);
+    let (whole, mut client) = one(busy, json!({})).await;
+    let mut leaves = whole.client("mirror", json!({})).await;
+    assert!(was_relayed(&subscribe(&mut leaves, "test://a").await));
+    told(&mut client).await;
+    // What is said of progress goes to its own call, however many there are.
+    let here = notification("notifications/progress", json!({"progressToken": "$token", "progress": 1})).to_string();
+    let mut waiting = Vec::new();
+    for id in [8, 9] {
+        let mut posts = client.posts.again().await;
+        posts.open("POST", &[], &say(id, &[&here])).await;
+        while posts.event().await.unwrap().data.is_empty() {}
+        waiting.push((id, posts));
+    }
+    leaves.leave().await;
+    let refused = client.call(1, "x/busy", json!({})).await;
+    assert_eq!(refused["error"]["data"]["kind"], "busy", "{refused}");
+    for (id, mut posts) in waiting {
+        client.tell(&notification("notifications/cancelled", json!({"requestId": id})).to_string()).await;
+        while posts.event().await.is_some() {}
+    }
+    told_by_and_by(&mut client, &[("resources/unsubscribe", "test://a")]).await;
     whole.end().await;
 }
 

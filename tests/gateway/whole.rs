@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use mcp_satellite::actors::model::event::Event as Happened;
 use mcp_satellite::actors::model::ids::InstanceId;
 use mcp_satellite::actors::model::policy::Policy;
 use mcp_satellite::actors::model::snapshot::InstanceView;
@@ -36,10 +37,18 @@ use super::fake;
 /// When a state that was waited for is given up. Far beyond what a loaded machine needs.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
-struct Nothing;
+/// The tools that were called, as the last flush of a shutdown has told of them.
+pub(crate) type Tools = Arc<Mutex<Vec<String>>>;
 
-impl EventSink for Nothing {
-    fn send(&self, _batch: Arc<Batch>) -> BoxFuture<'static, Taken> {
+struct Told(Tools);
+
+impl EventSink for Told {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Taken> {
+        for envelope in &batch.events {
+            if let Happened::ToolExecuted { tool_name, .. } = &envelope.event {
+                self.0.lock().unwrap().push(tool_name.clone());
+            }
+        }
         async { Taken::Accepted }.boxed()
     }
 }
@@ -133,6 +142,7 @@ pub(crate) struct Whole {
     pub runtime: RuntimeHandle,
     pub gateway: Gateway,
     pub address: SocketAddr,
+    pub tools: Tools,
 }
 
 impl Whole {
@@ -145,7 +155,8 @@ impl Whole {
         let connectors = Connectors { stdio, remote: RemoteConnector::new().unwrap() };
         let sessions = Arc::new(Sessions::new());
         let rooms = Arc::new(Rooms::new(sessions.clone()));
-        let mut options = Options::new(Arc::new(connectors), Arc::new(Nothing), Arc::new(Timestamp::now));
+        let tools = Tools::default();
+        let mut options = Options::new(Arc::new(connectors), Arc::new(Told(tools.clone())), Arc::new(Timestamp::now));
         options.audience = rooms.clone();
         let (runtime, _) = actors::start(options).await.unwrap();
 
@@ -158,7 +169,7 @@ impl Whole {
         let access = Arc::new(Access::new(&plan).unwrap());
         let faces = Arc::new(Behind::new(&runtime, rooms));
         let gateway = Gateway::start(listener, settings, access, faces, sessions, Box::new(drop)).unwrap();
-        Self { runtime, gateway, address }
+        Self { runtime, gateway, address, tools }
     }
 
     /// Installs a server, and does not wait for it.
