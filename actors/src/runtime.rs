@@ -419,13 +419,14 @@ impl RuntimeHandle {
         let mut port = view.and_then(|view| view.port.clone()).filter(|port| !port.is_over());
         let mut first = None;
         loop {
-            let open = match port.take() {
-                Some(port) => port,
-                None => tokio::select! {
+            let open = if let Some(port) = port.take() {
+                port
+            } else {
+                tokio::select! {
                     biased;
                     answer = wish.taken_back() => return Ok(answer),
                     port = self.ensure(id, deadline, timeout) => port.map_err(|error| graver(first.as_ref(), error))?,
-                },
+                }
             };
             let place = match open.enter() {
                 Ok(place) => place,
