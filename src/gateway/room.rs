@@ -467,7 +467,7 @@ impl Audience for Rooms {
             // To say that there are none is only true where nobody has any.
             (Err(_), "roots/list") if self.is_rootless(of) => question.nobody(),
             (Err(why), "sampling/createMessage" | "elicitation/create" | "roots/list") => {
-                question.decline(INTERNAL_ERROR, &why)
+                question.decline(INTERNAL_ERROR, &why);
             }
             (Err(why), _) => question.decline(METHOD_NOT_FOUND, &why),
         }
