@@ -36,7 +36,9 @@ async fn one(server: Server, capabilities: Value) -> (Whole, Attached) {
 
 /// What the server was told of levels and subscriptions since the last look, as method and level or uri.
 async fn told(client: &mut Attached) -> Vec<(String, String)> {
-    let answer = client.call(77, "mirror/told", json!({})).await;
+    // Something may be said meanwhile.
+    let said = client.stream(&request(77, "mirror/told", json!({})).to_string()).await;
+    let answer: Value = serde_json::from_str(said.last().unwrap()).unwrap();
     let all = answer["result"]["told"].as_array().unwrap_or_else(|| panic!("{answer}"));
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let what = |params: &Value| word(if params["uri"].is_null() { &params["level"] } else { &params["uri"] });
