@@ -116,16 +116,18 @@ impl Endpoint {
             tracing::info!("the MCP endpoint is switched off");
             return self.close().await;
         }
-        if let Err(error) = self.give(&mut plan) {
-            tracing::error!(%error, "the token in the data directory cannot be read; the MCP endpoint stays as it was");
-            return;
-        }
+        self.give_or_tell(&mut plan);
         open.access.apply(&plan);
-        let elsewhere = open.gateway.elsewhere(plan.listen).unwrap_or_else(|error| {
-            let (wanted, stays) = (plan.address(), open.gateway.address());
-            tracing::error!(?wanted, %stays, %error, "the MCP endpoint cannot move and stays where it is");
-            None
-        });
+        let elsewhere = match open.gateway.elsewhere(plan.listen) {
+            Ok(elsewhere) => elsewhere,
+            Err(error) => {
+                let (wanted, stays) = (plan.address(), open.gateway.address());
+                tracing::error!(?wanted, %stays, %error, "the MCP endpoint cannot move and stays where it is");
+                // That it is to speak in the clear was said of the other place.
+                plan.tls = plan.tls.or_else(|| open.gateway.tls());
+                None
+            }
+        };
         let address = elsewhere.as_ref().and_then(|listener| listener.local_addr().ok());
         let settings = Settings::new(&self.name, &plan, address.unwrap_or_else(|| open.gateway.address()));
         match open.gateway.apply(settings, elsewhere) {
@@ -133,7 +135,10 @@ impl Endpoint {
                 tracing::info!(url = plan.url(open.gateway.address()), "the MCP endpoint has moved");
             }
             Ok(()) => {}
-            Err(error) => tracing::error!(%error, "the MCP endpoint goes on with the certificate that it has"),
+            Err(error) => {
+                let stays = open.gateway.address();
+                tracing::error!(%stays, %error, "the MCP endpoint stays where it is, with the certificate that it has");
+            }
         }
         // What it does, which may not be what was asked.
         plan.tls = open.gateway.tls();
@@ -143,10 +148,7 @@ impl Endpoint {
     /// Who comes in is what `plan` says from now on. Sessions of tokens that are gone end.
     pub(crate) fn renew(&self, mut plan: GatewayPlan) -> bool {
         let Some(open) = self.state().clone() else { return false };
-        if let Err(error) = self.give(&mut plan) {
-            tracing::error!(%error, "the token in the data directory cannot be read; nothing was changed");
-            return false;
-        }
+        self.give_or_tell(&mut plan);
         if plan.users == open.plan.users {
             return false;
         }
@@ -191,6 +193,13 @@ impl Endpoint {
             plan.give(&kept_token(&self.data_dir)?);
         }
         Ok(())
+    }
+
+    /// Without that token nobody comes in with it: what else the plan says of who may not come in any more holds.
+    fn give_or_tell(&self, plan: &mut GatewayPlan) {
+        if let Err(error) = self.give(plan) {
+            tracing::error!(%error, "the token in the data directory cannot be read; nobody comes in with it");
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, Option<Open>> {

@@ -22,6 +22,7 @@ use mcp_satellite_actors::seam::EventSink;
 use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use tokio::sync::MutexGuard;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -250,7 +251,7 @@ impl Satellite {
             _suspends: suspends,
             _lock: lock,
         };
-        satellite.install(plan).await;
+        satellite.install(plan, satellite.applied.lock().await).await;
         // A client that comes now finds everything by its name; those that came earlier have waited.
         if let Some(place) = place {
             satellite.endpoint.open(place, &satellite.runtime)?;
@@ -275,12 +276,16 @@ impl Satellite {
 
     /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new.
     pub(crate) async fn apply(&self, plan: Plan) {
+        let mut applied = self.applied.lock().await;
+        // A look at credentials that began before knows those who may not come in any more.
+        applied.generation += 1;
         self.endpoint.apply(plan.gateway.clone(), &self.runtime).await;
-        self.install(plan).await;
+        self.install(plan, applied).await;
     }
 
-    /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched.
-    async fn install(&self, plan: Plan) {
+    /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched. `applied` is held until all
+    /// is installed, and not while what goes takes its time.
+    async fn install(&self, plan: Plan, applied: MutexGuard<'_, Applied>) {
         let started = Instant::now();
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
@@ -323,8 +328,8 @@ impl Satellite {
             tokio::task::spawn_blocking(move || catalogues.map(|catalogues| catalogues.keep(&lazy))).await;
         let mut known_tools = known_tools.ok().flatten().unwrap_or_default();
         let installs = async {
-            let mut applied = self.applied.lock().await;
-            let (origin, generation) = (plan.origin, applied.generation + 1);
+            let mut applied = applied;
+            let (origin, generation) = (plan.origin, applied.generation);
             *applied = Applied { generation, origin, config_hash: config_hash.clone(), server_count, teams_count };
             let mut changed = false;
             for spec in specs {

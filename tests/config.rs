@@ -3,6 +3,9 @@
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "gateway/pair.rs"]
+mod pair;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -939,8 +942,35 @@ fn without_authentication_it_is_said_who_everybody_is() {
 
 #[test]
 fn a_certificate_is_found_from_the_folder_of_the_file() {
-    let tls = "tls = { cert = \"token.txt\", key = \"full.toml\" }";
-    let path = |name: &str| format!("tests/fixtures/config/{name}").into();
-    let plan = gateway(tls, "", "").unwrap();
-    assert_eq!(plan.gateway.tls, Some(Tls { cert: path("token.txt"), key: path("full.toml") }));
+    let home = tempfile::tempdir().unwrap();
+    pair::write_pair(home.path());
+    let path = |name: &str| home.path().join(name);
+    let text = "[gateway]\ntls = { cert = \"cert.pem\", key = \"key.pem\" }";
+    let plan = config::parse(path("satellite.toml").to_str().unwrap(), text, &environment).unwrap();
+    assert_eq!(plan.gateway.tls, Some(Tls { cert: path("cert.pem"), key: path("key.pem") }));
+}
+
+#[test]
+fn a_certificate_that_cannot_be_served_with_is_told_and_nothing_of_its_key() {
+    let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    pair::write_pair(home.path());
+    pair::write_pair(other.path());
+    let file = |name: &str, text: &str| {
+        std::fs::write(home.path().join(name), text).unwrap();
+        home.path().join(name)
+    };
+    let (cert, key) = (home.path().join("cert.pem"), home.path().join("key.pem"));
+    let empty = file("empty.pem", "");
+    let broken = file("broken.pem", "-----BEGIN hunter2\nhunter2\n");
+    let garbled = file("garbled.pem", "-----BEGIN PRIVATE KEY-----\n?hunter2?\n-----END PRIVATE KEY-----\n");
+    for (cert, key, expected) in [
+        (&cert, &other.path().join("key.pem"), ("cannot use the file of `cert`", "its own private key")),
+        (&cert, &cert, ("cannot use the file of `key`: it holds none", "PEM")),
+        (&key, &key, ("cannot use the file of `cert`: it holds none", "PEM")),
+        (&empty, &key, ("cannot use the file of `cert`", "PEM")),
+        (&cert, &broken, ("cannot use the file of `key`: it is no whole PEM file", "PEM")),
+        (&cert, &garbled, ("cannot use the file of `key`: it is no whole PEM file", "PEM")),
+    ] {
+        wrong(&format!("tls = {{ cert = {cert:?}, key = {key:?} }}"), "", "", &[expected]);
+    }
 }

@@ -12,6 +12,7 @@ use toml_span::Span;
 use super::check::Check;
 use super::policy::Limits;
 use super::reader::{Fields, Text, Typed};
+use crate::gateway::{self, Unusable};
 
 /// Where clients find the endpoint if nobody says another place.
 pub const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7300);
@@ -416,15 +417,28 @@ impl Files {
             }
             let text = typed.given()?;
             let path = check.surroundings.folder.join(&text.value);
-            if let Err(error) = std::fs::File::open(&path) {
+            let opened = std::fs::File::open(&path);
+            let is_there = opened.is_ok();
+            if let Err(error) = opened {
                 let hint = "give the path of a PEM file; it is relative to the folder of the configuration file";
                 // Who typed the key itself here sees it nowhere again.
                 check.findings.error(text.span, format!("cannot read the file of `{key}`: {error}"), hint);
             }
-            Some(path)
+            Some((path, is_there))
         };
         let (cert, key) = (file("cert", &self.cert), file("key", &self.key));
-        Some(Tls { cert: cert?, key: key? })
+        let ((cert, cert_is_there), (key, key_is_there)) = (cert?, key?);
+        let tls = Tls { cert, key };
+        if cert_is_there
+            && key_is_there
+            && let Err(Unusable { is_key, why }) = gateway::check(&tls)
+        {
+            let (name, typed) = if is_key { ("key", &self.key) } else { ("cert", &self.cert) };
+            let at = typed.given().map_or(self.at, |text| text.span);
+            let hint = "give the certificate's chain in `cert` and its own private key in `key`, both in PEM";
+            check.findings.error(at, format!("cannot use the file of `{name}`: {why}"), hint);
+        }
+        Some(tls)
     }
 }
 

@@ -25,6 +25,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::budget::{Budget, Share};
 use crate::config::{Auth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
 
 /// Attempts with a wrong token, from all clients together, a second.
@@ -80,6 +81,8 @@ struct Allowance {
     requests_per_second: u32,
     burst: u32,
     calls_max: usize,
+    bodies_max: usize,
+    bodies: Arc<Budget>,
     requests: Option<DefaultDirectRateLimiter>,
     calls: Option<Arc<Semaphore>>,
 }
@@ -251,6 +254,11 @@ impl User {
         })
     }
 
+    /// For one body: of what there is for those of this user.
+    pub(crate) fn bodies(&self) -> Share {
+        self.allowance.bodies.share()
+    }
+
     /// Counts a call for as long as what comes back is kept; `None` is kept by nobody.
     pub fn call(&self) -> Result<Option<OwnedSemaphorePermit>, Limited> {
         let Some(calls) = &self.allowance.calls else { return Ok(None) };
@@ -285,13 +293,20 @@ impl Allowance {
         let quota = |rate| Quota::per_second(rate).allow_burst(NonZeroU32::new(burst).unwrap_or(rate));
         let requests = NonZeroU32::new(requests_per_second).map(|rate| DefaultDirectRateLimiter::direct(quota(rate)));
         let calls = (calls_max > 0).then(|| Arc::new(Semaphore::new(calls_max.min(Semaphore::MAX_PERMITS))));
-        Self { requests_per_second, burst, calls_max, requests, calls }
+        let bodies_max = bodies_of_one(limits);
+        let bodies = Budget::new(bodies_max);
+        Self { requests_per_second, burst, calls_max, bodies_max, bodies, requests, calls }
     }
 
     fn is(&self, limits: &GatewayLimits) -> bool {
-        let wanted = (limits.requests_per_second, limits.burst, limits.calls_per_user_max);
-        (self.requests_per_second, self.burst, self.calls_max) == wanted
+        let wanted = (limits.requests_per_second, limits.burst, limits.calls_per_user_max, bodies_of_one(limits));
+        (self.requests_per_second, self.burst, self.calls_max, self.bodies_max) == wanted
     }
+}
+
+/// The bytes of bodies that one user may have: a quarter, so that others find room, and at least one body.
+fn bodies_of_one(limits: &GatewayLimits) -> usize {
+    (limits.bodies_max / 4).max(limits.body_max)
 }
 
 /// A new token: 256 random bits.

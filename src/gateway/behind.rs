@@ -62,6 +62,11 @@ impl Faces for Behind {
             Endpoint::Tools => self.tools.began(session),
             Endpoint::Flat => self.flat.began(session),
         }
+        // One that had to make room for another, or whose user has gone, may have ended before it began here: nobody would
+        // tell us again.
+        if session.ended().is_some() {
+            self.ended(session);
+        }
     }
 
     fn request(&self, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {

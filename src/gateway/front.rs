@@ -1,6 +1,7 @@
 //! Every request, in one order: guard → path → access → method → body → drain → rate → session → face. What fails first is
 //! what is told, and nothing behind it is looked at: without a token nobody learns what exists.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::rpc::{Kind, Malformed, Message};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, timeout};
@@ -34,6 +36,10 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// What is read of a body whose request is refused already, and for how long.
 const UNREAD_MAX: usize = 64 * 1024;
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
+/// What is reserved for a body that has not come yet.
+const RESERVED_MAX: usize = 64 * 1024;
+/// Messages of a batch.
+const BATCH_MAX: usize = 100;
 /// Who has to wait for memory is asked to come back after this.
 const CROWDED_PAUSE: Duration = Duration::from_secs(1);
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
@@ -69,6 +75,25 @@ impl Refused {
 
 fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Refused {
     Refused::new(reply::refused(status, id, code, message))
+}
+
+/// What a body takes: of what there is for all, and of what there is for its user.
+struct Memory {
+    all: Share,
+    own: Share,
+}
+
+impl Memory {
+    fn try_take(&mut self, bytes: usize) -> bool {
+        if !self.own.try_take(bytes) {
+            return false;
+        }
+        let taken = self.all.try_take(bytes);
+        if !taken {
+            self.own.give(bytes);
+        }
+        taken
+    }
 }
 
 /// What a path asks for.
@@ -241,11 +266,12 @@ impl Front {
                 return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
             }
         };
-        let mut memory = self.bodies.share();
+        let mut memory = Memory { all: self.bodies.share(), own: pass.user.bodies() };
         let body = read(body, headers, settings.limits.body_max, &mut memory).await?;
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
-            return self.batch(settings, &pass.user, path, parts, body).await;
+            let batch = Batch::read(&body)?;
+            return self.batch(settings, &pass.user, path, parts, batch).await;
         }
         let message = Message::read(body).map_err(|error| malformed(&error))?;
         let manner = Manner {
@@ -264,7 +290,7 @@ impl Front {
         pass: &Pass,
         path: Path<'_>,
         parts: &request::Parts,
-        (message, memory): (Message, Share),
+        (message, memory): (Message, Memory),
         manner: Manner,
     ) -> Checked<Response> {
         let user = &pass.user;
@@ -272,7 +298,10 @@ impl Front {
         if id.is_some() {
             self.is_open(id)?;
         }
-        user.request().map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
+        let counted = user.request();
+        if !is_owed(&message) {
+            counted.map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
+        }
         let place = place(user, path, parts, id)?;
         // Before its version, which it says in the header: what is told of that would be another code.
         if era::is_next(&message) && !parts.headers.contains_key(SESSION_ID) {
@@ -324,10 +353,16 @@ impl Front {
         user: &Arc<User>,
         path: Path<'_>,
         parts: &request::Parts,
-        body: Bytes,
+        batch: Batch,
     ) -> Checked<Response> {
-        self.is_open(None)?;
-        user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
+        let Batch { requests, others } = batch;
+        let (owed, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_owed);
+        // Each of them counts, and none is counted after one too many.
+        let counted = (0..requests.len() + others.len()).try_for_each(|_| user.request());
+        for _ in &owed {
+            // They are heard all the same.
+            let _ = user.request();
+        }
         let place = place(user, path, parts, None)?;
         version(&parts.headers, None)?;
         let session = self.session(user, place, &parts.headers, None)?;
@@ -335,15 +370,13 @@ impl Front {
             let why = "this protocol version has no batches; send one message at a time";
             return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
         }
-        let not_json = |error: serde_json::Error| malformed(&Malformed::NotJson(error.to_string()));
-        let texts: Vec<&RawValue> = serde_json::from_slice(&body).map_err(not_json)?;
-        let mut requests = Vec::new();
-        let mut others = Vec::new();
-        for text in texts {
-            let message = Message::read(body.slice_ref(text.get().as_bytes())).map_err(|error| malformed(&error))?;
-            let is_request = message.kind() == Kind::Request;
-            if is_request { requests.push(message) } else { others.push(message) }
+        for message in owed {
+            self.aside(&session, message);
         }
+        if !requests.is_empty() {
+            self.is_open(None)?;
+        }
+        counted.map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
         for message in others {
             self.aside(&session, message);
         }
@@ -396,7 +429,18 @@ impl Front {
         for session in &evicted {
             self.gone(session);
         }
+        // A reload that has looked through the sessions meanwhile has not seen this one.
+        if !self.access.stands(&session.opening.pass) {
+            let _ = self.sessions.close(&session, End::Revoked);
+            let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
+            let (base, path) = (settings.base(host), parts.uri.path());
+            return Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)));
+        }
         self.faces.began(&session);
+        if session.ended().is_some() {
+            let why = "the session ended before it began; begin another";
+            return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, why));
+        }
         let Greeting { name, client_version, .. } = &session.opening.greeting;
         (self.tell)(Event::ClientConnected {
             team_id: user.team.clone(),
@@ -452,6 +496,73 @@ impl Front {
         self.sessions.find(given, user, place, Instant::now()).ok_or_else(|| {
             no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such session; begin with `initialize`")
         })
+    }
+}
+
+/// What a server waits for, or what ends work. It is counted, and never refused because there is too much else.
+fn is_owed(message: &Message) -> bool {
+    match message.kind() {
+        Kind::Result | Kind::Error => true,
+        Kind::Notification => message.method() == Some("notifications/cancelled"),
+        Kind::Request => false,
+    }
+}
+
+/// Several messages in one.
+struct Batch {
+    requests: Vec<Message>,
+    others: Vec<Message>,
+}
+
+impl Batch {
+    fn read(body: &Bytes) -> Checked<Self> {
+        let not_json = |error: serde_json::Error| malformed(&Malformed::NotJson(error.to_string()));
+        let invalid = |why: &str| no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why);
+        let Texts(texts) = serde_json::from_slice(body).map_err(not_json)?;
+        if texts.len() > BATCH_MAX {
+            return Err(invalid(&format!("a batch has at most {BATCH_MAX} messages")));
+        }
+        let mut batch = Self { requests: Vec::new(), others: Vec::new() };
+        for text in texts {
+            let message = Message::read(body.slice_ref(text.get().as_bytes())).map_err(|error| malformed(&error))?;
+            if let Some(method @ ("initialize" | "server/discover")) = message.method() {
+                return Err(invalid(&format!("`{method}` stands alone; no batch has it")));
+            }
+            let of_its_kind = if message.kind() == Kind::Request { &mut batch.requests } else { &mut batch.others };
+            of_its_kind.push(message);
+        }
+        Ok(batch)
+    }
+}
+
+/// The texts of a batch: one more than it may have, if it has more. The rest is read over, because a short text that would
+/// become many of them takes more memory than was counted.
+struct Texts<'a>(Vec<&'a RawValue>);
+
+impl<'de> Deserialize<'de> for Texts<'de> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reads;
+
+        impl<'de> Visitor<'de> for Reads {
+            type Value = Texts<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a batch")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Texts<'de>, A::Error> {
+                let mut texts = Vec::new();
+                while texts.len() <= BATCH_MAX
+                    && let Some(text) = from.next_element()?
+                {
+                    texts.push(text);
+                }
+                while from.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Texts(texts))
+            }
+        }
+
+        from.deserialize_seq(Reads)
     }
 }
 
@@ -544,7 +655,7 @@ fn accepted(headers: &HeaderMap) -> (bool, bool) {
 }
 
 /// The whole body, within its limit and in time. What it takes is counted as it comes: what was only announced takes nothing.
-async fn read(frames: &mut BodyDataStream, headers: &HeaderMap, limit: usize, memory: &mut Share) -> Checked<Bytes> {
+async fn read(frames: &mut BodyDataStream, headers: &HeaderMap, limit: usize, memory: &mut Memory) -> Checked<Bytes> {
     let large = || {
         let why = format!("a message has at most {limit} bytes");
         no(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, &why)
@@ -556,7 +667,7 @@ async fn read(frames: &mut BodyDataStream, headers: &HeaderMap, limit: usize, me
     let whole = async {
         let broken = |_| no(StatusCode::BAD_REQUEST, None, PARSE_ERROR, "the body broke off");
         let mut room_for = |frame: &Bytes| {
-            if memory.bytes() + frame.len() > limit {
+            if memory.own.bytes() + frame.len() > limit {
                 Err(large())
             } else if memory.try_take(frame.len()) {
                 Ok(())
@@ -567,7 +678,8 @@ async fn read(frames: &mut BodyDataStream, headers: &HeaderMap, limit: usize, me
         let Some(first) = frames.next().await.transpose().map_err(broken)? else { return Ok(Bytes::new()) };
         room_for(&first)?;
         let Some(second) = frames.next().await.transpose().map_err(broken)? else { return Ok(first) };
-        let mut all = BytesMut::with_capacity(announced.unwrap_or(first.len() + second.len()).min(limit));
+        let there = first.len() + second.len();
+        let mut all = BytesMut::with_capacity(announced.unwrap_or(there).min(RESERVED_MAX).max(there));
         all.extend_from_slice(&first);
         let mut next = Some(second);
         while let Some(frame) = next {

@@ -17,7 +17,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use hyper_util::rt::TokioTimer;
 use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -40,19 +40,53 @@ const UNREAD_MS: u32 = 60_000;
 #[derive(Debug, Clone)]
 pub(crate) struct Identity(RustlsConfig);
 
+/// What is wrong with a certificate and its key. Neither a path nor anything that is in the files is told: what was typed as
+/// a path may be the key itself.
+#[derive(Debug)]
+pub(crate) struct Unusable {
+    /// Whether it is the key's file; the certificate's else.
+    pub(crate) is_key: bool,
+    /// Without what is in the file.
+    pub(crate) why: String,
+}
+
 /// Reads a certificate's chain and its key.
 pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<Identity> {
-    crate::http::install_tls_provider();
-    let broken = |path: &Path, why: String| {
+    let config = read(cert, key).map_err(|Unusable { is_key, why }| {
+        let path = if is_key { key } else { cert };
         io::Error::new(io::ErrorKind::InvalidData, format!("cannot use {}: {why}", path.display()))
-    };
-    let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let chain = chain.map_err(|error| broken(cert, error.to_string()))?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| broken(key, error.to_string()))?;
-    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, secret);
-    let mut config = config.map_err(|error| broken(cert, error.to_string()))?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    })?;
     Ok(Identity(RustlsConfig::from_config(Arc::new(config))))
+}
+
+/// The same, of which nothing is kept but what is wrong.
+pub(crate) fn check(cert: &Path, key: &Path) -> Result<(), Unusable> {
+    read(cert, key).map(drop)
+}
+
+fn read(cert: &Path, key: &Path) -> Result<ServerConfig, Unusable> {
+    crate::http::install_tls_provider();
+    let broken = |is_key| move |error: pem::Error| Unusable { is_key, why: in_our_words(&error) };
+    let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let chain = chain.map_err(broken(false))?;
+    if chain.is_empty() {
+        return Err(broken(false)(pem::Error::NoItemsFound));
+    }
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(broken(true))?;
+    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, secret);
+    let mut config = config.map_err(|error| Unusable { is_key: false, why: error.to_string() })?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// The library's words repeat lines of the file.
+fn in_our_words(error: &pem::Error) -> String {
+    match error {
+        pem::Error::Io(error) => error.to_string(),
+        pem::Error::NoItemsFound => "it holds none in PEM".to_owned(),
+        pem::Error::SectionTooLarge => "it is too large".to_owned(),
+        _ => "it is no whole PEM file".to_owned(),
+    }
 }
 
 /// Takes the address, so that one that is taken is known before anything else begins.

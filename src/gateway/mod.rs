@@ -46,6 +46,7 @@ use call::Form;
 use face::{Endpoint, Faces};
 use front::Front;
 use guard::Guard;
+pub(crate) use listen::Unusable;
 use listen::{Door, Identity, Terms};
 use session::End;
 use sessions::Sessions;
@@ -154,6 +155,11 @@ impl Drop for Gateway {
     }
 }
 
+/// What is wrong with a certificate and its key, before anything is served with them.
+pub(crate) fn check(tls: &Tls) -> Result<(), Unusable> {
+    listen::check(&tls.cert, &tls.key)
+}
+
 /// Takes the address, so that one that is taken is known before anything else begins.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     listen::bind(address)
@@ -208,23 +214,23 @@ impl Gateway {
     /// Goes on with other settings, and at another place if one is given. Sessions of clients that would not be let in any
     /// more end. Connections that would not be made in the same way any more end with what is being answered on them, at
     /// the latest after [`GatewayLimits::drain_timeout`]; sessions outlive them. An error says that the certificate or the
-    /// place cannot be used: those stay as they were, and all else holds.
+    /// place cannot be used: both stay as they were, since one was meant for the other, and all else holds.
     pub fn apply(&self, mut settings: Settings, elsewhere: Option<TcpListener>) -> io::Result<()> {
-        let before = self.front.settings();
-        let (identity, certificate) = match settings.identity() {
-            Ok(identity) => (identity, Ok(())),
-            Err(error) => {
-                settings.tls.clone_from(&before.tls);
-                (self.terms.identity(), Err(error))
-            }
-        };
-        let switched = settings.tls.is_some() != before.tls.is_some();
-        self.terms.set(identity, settings.limits.connections_max);
-        let left = settings.limits.drain_timeout;
-        self.front.set(Arc::new(settings));
-        let moved = self.move_to(elsewhere, switched, left);
+        let (before, former) = (self.front.settings(), self.terms.identity());
+        let taken = settings.identity().and_then(|identity| {
+            let switched = settings.tls.is_some() != before.tls.is_some();
+            self.terms.set(identity, settings.limits.connections_max);
+            self.front.set(Arc::new(settings.clone()));
+            self.move_to(elsewhere, switched, settings.limits.drain_timeout)
+        });
+        if taken.is_err() {
+            settings.tls.clone_from(&before.tls);
+            settings.guard.loopback = before.guard.loopback;
+            self.terms.set(former, settings.limits.connections_max);
+            self.front.set(Arc::new(settings));
+        }
         self.revoke();
-        certificate.and(moved)
+        taken
     }
 
     /// Opens another door in the place of the one that is open, if there is a reason to.

@@ -112,8 +112,8 @@ fn a_certificate_that_cannot_be_read_is_told_before_any_server_is_started() {
     home.write("no.pem", "this is no certificate");
     let tls = "[gateway]\nlisten = \"127.0.0.1:0\"\ntls = { cert = \"no.pem\", key = \"no.pem\" }";
     let config = config(&home, tls, &["first"]);
-    let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(1);
-    assert!(outcome.stderr.contains("tls"), "{outcome:#?}");
+    let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(2);
+    assert!(outcome.stderr.contains("cannot use the file of `cert`"), "{outcome:#?}");
     assert!(home.satellite(&["events", "--json"]).stdout.is_empty(), "nothing had begun");
 }
 
@@ -151,6 +151,25 @@ fn a_file_with_another_token_lets_another_in_by_itself() {
     wait_for("the other token", || (other.initialize().status == 200).then_some(()), || satellite.process.stderr());
     let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
     assert_eq!(client.post(&ping).unwrap().status, 401);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_reload_keeps_out_who_is_gone_though_the_token_of_the_data_directory_cannot_be_read() {
+    let home = Home::new();
+    let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first", "second"]);
+    let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
+    let args = ["--config", file.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()];
+    let mut satellite = home.run(&args);
+    let url = printed(&satellite);
+    let client = |token: &str| Client::new(&url, Some(token)).initialize().status;
+    let kept = fs::read_to_string(home.data_dir().join("token")).unwrap();
+    assert_eq!([client(&token("first")), client(&token("second")), client(&kept)], [200; 3]);
+    config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["second"]);
+    fs::write(home.data_dir().join("token"), "").unwrap();
+    reload(&home, &mut satellite);
+    assert_eq!([client(&token("first")), client(&token("second")), client(&kept)], [401, 200, 401]);
+    satellite.process.wait_stderr(|log| log.contains("nobody comes in with it"));
     satellite.terminate().exits(0);
 }
 

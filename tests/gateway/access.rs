@@ -4,7 +4,7 @@
 use mcp_satellite::config::{Auth, GatewayLimits, GatewayPlan};
 use serde_json::{Value, json};
 
-use super::client::{Client, initialize, request};
+use super::client::{Answer, Client, initialize, notification, request};
 use super::fake::{Seen, Stage, plan};
 
 const METADATA: &str = "/.well-known/oauth-protected-resource";
@@ -54,7 +54,16 @@ async fn the_metadata_name_the_address_that_clients_know() {
     client.token = None;
     let challenge = client.post(&initialize("2025-11-25")).await.head;
     let url = parameter(challenge.header("www-authenticate").unwrap(), "resource_metadata").unwrap().to_owned();
-    assert_eq!(url, format!("https://mcp.example.com/base{METADATA}/mcp"));
+    assert_eq!(url, format!("https://mcp.example.com{METADATA}/base/mcp"));
+    // As it is asked for, and as a proxy asks that has cut `/base`.
+    for path in ["/base/mcp", "/mcp"] {
+        client.path = format!("{METADATA}{path}");
+        let document = client.ask("GET", &[], "").await.json();
+        assert_eq!(document["resource"], "https://mcp.example.com/base/mcp", "{path}");
+    }
+    client.path = format!("{METADATA}/based/mcp");
+    let document = client.ask("GET", &[], "").await.json();
+    assert_eq!(document["resource"], "https://mcp.example.com/base/based/mcp");
     client.path = METADATA.to_owned();
     let document = client.ask("GET", &[], "").await.json();
     assert_eq!(document["resource"], "https://mcp.example.com/base");
@@ -159,6 +168,88 @@ async fn a_user_who_asks_too_often_is_told_when_to_ask_again() {
     let mut bob = client.again().await;
     (bob.token, bob.session) = (Some("bob-token".to_owned()), None);
     bob.begin("2025-11-25").await;
+}
+
+#[tokio::test]
+async fn every_message_of_a_batch_counts_and_what_a_server_waits_for_is_never_refused() {
+    let mut stage = limited(GatewayLimits { requests_per_second: 1, burst: 10, ..GatewayLimits::default() });
+    let mut client = Client::initialized(stage.address, "2025-03-26").await;
+    let result = json!({"jsonrpc": "2.0", "id": 1, "result": {}});
+    let error = json!({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}});
+    let cancelled = notification("notifications/cancelled", json!({"requestId": 77}));
+    let mut batch = vec![result.clone(), error.clone(), cancelled.clone()];
+    batch.extend((0..90).map(|id| request(id, "echo", json!("x"))));
+    let refused = client.post(&Value::Array(batch)).await;
+    assert_eq!((refused.head.status, &refused.json()["error"]["data"]["kind"]), (429, &json!("rate_limited")));
+    // Of what is asked and told none is heard, and of what is owed all.
+    stage.saw(Seen::Told("notifications/cancelled".into())).await;
+    assert!(stage.seen.try_recv().is_err());
+    let notifications = vec![notification("n", json!({})); 90];
+    assert_eq!(client.post(&Value::Array(notifications)).await.head.status, 429);
+    for _ in 0..5 {
+        for owed in [&result, &error, &cancelled, &json!([result, error, cancelled])] {
+            assert_eq!(client.post(owed).await.head.status, 202, "{owed}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_batch_has_so_many_messages_and_opens_no_session() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::initialized(stage.address, "2025-03-26").await;
+    let echoes = |count: usize| (0..count).map(|id| request(id, "echo", json!("x"))).collect::<Value>();
+    let answer = client.post(&echoes(100)).await;
+    assert_eq!((answer.head.status, answer.json().as_array().map(Vec::len)), (200, Some(100)));
+    let answer = client.post(&echoes(101)).await;
+    let refused = |answer: &Answer| (answer.head.status, answer.json()["error"]["code"].clone());
+    assert_eq!(refused(&answer), (400, json!(-32600)));
+    assert!(answer.body.contains("at most 100 messages"), "{answer:?}");
+    let unfinished = client.ask("POST", &[], &format!("[{}1", "1,".repeat(200))).await;
+    assert_eq!(refused(&unfinished), (400, json!(-32700)));
+    for method in ["initialize", "server/discover"] {
+        let batch = json!([request(1, "echo", json!("x")), request(2, method, json!({}))]);
+        let answer = client.post(&batch).await;
+        assert_eq!(refused(&answer), (400, json!(-32600)));
+        assert!(answer.body.contains(method), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_who_is_removed_while_a_session_begins_gets_none() {
+    let mut stage = Stage::new(|_| {});
+    let mut client = Client::connect(stage.address).await;
+    client.send("POST", &[], &initialize("hold").to_string()).await;
+    stage.saw(Seen::Asked("initialize".into())).await;
+    let mut without = plan();
+    without.users.remove(0);
+    stage.access.apply(&without);
+    stage.gateway.revoke();
+    stage.release.add_permits(1);
+    let head = client.head().await;
+    assert_eq!((head.status, head.header("mcp-session-id")), (401, None));
+    assert_eq!(parameter(head.header("www-authenticate").unwrap(), "error"), Some("invalid_token"));
+    assert_eq!(stage.gateway.sessions(), 0);
+    assert!(stage.seen.try_recv().is_err() && stage.events.try_recv().is_err(), "it never began");
+}
+
+#[tokio::test]
+async fn the_messages_of_one_user_leave_room_for_those_of_others() {
+    let limits = GatewayLimits { body_max: 1000, bodies_max: 4000, ..GatewayLimits::default() };
+    let mut stage = limited(limits);
+    let mut alice = Client::initialized(stage.address, "2025-11-25").await;
+    let mut bob = Client::connect(stage.address).await;
+    bob.token = Some("bob-token".to_owned());
+    bob.begin("2025-11-25").await;
+    let long = |method: &str| request(5, method, json!("x".repeat(700)));
+    let mut again = alice.again().await;
+    alice.send("POST", &[], &long("hold").to_string()).await;
+    stage.saw(Seen::Asked("hold".into())).await;
+    let refused = again.post(&long("echo")).await.head;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    assert_eq!(bob.post(&long("echo")).await.head.status, 200);
+    stage.release.add_permits(1);
+    assert_eq!(alice.head().await.status, 200);
+    assert_eq!(again.post(&long("echo")).await.head.status, 200);
 }
 
 #[tokio::test]

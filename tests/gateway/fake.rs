@@ -69,7 +69,15 @@ impl Faces for Fake {
         } else {
             Ok(Welcome { result: json!({"protocolVersion": version}).to_string(), version })
         };
-        futures::future::ready(answer).boxed()
+        let (seen, release) = (self.seen.clone(), self.release.clone());
+        async move {
+            if answer.as_ref().is_ok_and(|welcome| welcome.version == "hold") {
+                let _ = seen.send(Seen::Asked("initialize".to_owned()));
+                release.acquire().await.unwrap().forget();
+            }
+            answer
+        }
+        .boxed()
     }
 
     fn began(&self, _session: &Arc<Session>) {

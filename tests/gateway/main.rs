@@ -17,6 +17,7 @@ mod fuzz;
 mod house;
 mod lossless;
 mod mixed;
+mod pair;
 mod played;
 mod questions;
 mod strangers;

@@ -1,8 +1,6 @@
 //! The endpoint over TLS: the same as without, only so, and with a certificate that can be renewed.
 
-use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 
 use mcp_satellite::config::Tls;
@@ -16,6 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use super::client::{Client, initialize, request};
 use super::fake::{Seen, Stage};
+use super::pair::write_pair;
 
 /// A certificate that nobody has signed, and its key, in files.
 struct Pair {
@@ -58,27 +57,6 @@ impl Pair {
         assert_eq!(io.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
         Some(Client::over(Box::new(io), address, own))
     }
-}
-
-fn write_pair(dir: &Path) -> CertificateDer<'static> {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    fs::write(dir.join("cert.pem"), pem("CERTIFICATE", made.cert.der())).unwrap();
-    fs::write(dir.join("key.pem"), pem("PRIVATE KEY", &made.signing_key.serialize_der())).unwrap();
-    made.cert.der().clone()
-}
-
-fn pem(kind: &str, bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = format!("-----BEGIN {kind}-----\n");
-    for line in bytes.chunks(48) {
-        for group in line.chunks(3) {
-            let bits = group.iter().fold(0, |bits, byte| bits << 8 | usize::from(*byte)) << (8 * (3 - group.len()));
-            let letter = |nth: usize| char::from(LETTERS[bits >> (18 - 6 * nth) & 63]);
-            text.extend((0..4).map(|nth| if nth <= group.len() { letter(nth) } else { '=' }));
-        }
-        text.push('\n');
-    }
-    text + &format!("-----END {kind}-----\n")
 }
 
 fn stage(pair: &Pair) -> Stage {
@@ -177,4 +155,39 @@ async fn tls_is_switched_on_and_off_by_a_reload_and_sessions_outlive_it() {
     assert!(pair.connect(stage.address).await.is_none());
     let mut plain = plain.again().await;
     assert_eq!(plain.echo().await, 200);
+}
+
+#[tokio::test]
+async fn with_a_bad_certificate_nothing_moves_and_nothing_is_said_in_the_clear() {
+    let pair = Pair::new();
+    let bad = || Some(Tls { cert: pair.files().cert, key: "/nothing/there".into() });
+    let reload = |stage: &Stage, tls: Option<Tls>| {
+        let elsewhere = stage.elsewhere();
+        let wanted = elsewhere.local_addr().unwrap();
+        let error = stage.reload(
+            |settings| {
+                settings.tls = tls;
+                settings.guard.loopback = false;
+            },
+            Some(elsewhere),
+        );
+        (wanted, error)
+    };
+
+    // What was in the clear stays where it was asked for.
+    let plain = Stage::new(|_| {});
+    let (wanted, error) = reload(&plain, bad());
+    error.unwrap_err();
+    assert_eq!(plain.gateway.address(), plain.address);
+    assert!(Client::try_connect(wanted).await.is_err(), "nobody is there");
+    Client::initialized(plain.address, "2025-11-25").await;
+
+    // What was secret stays so.
+    let secret = stage(&pair);
+    let (wanted, error) = reload(&secret, bad());
+    error.unwrap_err();
+    assert_eq!((secret.gateway.address(), secret.gateway.tls()), (secret.address, Some(pair.files())));
+    assert!(Client::try_connect(wanted).await.is_err(), "nobody is there");
+    assert!(!answers_in_the_clear(secret.address).await);
+    pair.connect(secret.address).await.unwrap().begin("2025-11-25").await;
 }
