@@ -12,7 +12,7 @@ use tokio::time::{Duration, sleep};
 
 use super::face::{Answer, Call, Faces};
 use super::reply;
-use super::session::{News, Session};
+use super::session::{ENDED, News, Session};
 
 /// What the client takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,16 +83,20 @@ fn in_use(id: &str) -> Response {
 }
 
 fn gone(id: &str) -> Response {
-    reply::refused(StatusCode::NOT_FOUND, Some(id), super::refusal::SERVER_ERROR, "the session has ended")
+    reply::refused(StatusCode::NOT_FOUND, Some(id), super::refusal::SERVER_ERROR, ENDED)
 }
 
-/// Answers one request. `held` is what the request holds of its user's limits until it is answered.
+/// What a request holds: of its user's limits and of memory, until it is answered; and the endpoint's work, which is not
+/// done before its answer is read.
+pub(crate) type Held<A, W, M> = (A, W, M);
+
+/// Answers one request.
 pub(crate) async fn answer(
     faces: &dyn Faces,
     session: &Arc<Session>,
     message: Message,
     manner: Manner,
-    held: impl Send + 'static,
+    held: Held<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
 ) -> Response {
     let streams = manner.form != Form::Json;
     let Begun { open, id, answer: mut coming } = match begin(faces, session, message, manner.timeout, streams) {
@@ -125,7 +129,7 @@ async fn stream(
     id: Arc<str>,
     coming: BoxFuture<'static, Answer>,
     grace: Duration,
-    held: impl Send + 'static,
+    (admission, work, memory): Held<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
 ) {
     let Open { session, call } = &open;
     tokio::select! {
@@ -134,11 +138,17 @@ async fn stream(
         () = session.over().cancelled() => return,
         () = session.abandoned(*call, grace) => return,
     }
-    // What is left is to be read; nothing works any more.
-    drop(held);
+    // What is left is to be read.
+    drop((admission, memory));
+    let read = async {
+        session.abandoned(*call, Duration::ZERO).await;
+        // For a client that may come back the endpoint does not wait.
+        drop(work);
+        session.abandoned(*call, grace).await;
+    };
     tokio::select! {
         () = session.over().cancelled() => {}
-        () = session.abandoned(*call, grace) => {}
+        () = read => {}
     }
 }
 
@@ -164,5 +174,77 @@ pub(crate) async fn batch(
     tokio::select! {
         answers = futures::future::join_all(coming) => reply::batch(&answers),
         () = session.over().cancelled() => gone("null"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use std::sync::Mutex;
+
+    use bytes::Bytes;
+    use futures::StreamExt as _;
+    use mcp_satellite_actors::model::ids::InstanceId;
+    use tokio::sync::oneshot;
+    use tokio::task::yield_now;
+
+    use super::super::access::User;
+    use super::super::face::{Endpoint, Greeting, RpcError, Welcome};
+    use super::super::sessions::Sessions;
+    use super::super::sessions::tests::{opening, user};
+    use super::*;
+    use crate::config::GatewayLimits;
+
+    /// Answers one request, when it is told what.
+    struct One(Mutex<Option<oneshot::Receiver<String>>>);
+
+    impl Faces for One {
+        fn instance(&self, _: &User, _: &str) -> Option<InstanceId> {
+            None
+        }
+
+        fn initialize(&self, _: Arc<User>, _: Endpoint, _: Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn began(&self, _: &Arc<Session>) {}
+
+        fn request(&self, _: Arc<Session>, _: Call) -> BoxFuture<'static, Answer> {
+            let answer = self.0.lock().unwrap().take().unwrap();
+            Box::pin(async move { Answer::Result(answer.await.unwrap()) })
+        }
+
+        fn notification(&self, _: &Arc<Session>, _: Message) {}
+
+        fn ended(&self, _: &Arc<Session>) {}
+    }
+
+    #[tokio::test]
+    async fn a_stream_is_work_until_its_answer_is_read_and_counts_for_its_user_until_it_is_there() {
+        let (sessions, alice) = (Sessions::new(), user("alice"));
+        let now = tokio::time::Instant::now();
+        let opened = sessions.open(opening(&alice, Endpoint::Tools), &GatewayLimits::default(), now);
+        let (session, _) = opened.unwrap();
+        let (release, answer) = oneshot::channel();
+        let faces = One(Mutex::new(Some(answer)));
+        let request = br#"{"jsonrpc":"2.0","id":5,"method":"x"}"#;
+        let message = Message::read(Bytes::from_static(request)).unwrap();
+        let long = Duration::from_secs(3600);
+        let manner = Manner { form: Form::Stream, sse_after: long, keep_alive: long, grace: long, timeout: None };
+        let (admission, work, memory) = (Arc::new(()), Arc::new(()), Arc::new(()));
+        let held = (admission.clone(), work.clone(), memory.clone());
+        let response = super::answer(&faces, &session, message, manner, held).await;
+        let mut body = response.into_body().into_data_stream();
+        assert!(body.next().await.unwrap().unwrap().starts_with(b"id: 1-0"));
+        release.send("1".to_owned()).unwrap();
+        while Arc::strong_count(&admission) + Arc::strong_count(&memory) > 2 {
+            yield_now().await;
+        }
+        assert_eq!(Arc::strong_count(&work), 2, "it is not read yet");
+        assert!(body.next().await.unwrap().unwrap().ends_with(b"\"result\":1}\n\n"));
+        assert!(body.next().await.is_none());
+        while Arc::strong_count(&work) > 1 {
+            yield_now().await;
+        }
     }
 }

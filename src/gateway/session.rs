@@ -24,11 +24,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::{Pass, User};
 use super::budget::Budget;
-use super::face::{Endpoint, Greeting};
+use super::face::{Answer, Endpoint, Greeting, RpcError};
+use super::refusal::SERVER_ERROR;
+use super::reply;
 use super::stream::{Listener, Next, Slow, Stream, UNASKED, Way, way};
 
 /// What keeps a quiet connection open, and finds one that is gone.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
+
+/// What a request is told whose session ends before its answer.
+pub(crate) const ENDED: &str = "the session has ended";
 
 /// Why a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,6 +178,8 @@ struct Asked {
     question: Question,
     /// The call that it belongs to, so that what is said of it goes the same way.
     call: Option<u64>,
+    /// On which stream it was said, and as which of its events: one that is dropped there, it will never see.
+    at: (u64, u64),
 }
 
 impl Ear {
@@ -213,19 +220,63 @@ impl State {
         self.calls.get_mut(&stream).filter(|call| call.streams).map(|call| &mut call.ear)
     }
 
+    /// The stream on which something is said.
+    fn way(&self, call: Option<u64>) -> u64 {
+        // What is said after the answer is not read there any more.
+        let can_stream = self.calls.iter().filter(|(_, call)| call.streams && call.withdraw.is_some());
+        let (read, unread): (Vec<_>, Vec<_>) = can_stream.partition(|(_, call)| call.ear.stream.is_read());
+        let numbers = |calls: Vec<(&u64, &OpenCall)>| calls.into_iter().map(|(number, _)| *number).collect::<Vec<_>>();
+        match way(call, &numbers(read), &numbers(unread), self.unasked.stream.is_heard()) {
+            Way::Call(call) => call,
+            Way::Unasked => UNASKED,
+        }
+    }
+
     fn say(&mut self, call: Option<u64>, parts: &[&str]) -> Result<(), Slow> {
+        self.say_on(self.way(call), parts)
+    }
+
+    fn say_on(&mut self, stream: u64, parts: &[&str]) -> Result<(), Slow> {
         if self.ended.is_some() {
             return Ok(());
         }
-        // What is said after the answer is not read there any more.
-        let can_stream =
-            |(number, call): (&u64, &OpenCall)| (call.streams && call.withdraw.is_some()).then_some(*number);
-        let streaming: Vec<u64> = self.calls.iter().filter_map(can_stream).collect();
-        let to = match way(call, &streaming, self.unasked.stream.is_heard()) {
-            Way::Call(call) => call,
-            Way::Unasked => UNASKED,
-        };
-        self.ear(to).map_or(Ok(()), |ear| ear.say(parts))
+        let said = self.ear(stream).map_or(Ok(()), |ear| ear.say(parts));
+        self.decline_dropped(stream);
+        said
+    }
+
+    /// Puts a question, or puts it again: under the same number, which is its token, too. The client's progress comes back
+    /// with it.
+    fn put(&mut self, number: u64, of: Source, call: Option<u64>, question: Question) -> Result<(), Slow> {
+        let (stream, id, message) = (self.way(call), number.to_string(), question.message().clone());
+        let event = self.ear(stream).map_or(0, |ear| ear.stream.next());
+        self.questions.insert(number, Asked { of, question, call, at: (stream, event) });
+        self.say_on(stream, &message.asked_as(&id, &id))
+    }
+
+    /// Some events of a stream may have been dropped. A question that was among them is declined: dropped, it says so.
+    fn decline_dropped(&mut self, stream: u64) {
+        let dropped = self.ear(stream).map_or(0..0, |ear| ear.stream.take_dropped());
+        if !dropped.is_empty() {
+            self.questions.retain(|_, asked| asked.at.0 != stream || !dropped.contains(&asked.at.1));
+        }
+    }
+
+    /// What was asked on the stream of a call, which is not there any more and was not read to its end, is asked where it is
+    /// heard; if that is nowhere, it is declined.
+    fn ask_again(&mut self, call: u64) -> Result<(), Slow> {
+        let asked = self.questions.iter().filter(|(_, asked)| asked.at.0 == call);
+        let mut numbers: Vec<u64> = asked.map(|(number, _)| *number).collect();
+        numbers.sort_unstable();
+        let mut said = Ok(());
+        for number in numbers {
+            let Some(Asked { of, question, call, .. }) = self.questions.remove(&number) else { continue };
+            let stream = self.way(call);
+            if self.ear(stream).is_some_and(|ear| ear.stream.is_read()) {
+                said = said.and(self.put(number, of, call, question));
+            }
+        }
+        said
     }
 }
 
@@ -312,7 +363,8 @@ impl Session {
         self.unless_slow(said);
     }
 
-    /// Asks its client what a server wants to know. The question is declined if the session ends first.
+    /// Asks its client what a server wants to know. The question is declined if the session ends first, or if it is dropped
+    /// before the client has seen it.
     pub fn ask(&self, of: Source, call: Option<u64>, question: Question) {
         let mut state = self.state();
         if state.ended.is_some() {
@@ -321,10 +373,7 @@ impl Session {
         }
         state.questions_put += 1;
         let number = state.questions_put;
-        let id = number.to_string();
-        // The token goes out as the same number: the client's progress comes back with it.
-        let said = state.say(call, &question.message().asked_as(&id, &id));
-        state.questions.insert(number, Asked { of, question, call });
+        let said = state.put(number, of, call, question);
         drop(state);
         self.unless_slow(said);
     }
@@ -418,7 +467,9 @@ impl Session {
 
     /// Forgets what is kept for its client to come back to.
     pub(crate) fn forget(&self) {
-        self.state().unasked.stream.forget();
+        let mut state = self.state();
+        state.unasked.stream.forget();
+        state.decline_dropped(UNASKED);
     }
 
     /// How many messages were dropped because its client did not listen.
@@ -497,10 +548,16 @@ impl Session {
 
     /// A call is over, and its stream with it.
     pub(crate) fn close(&self, call: u64) {
-        let closed = self.state().calls.remove(&call);
-        if let Some(mut call) = closed {
-            call.ear.end();
+        let mut state = self.state();
+        // What is said at the end of a session is still to be read; who is too slow is not waited for.
+        if state.ended.is_some_and(|why| why != End::Slow) {
+            return;
         }
+        let Some(mut closed) = state.calls.remove(&call) else { return };
+        let said = if closed.ear.stream.is_done() { Ok(()) } else { state.ask_again(call) };
+        drop(state);
+        closed.ear.end();
+        self.unless_slow(said);
     }
 
     /// Waits until nobody wants to read the stream of a call any more: all is read, or its listener is gone and did not come
@@ -556,7 +613,8 @@ impl Session {
         self.opening.version.as_str() >= "2025-11-25"
     }
 
-    /// Ends it. What it was asked is declined, what it has asked is cancelled. False if it had ended already.
+    /// Ends it. What it was asked is declined; what it has asked is cancelled, and answered with an error where it has a
+    /// stream. False if it had ended already.
     pub(crate) fn end(&self, why: End) -> bool {
         let questions = {
             let mut state = self.state();
@@ -565,8 +623,13 @@ impl Session {
             }
             state.ended = Some(why);
             state.unasked.end();
-            for ear in state.calls.values_mut().map(|call| &mut call.ear) {
-                ear.end();
+            for call in state.calls.values_mut() {
+                if call.streams && call.withdraw.is_some() {
+                    let error = Answer::Error(RpcError::new(SERVER_ERROR, ENDED));
+                    // An error says that it does not read what there is already.
+                    let _ = reply::parts(&error, &call.id, |parts| call.ear.say(parts.unwrap_or_default()));
+                }
+                call.ear.end();
             }
             std::mem::take(&mut state.questions)
         };
@@ -654,6 +717,7 @@ impl Drop for Listening {
             {
                 ear.gone_at = Some(now);
             }
+            state.decline_dropped(self.stream);
         }
         self.session.changed.notify_waiters();
     }

@@ -218,7 +218,7 @@ fn parse(id: &str) -> Option<(u64, [u8; 16])> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-mod tests {
+pub(super) mod tests {
     use std::net::IpAddr;
     use std::time::Duration;
 
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
     use crate::config::{GatewayPlan, GatewayUser, TokenHash};
 
-    fn user(name: &str) -> Pass {
+    pub(in super::super) fn user(name: &str) -> Pass {
         let (team, slug, tokens) = ("team".into(), name.into(), vec![TokenHash::of("t")]);
         let user = GatewayUser {
             team,
@@ -249,7 +249,7 @@ mod tests {
         access.admit(&shown, IpAddr::from([127, 0, 0, 1])).unwrap()
     }
 
-    fn opening(pass: &Pass, endpoint: Endpoint) -> Opening {
+    pub(in super::super) fn opening(pass: &Pass, endpoint: Endpoint) -> Opening {
         let (pass, greeting, version) = (pass.clone(), Greeting::default(), "2025-11-25".into());
         let name = if let Endpoint::Instance(id) = &endpoint { id.installation.as_str() } else { "" }.into();
         Opening { pass, endpoint, name, greeting, version, user_agent: None }

@@ -1,18 +1,20 @@
 //! One event stream towards a client: what was said on it, how much of that its listener has, and what one that comes
 //! back can still have. Pure: no clock and no socket.
 //!
-//! Events are numbered from 1; an event's id is `{stream}-{number}`. A stream has one listener, the newest. All streams of
-//! all clients share one budget: half of it may be kept for who might come back, the rest is for listeners that are behind.
+//! Events are numbered from 1; an event's id is `{stream}-{number}`. A stream has one listener, the newest. A call's first
+//! listener is on its way from the beginning, so nothing is dropped before it is there. All streams of all clients share
+//! one budget: half of it may be kept for who might come back, the rest is for listeners that are behind.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::budget::{Budget, Share};
 
-/// How much may wait, or is kept.
+/// How much is kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     /// Events.
@@ -23,8 +25,11 @@ pub struct Room {
 
 /// Kept for a listener to come, or for one that comes back.
 pub const KEPT: Room = Room { events: 256, bytes: 1024 * 1024 };
-/// How far behind a listener may be.
-pub const BEHIND: Room = Room { events: 1024, bytes: 4 * 1024 * 1024 };
+/// How many bytes behind a listener may be. There is no limit on events: a server says thousands of small ones in one go,
+/// before a listener that does read has had its turn.
+pub const BEHIND: usize = 4 * 1024 * 1024;
+/// What an event costs beside its bytes: its place in the queue, and what the allocator needs.
+const OVERHEAD: usize = 100;
 /// What a listener, and a call, has whatever others use.
 pub const ASSURED: usize = 64 * 1024;
 /// The stream that is no call's. Calls count from 1.
@@ -67,11 +72,15 @@ pub struct Stream {
     /// Of what the listener does not have.
     bytes_unread: usize,
     listener: Option<Listener>,
+    /// Whether the first listener is still to come: a call's does.
+    awaited: bool,
     listeners: u64,
     /// Whether the listener was given anything that it could come back with.
     resumable: bool,
     over: bool,
     lost: u64,
+    /// The numbers of those that were dropped since somebody asked.
+    dropped: Range<u64>,
 }
 
 impl Stream {
@@ -85,10 +94,12 @@ impl Stream {
             share: budget.share(),
             bytes_unread: 0,
             listener: None,
+            awaited: number != UNASKED,
             listeners: 0,
             resumable: false,
             over: false,
             lost: 0,
+            dropped: 0..0,
         }
     }
 
@@ -97,12 +108,12 @@ impl Stream {
         if self.over {
             return Ok(());
         }
-        if self.listener.is_some() && self.is_far_behind() {
+        if self.is_read() && self.is_far_behind() {
             return Err(Slow);
         }
         let event = event(self.number, self.next(), parts);
-        self.share.take(event.len());
-        self.bytes_unread += event.len();
+        self.share.take(weight(&event));
+        self.bytes_unread += weight(&event);
         self.kept.push_back(event);
         self.trim();
         Ok(())
@@ -128,6 +139,11 @@ impl Stream {
         self.listener.is_some()
     }
 
+    /// Whether somebody listens, or is about to.
+    pub fn is_read(&self) -> bool {
+        self.listener.is_some() || self.awaited
+    }
+
     /// Whether a listener that is gone has an id with which it could come back.
     pub fn is_resumable(&self) -> bool {
         self.resumable
@@ -138,12 +154,18 @@ impl Stream {
         self.lost
     }
 
+    /// The numbers of the events that were dropped since this was last asked. It is to be asked whenever some may have been.
+    pub fn take_dropped(&mut self) -> Range<u64> {
+        std::mem::take(&mut self.dropped)
+    }
+
     /// A listener comes: the one that was there is replaced. `after` is the last event that it has, if it comes back.
     pub fn attach(&mut self, after: Option<u64>) -> Listener {
         if let Some(after) = after {
             self.unread = after.saturating_add(1).clamp(self.first, self.next());
-            self.bytes_unread = self.kept.range(self.at(self.unread)..).map(Bytes::len).sum();
+            self.bytes_unread = self.kept.range(self.at(self.unread)..).map(weight).sum();
         }
+        self.awaited = false;
         self.listeners += 1;
         let listener = Listener(self.listeners);
         self.listener = Some(listener);
@@ -166,7 +188,7 @@ impl Stream {
         }
         let event = self.kept[self.at(self.unread)].clone();
         self.unread += 1;
-        self.bytes_unread -= event.len();
+        self.bytes_unread -= weight(&event);
         self.resumable = true;
         self.trim();
         Next::Event(event)
@@ -188,12 +210,12 @@ impl Stream {
     }
 
     fn is_far_behind(&self) -> bool {
-        let (behind, full) = (self.next() - self.unread, self.share.of().used() > self.share.of().max());
-        behind >= BEHIND.events as u64 || self.bytes_unread >= BEHIND.bytes || (full && self.bytes_unread >= ASSURED)
+        let full = self.share.of().used() > self.share.of().max();
+        self.bytes_unread >= if full { ASSURED } else { BEHIND }
     }
 
     /// The number of the next event.
-    fn next(&self) -> u64 {
+    pub fn next(&self) -> u64 {
         self.first + self.kept.len() as u64
     }
 
@@ -215,18 +237,20 @@ impl Stream {
         }
     }
 
-    /// Whether the oldest may go: it was read, or nobody listens.
+    /// Whether the oldest may go: it was read, or nobody reads.
     fn is_spare(&self) -> bool {
-        self.first < self.unread || self.listener.is_none()
+        self.first < self.unread || !self.is_read()
     }
 
     fn pop(&mut self) -> bool {
         let Some(oldest) = self.kept.pop_front() else { return false };
-        self.share.give(oldest.len());
+        self.share.give(weight(&oldest));
         if self.first == self.unread {
+            let start = if self.dropped.end == self.first { self.dropped.start } else { self.first };
+            self.dropped = start..self.first + 1;
             self.lost += 1;
             self.unread += 1;
-            self.bytes_unread -= oldest.len();
+            self.bytes_unread -= weight(&oldest);
         }
         self.first += 1;
         true
@@ -236,6 +260,11 @@ impl Stream {
 /// Whether more is kept of all streams than may be kept for who might come back.
 pub fn is_crowded(budget: &Budget) -> bool {
     budget.used() > budget.max() / 2
+}
+
+/// What an event takes of what there is room for.
+fn weight(event: &Bytes) -> usize {
+    event.len() + OVERHEAD
 }
 
 /// An event as it is written. A line break in a message is white space of JSON, and would end the line of the event.
@@ -273,8 +302,10 @@ pub enum Way {
 }
 
 /// Chooses it: the call's own stream; else, if the client has one call that can stream, that one's; else the client's
-/// open ear, and without one any call that can stream. `streaming` are the calls that can, the oldest first.
-pub fn way(call: Option<u64>, streaming: &[u64], unasked_is_heard: bool) -> Way {
+/// open ear, and without one any call that can stream. `read` are the calls that can and whose streams somebody reads, the
+/// oldest first; `unread` those that nobody reads now: they are chosen only if nobody would hear it anywhere.
+pub fn way(call: Option<u64>, read: &[u64], unread: &[u64], unasked_is_heard: bool) -> Way {
+    let streaming = if read.is_empty() && !unasked_is_heard { unread } else { read };
     match (call, streaming) {
         (Some(call), _) if streaming.contains(&call) => Way::Call(call),
         (None, [only]) => Way::Call(*only),
@@ -353,14 +384,48 @@ mod tests {
     fn a_listener_that_does_not_read_is_slow_and_what_it_has_not_read_is_not_dropped() {
         let mut stream = stream(0);
         let listener = stream.attach(None);
-        for _ in 0..BEHIND.events {
+        let mut said = 0;
+        while stream.say(&["x"]) == Ok(()) {
+            said += 1;
+        }
+        assert!((20_000..BEHIND / OVERHEAD).contains(&said), "many small ones, and not as many as one likes: {said}");
+        assert_eq!(stream.say(&["x"]), Err(Slow));
+        assert_eq!(texts(&mut stream, listener).len(), said);
+        assert_eq!(stream.lost(), 0);
+        assert_eq!(stream.say(&[&"x".repeat(2 * BEHIND)]), Ok(()));
+        assert_eq!(stream.say(&["x"]), Err(Slow));
+    }
+
+    #[test]
+    fn a_call_is_heard_from_its_beginning_until_its_listener_goes() {
+        let mut call = stream(1);
+        for _ in 0..3 * KEPT.events {
+            assert_eq!(call.say(&["x"]), Ok(()));
+        }
+        assert_eq!((call.lost(), call.is_read()), (0, true));
+        assert!((0..BEHIND).any(|_| call.say(&["x"]) == Err(Slow)), "it is not waited for without an end");
+        let listener = call.attach(None);
+        assert!(texts(&mut call, listener).len() > 3 * KEPT.events);
+        assert!(call.detach(listener) && !call.is_read());
+        for _ in 0..3 * KEPT.events {
+            assert_eq!(call.say(&["x"]), Ok(()));
+        }
+        assert_eq!(call.lost(), 2 * KEPT.events as u64);
+    }
+
+    #[test]
+    fn what_is_dropped_is_told_once() {
+        let mut stream = stream(0);
+        let listener = stream.attach(None);
+        assert_eq!(stream.say(&["read"]), Ok(()));
+        assert_eq!(texts(&mut stream, listener).len(), 1);
+        stream.detach(listener);
+        for _ in 0..KEPT.events + 1 {
             assert_eq!(stream.say(&["x"]), Ok(()));
         }
-        assert_eq!(stream.say(&["x"]), Err(Slow));
-        assert_eq!(texts(&mut stream, listener).len(), BEHIND.events);
-        assert_eq!(stream.lost(), 0);
-        assert_eq!(stream.say(&[&"x".repeat(2 * BEHIND.bytes)]), Ok(()));
-        assert_eq!(stream.say(&["x"]), Err(Slow));
+        assert_eq!((stream.take_dropped(), stream.take_dropped()), (2..3, 0..0));
+        stream.forget();
+        assert_eq!(stream.take_dropped(), 3..KEPT.events as u64 + 3);
     }
 
     #[test]
@@ -409,19 +474,28 @@ mod tests {
 
     #[test]
     fn a_message_finds_its_way() {
+        let none = &[][..];
         let table = [
-            (Some(1), &[1, 2][..], true, Way::Call(1)),
-            (Some(3), &[1, 2], true, Way::Unasked),
-            (Some(3), &[1, 2], false, Way::Call(1)),
-            (Some(3), &[], false, Way::Unasked),
-            (None, &[1], true, Way::Call(1)),
-            (None, &[1, 2], true, Way::Unasked),
-            (None, &[1, 2], false, Way::Call(1)),
-            (None, &[], true, Way::Unasked),
-            (None, &[], false, Way::Unasked),
+            (Some(1), &[1, 2][..], none, true, Way::Call(1)),
+            (Some(3), &[1, 2], none, true, Way::Unasked),
+            (Some(3), &[1, 2], none, false, Way::Call(1)),
+            (Some(3), none, none, false, Way::Unasked),
+            (None, &[1], none, true, Way::Call(1)),
+            (None, &[1, 2], none, true, Way::Unasked),
+            (None, &[1, 2], none, false, Way::Call(1)),
+            (None, none, none, true, Way::Unasked),
+            (None, none, none, false, Way::Unasked),
+            // What nobody reads is chosen only if nobody hears anything.
+            (Some(1), none, &[1], true, Way::Unasked),
+            (Some(1), &[2], &[1], true, Way::Unasked),
+            (Some(1), &[2], &[1], false, Way::Call(2)),
+            (None, &[2], &[1], true, Way::Call(2)),
+            (None, none, &[1], true, Way::Unasked),
+            (Some(2), none, &[1, 2], false, Way::Call(2)),
+            (None, none, &[1, 2], false, Way::Call(1)),
         ];
-        for (call, streaming, heard, expected) in table {
-            assert_eq!(way(call, streaming, heard), expected, "{call:?} {streaming:?} {heard}");
+        for (call, read, unread, heard, expected) in table {
+            assert_eq!(way(call, read, unread, heard), expected, "{call:?} {read:?} {unread:?} {heard}");
         }
     }
 

@@ -44,6 +44,42 @@ async fn what_is_being_answered_when_the_endpoint_stops_is_answered() {
 }
 
 #[tokio::test]
+async fn a_stream_that_has_begun_when_the_endpoint_stops_has_its_answer() {
+    let stage = Stage::new(|settings| settings.limits.drain_timeout = Duration::from_secs(60));
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    let mut other = client.again().await;
+    client.open("POST", &[], &request(5, "talk", json!("x")).to_string()).await;
+    let seen_by_clients = async {
+        while other.post(&request(6, "echo", json!(1))).await.head.status != 503 {
+            tokio::task::yield_now().await;
+        }
+        stage.release.add_permits(1);
+        assert_eq!(client.event().await.unwrap().id, "1-0");
+        assert_eq!(client.event().await.unwrap().json()["params"], "first");
+        assert_eq!(client.event().await.unwrap().json()["result"], "x");
+        assert_eq!(client.event().await, None);
+    };
+    tokio::join!(stage.gateway.drain(), seen_by_clients);
+}
+
+#[tokio::test]
+async fn who_waits_on_a_stream_is_told_that_its_session_has_ended() {
+    let mut stage = Stage::new(|_| {});
+    let mut client = Client::connect(stage.address).await;
+    client.path = "/i/alices/mcp".to_owned();
+    client.begin("2025-11-25").await;
+    client.open("POST", &[], &request(5, "talk", json!("x")).to_string()).await;
+    assert_eq!(client.event().await.unwrap().id, "1-0");
+    let alices = InstanceId::new("team".into(), "alice".into(), InstallationId::from("alices"));
+    stage.gateway.removed(&Endpoint::Instance(alices));
+    stage.saw(Seen::Cancelled("talk".into())).await;
+    assert_eq!(client.event().await.unwrap().json()["params"], "first");
+    let error = json!({"code": -32000, "message": "the session has ended"});
+    assert_eq!(client.event().await.unwrap().json(), json!({"jsonrpc": "2.0", "id": 5, "error": error}));
+    assert_eq!(client.event().await, None);
+}
+
+#[tokio::test]
 async fn a_call_that_is_never_answered_does_not_keep_the_endpoint_from_stopping() {
     let mut stage = Stage::new(|settings| settings.limits.drain_timeout = Duration::from_millis(50));
     let mut client = Client::initialized(stage.address, "2025-11-25").await;

@@ -98,6 +98,11 @@ impl Faces for Fake {
             if method == "talk" || method == "chat" {
                 note("first");
             }
+            if method == "burst" {
+                // Before its stream has a listener.
+                let often: usize = message.params().and_then(|params| params.parse().ok()).unwrap_or_default();
+                (0..often).for_each(|_| note(""));
+            }
             let held = async {
                 if method == "talk" || method == "hold" {
                     release.acquire().await.unwrap().forget();

@@ -636,3 +636,83 @@ async fn an_instance_that_is_removed_takes_its_sessions_with_it() {
     assert_eq!(client.posts.post(&hello(json!({}))).await.head.status, 200);
     whole.end().await;
 }
+
+/// What the server is told of a question: the next answer that the mirror got.
+async fn told_of_a_question(other: &mut Attached) -> Value {
+    loop {
+        let heard = other.hears_json().await;
+        let reflected = &heard["params"]["reflected"];
+        if reflected["id"] == "q" {
+            return reflected.clone();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_question_after_very_much_before_the_answer_is_put_and_nothing_of_it_is_lost() {
+    let (whole, mut client) = one(Server::mirror("mirror"), json!({"elicitation": {}})).await;
+    let aside = notification("notifications/last", json!({})).to_string();
+    let question = question("elicitation/create");
+    let mut messages = vec![aside.as_str(); 900];
+    messages.extend([question.as_str(), DONE]);
+    let said = client.say(1, &messages).await;
+    assert_eq!(said.len(), 902);
+    let asked: Value = serde_json::from_str(&said[900]).unwrap();
+    client.tell(&result(&asked["id"], json!({"said": "yes"}))).await;
+    assert_eq!(told_of_a_question(&mut client).await["result"], json!({"said": "yes"}));
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_question_that_its_client_will_never_see_is_declined() {
+    let (whole, mut other) = one(Server::mirror("mirror"), json!({})).await;
+    let mut away = whole.connect("mirror").await;
+    away.session = away.post(&hello(json!({"elicitation": {}}))).await.head.header("mcp-session-id").map(str::to_owned);
+    assert_eq!(away.post(&notification("notifications/initialized", json!({}))).await.head.status, 202);
+    let aside = notification("notifications/last", json!({})).to_string();
+    other.say_unasked(&[&question("elicitation/create")]).await;
+    other.say_unasked(&vec![aside.as_str(); 400]).await;
+    let told = told_of_a_question(&mut other).await;
+    assert_eq!(told["error"]["message"], "no client is attached that could answer");
+    whole.end().await;
+}
+
+#[tokio::test]
+async fn a_question_on_a_stream_that_broke_is_put_again_where_it_is_heard_or_declined() {
+    let whole = Whole::begin_with(|settings| settings.limits.resume_grace = Duration::from_millis(10)).await;
+    whole.online(Server::mirror("mirror")).await;
+    let mut other = whole.client("mirror", json!({})).await;
+    for listens in [true, false] {
+        let Attached { mut posts, listens: get } = whole.client("mirror", json!({"elicitation": {}})).await;
+        let mut get = if listens {
+            Some(get)
+        } else {
+            drop(get);
+            None
+        };
+        let mut answers = posts.again().await;
+        posts.open("POST", &[], &say(1, &[&question("elicitation/create")])).await;
+        posts.event().await.unwrap();
+        let asked = posts.event().await.unwrap().json();
+        drop(posts);
+        let told = if let Some(get) = &mut get {
+            let again = async {
+                loop {
+                    let heard = get.event().await.unwrap();
+                    if heard.data.contains("elicitation/create") {
+                        return heard.json();
+                    }
+                }
+            };
+            assert_eq!(timeout(GIVE_UP, again).await.expect("it is not asked again"), asked);
+            assert_eq!(answers.post(&json!({"jsonrpc": "2.0", "id": asked["id"], "result": 1})).await.head.status, 202);
+            told_of_a_question(&mut other).await
+        } else {
+            told_of_a_question(&mut other).await
+        };
+        let why = "no client is attached that could answer";
+        assert!(if listens { told["result"] == 1 } else { told["error"]["message"] == why }, "{told}");
+        answers.ask("DELETE", &[], "").await;
+    }
+    whole.end().await;
+}

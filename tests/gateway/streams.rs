@@ -6,10 +6,11 @@ use rustix::fd::OwnedFd;
 use rustix::net::sockopt;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use serde_json::json;
-use tokio::time::Duration;
+use tokio::time::{Duration, timeout};
 
 use super::client::{Client, notification, request};
 use super::fake::{Seen, Stage};
+use super::whole::GIVE_UP;
 
 #[tokio::test]
 async fn what_is_said_before_the_answer_makes_it_a_stream() {
@@ -277,4 +278,59 @@ async fn without_room_nothing_is_kept_for_who_does_not_listen() {
     assert_eq!(get.event().await.unwrap().id, "0-10");
     client.post(&notification("shout", json!([1, 100]))).await;
     assert_eq!(get.event().await.unwrap().id, "0-11");
+}
+
+#[tokio::test]
+async fn what_is_said_at_once_before_the_stream_begins_arrives_whole() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    client.open("POST", &[], &request(5, "burst", json!(900)).to_string()).await;
+    for number in 0..=900 {
+        assert_eq!(client.event().await.unwrap().id, format!("1-{number}"));
+    }
+    assert_eq!(client.event().await.unwrap().json(), json!({"jsonrpc": "2.0", "id": 5, "result": 900}));
+    assert_eq!(client.event().await, None);
+}
+
+#[tokio::test]
+async fn a_client_that_reads_hears_very_many_small_messages_that_are_said_at_once() {
+    let stage = Stage::new(|_| {});
+    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    let mut get = client.again().await;
+    get.open("GET", &[], "").await;
+    assert_eq!(client.post(&notification("shout", json!([20_000, 0]))).await.head.status, 202);
+    for number in 0..=20_000 {
+        assert_eq!(get.event().await.unwrap().id, format!("0-{number}"));
+    }
+    client.open("POST", &[], &request(5, "burst", json!(20_000)).to_string()).await;
+    for number in 0..=20_000 {
+        assert_eq!(client.event().await.unwrap().id, format!("1-{number}"));
+    }
+    assert_eq!(client.event().await.unwrap().json()["result"], 20_000);
+}
+
+#[tokio::test]
+async fn a_message_goes_to_a_connection_that_is_there_and_not_to_one_that_broke() {
+    let stage = Stage::new(|_| {});
+    let mut broken = Client::initialized(stage.address, "2025-11-25").await;
+    let (mut posts, mut get) = (broken.again().await, broken.again().await);
+    get.open("GET", &[], "").await;
+    assert_eq!(get.event().await.unwrap().id, "0-0");
+    broken.open("POST", &[], &request(5, "talk", json!("x")).to_string()).await;
+    assert_eq!(broken.event().await.unwrap().id, "1-0");
+    drop(broken);
+    // Until it is known to be broken it hears what is said.
+    let shouts = async {
+        loop {
+            posts.post(&notification("shout", json!([1, 0]))).await;
+            tokio::task::yield_now().await;
+        }
+    };
+    let heard = async {
+        tokio::select! {
+            event = get.event() => event.unwrap().id,
+            () = shouts => String::new(),
+        }
+    };
+    assert_eq!(timeout(GIVE_UP, heard).await.expect("it is said where nobody hears it"), "0-1");
 }
