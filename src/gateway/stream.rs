@@ -420,7 +420,7 @@ mod tests {
         assert_eq!(stream.say(&["read"]), Ok(()));
         assert_eq!(texts(&mut stream, listener).len(), 1);
         stream.detach(listener);
-        for _ in 0..KEPT.events + 1 {
+        for _ in 0..=KEPT.events {
             assert_eq!(stream.say(&["x"]), Ok(()));
         }
         assert_eq!((stream.take_dropped(), stream.take_dropped()), (2..3, 0..0));
