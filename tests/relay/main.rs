@@ -249,15 +249,12 @@ async fn a_call_is_told_once_whatever_becomes_of_it_and_not_at_length() {
     ] {
         let relayed = play.relays(1, 1, PLAIN);
         let request = play.hears().await;
-        match answer {
-            Some(result) => {
-                play.answers(&request, &result).await;
-                relayed.answered().await.unwrap();
-            }
-            None => {
-                relayed.drop();
-                assert_eq!(play.hears().await["method"], "notifications/cancelled");
-            }
+        if let Some(result) = answer {
+            play.answers(&request, &result).await;
+            relayed.answered().await.unwrap();
+        } else {
+            relayed.drop();
+            assert_eq!(play.hears().await["method"], "notifications/cancelled");
         }
         play.runtime.flush().await;
         let executed = loop {
