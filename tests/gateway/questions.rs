@@ -670,8 +670,12 @@ async fn a_question_that_its_client_will_never_see_is_declined() {
     away.session = away.post(&hello(json!({"elicitation": {}}))).await.head.header("mcp-session-id").map(str::to_owned);
     assert_eq!(away.post(&notification("notifications/initialized", json!({}))).await.head.status, 202);
     let aside = notification("notifications/last", json!({})).to_string();
-    other.say_unasked(&[&question("elicitation/create")]).await;
-    other.say_unasked(&vec![aside.as_str(); 400]).await;
+    let question = question("elicitation/create");
+    let mut messages = vec![question.as_str()];
+    messages.resize(400, aside.as_str());
+    // Another has it said: what is told while its call is open, it alone would hear.
+    let mut speaker = whole.client("mirror", json!({})).await;
+    speaker.say_unasked(&messages).await;
     let told = told_of_a_question(&mut other).await;
     assert_eq!(told["error"]["message"], "no client is attached that could answer");
     whole.end().await;

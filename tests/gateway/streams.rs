@@ -311,7 +311,7 @@ async fn a_client_that_reads_hears_very_many_small_messages_that_are_said_at_onc
 
 #[tokio::test]
 async fn a_message_goes_to_a_connection_that_is_there_and_not_to_one_that_broke() {
-    let stage = Stage::new(|_| {});
+    let stage = Stage::new(|settings| settings.limits.resume_grace = 2 * GIVE_UP);
     let mut broken = Client::initialized(stage.address, "2025-11-25").await;
     let (mut posts, mut get) = (broken.again().await, broken.again().await);
     get.open("GET", &[], "").await;
