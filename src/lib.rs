@@ -2,6 +2,8 @@
 //! `cli`, on by default — configuration files, the control socket and the command line.
 
 #[cfg(feature = "cli")]
+pub mod backend;
+#[cfg(feature = "cli")]
 mod catalogue_cache;
 #[cfg(feature = "cli")]
 pub mod cli;
