@@ -283,9 +283,9 @@ mod tests {
 
     use futures::FutureExt;
     use futures::future::BoxFuture;
-    use mcp_satellite_actors::Options;
     use mcp_satellite_actors::model::spec::{InstanceConfig, Layer, OnUpdate, Target, Value};
     use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+    use mcp_satellite_actors::{Known, Options};
     use tempfile::TempDir;
 
     use super::*;
@@ -477,7 +477,8 @@ mod tests {
         let connector = Arc::new(SimConnector::new(Script::default()));
         let options = Options::new(connector, Arc::new(Nowhere), Arc::new(jiff::Timestamp::now));
         let (runtime, _) = mcp_satellite_actors::start(options).await.unwrap();
-        runtime.install_known(spec.clone(), Arc::new(catalogue())).await.unwrap();
+        let known = Known { catalogue: Some(Arc::new(catalogue())), memo: None };
+        runtime.install_known(spec.clone(), known).await.unwrap();
         runtime.wait_for(&spec.id, |view| view.dormant).await.unwrap();
         runtime
     }

@@ -19,7 +19,7 @@ use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Target};
 use mcp_satellite_actors::seam::EventSink;
-use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle};
+use mcp_satellite_actors::{Farewell, Installed, Known, Options, RuntimeHandle};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::sync::MutexGuard;
@@ -335,7 +335,9 @@ impl Satellite {
             for spec in specs {
                 let name = spec.name.clone();
                 let installed = match known_tools.remove(&spec.id) {
-                    Some(catalogue) => self.runtime.install_known(spec, catalogue).await,
+                    Some(catalogue) => {
+                        self.runtime.install_known(spec, Known { catalogue: Some(catalogue), memo: None }).await
+                    }
                     None => self.runtime.install(spec).await,
                 };
                 match installed {
