@@ -18,6 +18,7 @@ mod endpoint;
 pub mod gateway;
 #[cfg(feature = "remote")]
 mod http;
+#[cfg(feature = "journal")]
 pub mod journal;
 #[cfg(feature = "cli")]
 mod reaper;

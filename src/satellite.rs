@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::catalogue_cache::CatalogueCache;
-use crate::config::{KEEP, Origin, Plan, Profile, ROTATE_BYTES, SinkPlan};
+use crate::config::{Origin, Plan, Profile, SinkPlan};
 use crate::connect::Connectors;
 use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
@@ -38,6 +38,7 @@ use crate::connect::suspend;
 use crate::console::api::EndpointStatus;
 use crate::console::server::{self, Console};
 use crate::endpoint::{Endpoint, EndpointError};
+use crate::journal::{Journal, JournalSink, Limits};
 use crate::reaper::Below;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
@@ -78,6 +79,7 @@ pub(crate) struct Satellite {
     root: Shared<BoxFuture<'static, ()>>,
     connector: StdioConnector,
     endpoint: Arc<Endpoint>,
+    journal: Journal,
     console: Mutex<Option<JoinHandle<()>>>,
     ending: CancellationToken,
     data_dir: PathBuf,
@@ -108,6 +110,7 @@ struct Applied {
 #[derive(PartialEq)]
 struct Settings {
     name: String,
+    journal: Limits,
     sink: SinkPlan,
     batch: BatchPolicy,
     team_budget: TeamBudgetPolicy,
@@ -122,6 +125,7 @@ impl Settings {
     fn of(plan: &Plan) -> Self {
         Self {
             name: plan.name.clone(),
+            journal: plan.journal.clone(),
             sink: plan.sink.clone(),
             batch: plan.batch.clone(),
             team_budget: plan.team_budget.clone(),
@@ -149,21 +153,25 @@ impl Satellite {
 
         let machine = |what: &'static str| move |why: std::io::Error| StartError::Machine { what, why: why.into() };
         // Whatever the events' way is, they are stored: their numbers go on, and `satellite events` can read them.
-        let (rotate_bytes, keep) = match plan.sink {
-            SinkPlan::File { rotate_bytes, keep } => (rotate_bytes, keep),
-            SinkPlan::Stdout | SinkPlan::Http { .. } => (ROTATE_BYTES, KEEP),
-        };
-        let (file, next_seq) = FileSink::open(&data_dir, rotate_bytes, keep).map_err(in_data_dir)?;
+        let (place, limits) = (data_dir.clone(), plan.journal.clone());
+        let journal = tokio::task::spawn_blocking(move || Journal::open(&place, limits)).await;
+        let journal = journal.map_err(std::io::Error::other).flatten().map_err(machine("open the journal"))?;
+        let mut next_seq = journal.next_seq();
         let sink: Arc<dyn EventSink> = match &plan.sink {
-            SinkPlan::File { .. } => Arc::new(file),
+            SinkPlan::Journal => Arc::new(JournalSink::new(journal.clone(), None)),
+            SinkPlan::File { rotate_bytes, keep } => {
+                let (way, next) = FileSink::open(&data_dir, *rotate_bytes, *keep).map_err(in_data_dir)?;
+                next_seq = next_seq.max(next);
+                Arc::new(StoredSink::new(journal.clone(), Arc::new(way)))
+            }
             SinkPlan::Stdout => {
                 let way = StdoutSink::new().map_err(machine("write events to stdout"))?;
-                Arc::new(StoredSink::new(file, Arc::new(way)))
+                Arc::new(StoredSink::new(journal.clone(), Arc::new(way)))
             }
             SinkPlan::Http { url, token } => {
                 let way = HttpSink::new(url, token.as_ref())
                     .map_err(|why| StartError::Machine { what: "send events over HTTP", why: why.into() })?;
-                Arc::new(StoredSink::new(file, Arc::new(way)))
+                Arc::new(StoredSink::new(journal.clone(), Arc::new(way)))
             }
         };
         let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone()));
@@ -204,6 +212,8 @@ impl Satellite {
         let (runtime, root) = mcp_satellite_actors::start(options)
             .await
             .map_err(|why| StartError::Machine { what: "start the runtime", why: why.to_string().into() })?;
+        let teller = runtime.emitter().clone();
+        journal.on_dropped(move |from_seq, to_seq| teller.emit(Event::EventsDropped { from_seq, to_seq }));
 
         // Without it lazy servers are started to be discovered: no reason not to serve.
         let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
@@ -228,6 +238,7 @@ impl Satellite {
                 name: plan.name.clone(),
                 connector: connector.clone(),
                 endpoint: endpoint.clone(),
+                journal: journal.clone(),
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 ending: ending.clone(),
@@ -241,6 +252,7 @@ impl Satellite {
             root,
             connector,
             endpoint,
+            journal,
             console: Mutex::new(Some(console)),
             ending,
             data_dir,
@@ -292,7 +304,7 @@ impl Satellite {
         }
         if Settings::of(&plan) != self.settings {
             tracing::warn!(
-                "[satellite], [events], [policy.team] or [policy.start] has changed: that takes a restart of the satellite"
+                "[satellite], [journal], [events], [policy.team] or [policy.start] has changed: that takes a restart of the satellite"
             );
         }
         self.connector.withhold(plan.secret_variables);
@@ -466,6 +478,8 @@ impl Satellite {
             // Those who follow the events are told the last of them; who does not read is not waited for.
             let _ = tokio::time::timeout(LAST_ANSWERS, console).await;
         }
+        // A disk that hangs has what was committed.
+        let _ = tokio::time::timeout(LAST_ANSWERS, self.journal.close()).await;
         // Nothing is left; what a bug of ours had left would be ended here.
         self.end_all().await;
         if let Ok((socket, _directory)) = crate::console::socket_path(&self.data_dir) {

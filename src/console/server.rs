@@ -24,7 +24,7 @@ use super::api::{
 };
 use crate::connect::stdio::StdioConnector;
 use crate::endpoint::Endpoint;
-use crate::journal;
+use crate::journal::{self, Journal};
 
 /// Arguments of a call may be as large as a message of a server.
 const BODY_MAX: usize = 16 * 1024 * 1024;
@@ -36,6 +36,7 @@ pub(crate) struct Console {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) connector: StdioConnector,
     pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) journal: Journal,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
@@ -137,6 +138,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         held_by: console.connector.held_by(),
         events: console.runtime.event_statistics().into(),
         endpoint: console.endpoint.status(),
+        journal: Some(console.journal.status()),
     };
     Ok(Json(StatusReply { satellite, instances }))
 }

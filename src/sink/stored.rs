@@ -7,29 +7,27 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 
-use super::file::FileSink;
+use crate::journal::Journal;
 
 /// Stores, then sends. A journal that cannot be written is reported and does not keep the events from their way.
 pub struct StoredSink {
-    file: Arc<FileSink>,
+    journal: Journal,
     way: Arc<dyn EventSink>,
 }
 
 impl StoredSink {
-    /// `file` in front of `way`.
-    pub fn new(file: FileSink, way: Arc<dyn EventSink>) -> Self {
-        Self { file: Arc::new(file), way }
+    /// `journal` in front of `way`.
+    pub fn new(journal: Journal, way: Arc<dyn EventSink>) -> Self {
+        Self { journal, way }
     }
 }
 
 impl EventSink for StoredSink {
     fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
-        let (file, way) = (Arc::clone(&self.file), Arc::clone(&self.way));
+        let (journal, way) = (self.journal.clone(), Arc::clone(&self.way));
         async move {
-            // A batch that comes again is already stored: the file knows the last number it has.
-            if let Answer::Unavailable(reason) = file.send(Arc::clone(&batch)).await {
-                tracing::error!(reason, "events are not stored; they are sent all the same");
-            }
+            // A batch that comes again is already stored: the journal knows the last number it has.
+            journal.append(Arc::clone(&batch)).await;
             way.send(batch).await
         }
         .boxed()

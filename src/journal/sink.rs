@@ -1,0 +1,42 @@
+//! The journal as the batcher's sink.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+
+use super::Journal;
+
+/// Stores each batch. Where that cannot be done and nothing that is stored waits for its delivery, a batch goes its way from
+/// memory.
+pub struct JournalSink {
+    journal: Journal,
+    way: Option<Arc<dyn EventSink>>,
+}
+
+impl JournalSink {
+    /// Stores in `journal`. `way` is where events go while the disk takes none.
+    pub fn new(journal: Journal, way: Option<Arc<dyn EventSink>>) -> Self {
+        Self { journal, way }
+    }
+}
+
+impl EventSink for JournalSink {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        let (journal, way) = (self.journal.clone(), self.way.clone());
+        async move {
+            let answer = journal.append(Arc::clone(&batch)).await;
+            match (answer, way) {
+                // What waits on the disk is older, and order is kept.
+                (Answer::Unavailable(_), Some(way)) if journal.status().backlog == 0 => way.send(batch).await,
+                (answer, _) => answer,
+            }
+        }
+        .boxed()
+    }
+
+    fn is_prompt(&self) -> bool {
+        true
+    }
+}
