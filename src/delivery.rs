@@ -14,6 +14,8 @@
 //! A disk that fails delays nobody: what it does not take goes its way from memory, as soon as all that is stored has
 //! gone before.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -34,6 +36,8 @@ use crate::journal::{Journal, Sending};
 
 /// Orders wait for the batch in flight.
 const ORDERS_MAX: usize = 16;
+/// A batch that comes again has no more events than this, whatever made room or was refused in between.
+const RESUMED_MAX: usize = 10_000;
 
 /// For `status`. Durations and counts are since the satellite was started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,8 +54,8 @@ pub struct DeliveryStatus {
     pub sent: u64,
     /// Events that were refused for good.
     pub failed: u64,
-    /// When a batch was taken last.
-    pub last_sent: Option<Timestamp>,
+    /// When a batch was taken last: RFC 3339.
+    pub last_sent: Option<String>,
     /// Why the last batch was not taken; gone after a success.
     pub last_error: Option<String>,
 }
@@ -83,7 +87,7 @@ impl Delivery {
         let (published, status) = watch::channel(DeliveryStatus { to: to.to_owned(), ..DeliveryStatus::default() });
         let appended = journal.appended();
         // Far below the numbers that a reader of JSON or SQL cannot hold in an i64.
-        let first_batch = rand::random::<u64>() >> 2;
+        let first_batch = RandomState::new().build_hasher().finish() >> 2;
         let courier = Courier {
             outbox: Outbox::new(policy.clone(), 1, first_batch),
             appended: appended.clone(),
@@ -92,11 +96,13 @@ impl Delivery {
             way,
             published,
             passed: None,
-            next_batch: 0,
+            direct_through: 0,
             written: (0, None),
             refused: Vec::new(),
             direct: None,
             hurried: false,
+            flushing: false,
+            unreadable: None,
             complaint: None,
         };
         let task = Mutex::new(Some(tokio::spawn(courier.run(inbox))));
@@ -188,8 +194,8 @@ struct Courier {
     /// The last event that was read from the journal or came directly; `None` as long as the journal has not told how far
     /// the last satellite was.
     passed: Option<u64>,
-    /// Of the journal, which has it as its own.
-    next_batch: u64,
+    /// The last event that came directly.
+    direct_through: u64,
     /// What the journal knows: all up to this event is settled, and what is under way.
     written: (u64, Option<Sending>),
     /// Events behind the cursor that were refused for good: they are no part of a batch that comes again.
@@ -197,6 +203,10 @@ struct Courier {
     /// What the disk did not take, and who wants to know what becomes of it.
     direct: Option<(Arc<Batch>, oneshot::Sender<Answer>)>,
     hurried: bool,
+    /// No pause is honoured any more.
+    flushing: bool,
+    /// Why the journal cannot be read now.
+    unreadable: Option<String>,
     /// As it was logged: an outage is told once, not at each attempt.
     complaint: Option<String>,
 }
@@ -241,6 +251,7 @@ impl Courier {
     }
 
     async fn flush(&mut self, until: Instant) {
+        self.flushing = true;
         loop {
             self.outbox.hurry();
             self.send_all().await;
@@ -259,7 +270,8 @@ impl Courier {
         if self.passed.is_none() {
             self.resume().await;
         }
-        while self.refill(stored).await {
+        loop {
+            self.refill(stored).await;
             let Some(batch) = self.outbox.next_batch(Instant::now().into_std(), Timestamp::now()) else { break };
             self.write_down(Some(&batch)).await;
             self.publish();
@@ -283,6 +295,9 @@ impl Courier {
 
     /// Goes on where the last satellite was.
     async fn resume(&mut self) {
+        if !self.outbox.is_empty() {
+            return; // What came directly is on its way, and would be in front of what is older.
+        }
         let state = match self.journal.delivery().await {
             Ok(state) => state,
             Err(error) => {
@@ -290,21 +305,20 @@ impl Courier {
                 return;
             }
         };
-        self.next_batch = state.next_batch;
         let mut passed = state.cursor;
         let rest = match &state.sending {
             Some(Sending { first, last, .. }) if *last > state.cursor => {
                 let (first, last) = ((*first).max(state.cursor + 1), *last);
                 let count = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
-                self.journal.outbox(first - 1, count.min(self.policy.batch_max)).await
+                self.journal.outbox(first - 1, count.min(RESUMED_MAX)).await
             }
             Some(_) | None => Ok(Vec::new()),
         };
         let Ok(mut rest) = rest else { return };
         if let Some(sending) = state.sending {
             rest.retain(|event| event.seq <= sending.last && !sending.refused.contains(&event.seq));
-            // What came directly, while the journal did not tell, waits behind it no longer than its own answer.
-            if self.outbox.is_at_rest() && self.outbox.is_empty() && !rest.is_empty() {
+            // Where its first event had to make room it is another batch.
+            if rest.first().is_some_and(|first| first.seq == sending.first) {
                 passed = passed.max(sending.last);
                 self.refused.clone_from(&sending.refused);
                 self.outbox.resume_batch(sending.id, rest);
@@ -315,12 +329,8 @@ impl Courier {
         self.passed = Some(passed);
     }
 
-    /// Reads on, up to what was stored when the cycle began, and takes what came directly behind that. Whether the cycle
-    /// goes on.
-    async fn refill(&mut self, stored: u64) -> bool {
-        if self.outbox.is_kept() && self.outbox.statistics().state == State::BackingOff {
-            return false;
-        }
+    /// Reads on, up to what was stored when the cycle began, and takes what came directly behind that.
+    async fn refill(&mut self, stored: u64) {
         let page = self.policy.batch_max * 2;
         while let Some(passed) = self.passed
             && passed < stored
@@ -329,33 +339,29 @@ impl Courier {
             let rows = match self.journal.outbox(passed, page).await {
                 Ok(rows) => rows,
                 Err(error) => {
-                    self.published.send_modify(|status| status.last_error = Some(error.to_string()));
-                    return false;
+                    self.unreadable = Some(error.to_string());
+                    break;
                 }
             };
+            self.unreadable = None;
             // A page without an event that can be read is no end: as many numbers further there may be more.
             let read = rows.last().map_or(passed.saturating_add(page as u64).min(stored), |last| last.seq);
             self.outbox.refill(rows.into_iter().filter(|row| row.seq <= stored));
             self.passed = Some(read.min(stored));
-            self.begin_again();
         }
         if self.passed.is_none_or(|passed| passed >= stored)
             && let Some((batch, _)) = &self.direct
         {
-            let known = self.passed.unwrap_or_default();
+            let known = self.direct_through.max(self.passed.unwrap_or_default());
             let news: Vec<Envelope> = batch.events.iter().filter(|event| event.seq > known).cloned().collect();
-            if let (Some(last), Some(_)) = (news.last(), self.passed) {
-                self.passed = Some(last.seq);
+            if let Some(last) = news.last() {
+                self.direct_through = last.seq;
+                self.passed = self.passed.map(|_| last.seq);
             }
             self.outbox.refill(news);
-            self.begin_again();
         }
-        true
-    }
-
-    /// What was just read belongs to this cycle.
-    fn begin_again(&mut self) {
-        if self.hurried {
+        // What was just read belongs to this cycle.
+        if self.flushing {
             self.outbox.hurry();
         } else if !self.outbox.is_kept() {
             self.outbox.begin_cycle(Instant::now().into_std());
@@ -364,8 +370,10 @@ impl Courier {
 
     /// Whoever gave it is told once all of it is settled, or that it is not for now: it comes again, or the disk takes it.
     fn answer_direct(&mut self) {
-        let Some((_, reply)) = self.direct.take() else { return };
-        let answer = if self.outbox.is_empty() {
+        let Some((batch, reply)) = self.direct.take() else { return };
+        let through = self.direct_through.max(self.passed.unwrap_or_default());
+        let all_taken = batch.events.last().is_none_or(|last| last.seq <= through) && self.outbox.is_empty();
+        let answer = if all_taken {
             Answer::Accepted
         } else {
             let reason = self.outbox.statistics().last_error;
@@ -398,26 +406,25 @@ impl Courier {
             return;
         }
         self.refused.retain(|seq| *seq > settled);
-        if self.journal.sending(settled, sending.clone(), self.next_batch).await.is_ok() {
+        if self.journal.sending(settled, sending.clone()).await.is_ok() {
             self.written = (settled, sending);
         }
     }
 
     fn publish(&self) {
         let now = self.outbox.statistics();
-        let settled = self.settled();
+        let next = DeliveryStatus {
+            to: self.published.borrow().to.clone(),
+            state: now.state,
+            backlog: 0,
+            settled: self.settled(),
+            sent: now.sent,
+            failed: now.failed,
+            last_sent: now.last_sent.map(|at| format!("{at:.3}")),
+            last_error: now.last_error.or_else(|| self.unreadable.clone()),
+        };
         self.published.send_if_modified(|status| {
-            let next = DeliveryStatus {
-                to: std::mem::take(&mut status.to),
-                state: now.state,
-                backlog: 0,
-                settled,
-                sent: now.sent,
-                failed: now.failed,
-                last_sent: now.last_sent,
-                last_error: now.last_error,
-            };
-            let changed = DeliveryStatus { to: next.to.clone(), ..status.clone() } != next;
+            let changed = *status != next;
             *status = next;
             changed
         });

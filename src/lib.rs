@@ -12,6 +12,8 @@ pub mod config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
+#[cfg(feature = "journal")]
+pub mod delivery;
 #[cfg(feature = "cli")]
 mod endpoint;
 #[cfg(feature = "cli")]
@@ -20,6 +22,8 @@ pub mod gateway;
 mod http;
 #[cfg(feature = "journal")]
 pub mod journal;
+#[cfg(feature = "cli")]
+mod memories;
 #[cfg(feature = "cli")]
 mod reaper;
 #[cfg(feature = "cli")]

@@ -37,16 +37,20 @@ use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::suspend;
 use crate::console::api::EndpointStatus;
 use crate::console::server::{self, Console};
+use crate::delivery::Delivery;
 use crate::endpoint::{Endpoint, EndpointError};
 use crate::journal::{Journal, JournalSink, Limits};
+use crate::memories::Memories;
 use crate::reaper::Below;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
-use crate::sink::stored::StoredSink;
 
 /// Answers on the control socket that are still being given at the end are not waited for longer than this.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// The journal takes so many events in one transaction: a storm is stored in few of them, and none takes long.
+const JOURNAL_BATCH_MAX: usize = 2_000;
 
 /// A satellite whose reaper was killed is waited for this long.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
@@ -80,6 +84,9 @@ pub(crate) struct Satellite {
     connector: StdioConnector,
     endpoint: Arc<Endpoint>,
     journal: Journal,
+    /// None if events stay in the journal.
+    delivery: Option<Arc<Delivery>>,
+    memories: Arc<Memories>,
     console: Mutex<Option<JoinHandle<()>>>,
     ending: CancellationToken,
     data_dir: PathBuf,
@@ -157,23 +164,28 @@ impl Satellite {
         let journal = tokio::task::spawn_blocking(move || Journal::open(&place, limits)).await;
         let journal = journal.map_err(std::io::Error::other).flatten().map_err(machine("open the journal"))?;
         let mut next_seq = journal.next_seq();
-        let sink: Arc<dyn EventSink> = match &plan.sink {
-            SinkPlan::Journal => Arc::new(JournalSink::new(journal.clone(), None)),
+        let way: Option<(String, Arc<dyn EventSink>)> = match &plan.sink {
+            SinkPlan::Journal => None,
             SinkPlan::File { rotate_bytes, keep } => {
                 let (way, next) = FileSink::open(&data_dir, *rotate_bytes, *keep).map_err(in_data_dir)?;
                 next_seq = next_seq.max(next);
-                Arc::new(StoredSink::new(journal.clone(), Arc::new(way)))
+                Some(("file".to_owned(), Arc::new(way)))
             }
             SinkPlan::Stdout => {
                 let way = StdoutSink::new().map_err(machine("write events to stdout"))?;
-                Arc::new(StoredSink::new(journal.clone(), Arc::new(way)))
+                Some(("stdout".to_owned(), Arc::new(way)))
             }
             SinkPlan::Http { url, token } => {
                 let way = HttpSink::new(url, token.as_ref())
                     .map_err(|why| StartError::Machine { what: "send events over HTTP", why: why.into() })?;
-                Arc::new(StoredSink::new(journal.clone(), Arc::new(way)))
+                Some((way.shown(), Arc::new(way)))
             }
         };
+        let delivery = way.map(|(to, way)| Arc::new(Delivery::start(journal.clone(), &to, way, &plan.batch)));
+        if delivery.is_none() {
+            journal.expect_nobody();
+        }
+        let sink = Arc::new(JournalSink::new(journal.clone(), delivery.as_ref().map(|delivery| delivery.direct())));
         let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone()));
         let place = endpoint.reserve(plan.gateway.clone())?;
         // The directory is ours, so whoever had it before is dead.
@@ -201,11 +213,18 @@ impl Satellite {
         let last_act = connector.clone();
         Below::when_orphaned(move || last_act.end_all(ORPHAN_PATIENCE));
         let remote = RemoteConnector::new().map_err(machine("get ready to reach remote servers"))?;
+        // Without it servers that slept are started to be discovered: no reason not to serve.
+        let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
+            tracing::warn!(%error, "the tools of servers that sleep cannot be kept; they are started to be discovered");
+        });
+        let catalogues = catalogues.ok();
+        let memories = Arc::new(Memories::new(journal.clone(), catalogues.clone()));
         let connectors = Connectors { stdio: connector.clone(), remote };
         let mut options = Options::new(Arc::new(connectors), sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
+        options.memory = memories.clone();
         options.audience = endpoint.audience();
-        options.batch = plan.batch.clone();
+        options.batch = BatchPolicy { batch_max: JOURNAL_BATCH_MAX, ..plan.batch.clone() };
         options.team_budget = plan.team_budget.clone();
         options.start_permits = plan.start_permits.unwrap_or(options.start_permits);
         options.connect_permits = plan.connect_permits.unwrap_or(options.connect_permits);
@@ -215,11 +234,6 @@ impl Satellite {
         let teller = runtime.emitter().clone();
         journal.on_dropped(move |from_seq, to_seq| teller.emit(Event::EventsDropped { from_seq, to_seq }));
 
-        // Without it lazy servers are started to be discovered: no reason not to serve.
-        let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
-            tracing::warn!(%error, "the tools of lazy servers cannot be kept; the servers are started to be discovered");
-        });
-        let catalogues = catalogues.ok();
         if let Some(catalogues) = catalogues.clone() {
             // Ends with the runtime.
             drop(tokio::spawn(catalogues.watch(runtime.clone())));
@@ -239,6 +253,7 @@ impl Satellite {
                 connector: connector.clone(),
                 endpoint: endpoint.clone(),
                 journal: journal.clone(),
+                delivery: delivery.clone(),
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 ending: ending.clone(),
@@ -253,6 +268,8 @@ impl Satellite {
             connector,
             endpoint,
             journal,
+            delivery,
+            memories,
             console: Mutex::new(Some(console)),
             ending,
             data_dir,
@@ -334,11 +351,12 @@ impl Satellite {
             }
             removed.is_ok()
         });
-        let (catalogues, lazy) = (self.catalogues.clone(), specs.clone());
+        let (catalogues, memories, all) = (self.catalogues.clone(), self.memories.clone(), specs.clone());
         // An error says that it panicked: then nothing is known, and all are started to be discovered.
-        let known_tools =
-            tokio::task::spawn_blocking(move || catalogues.map(|catalogues| catalogues.keep(&lazy))).await;
-        let mut known_tools = known_tools.ok().flatten().unwrap_or_default();
+        let known = tokio::task::spawn_blocking(move || {
+            (memories.recall(&all), catalogues.map(|catalogues| catalogues.keep(&all)).unwrap_or_default())
+        });
+        let (mut memos, mut tools) = known.await.unwrap_or_default();
         let installs = async {
             let mut applied = applied;
             let (origin, generation) = (plan.origin, applied.generation);
@@ -346,12 +364,8 @@ impl Satellite {
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
-                let installed = match known_tools.remove(&spec.id) {
-                    Some(catalogue) => {
-                        self.runtime.install_known(spec, Known { catalogue: Some(catalogue), memo: None }).await
-                    }
-                    None => self.runtime.install(spec).await,
-                };
+                let known = Known { memo: memos.remove(&spec.id), catalogue: tools.remove(&spec.id) };
+                let installed = self.runtime.install_known(spec, known).await;
                 match installed {
                     Ok(installed) => changed |= installed != Installed::Unchanged,
                     Err(error) => tracing::error!(installation_name = %name, %error, "cannot install"),
@@ -471,7 +485,16 @@ impl Satellite {
         let storing = tokio::task::spawn_blocking(move || catalogues.inspect(|catalogues| catalogues.store(&snapshot)));
         // A disk that does not answer keeps no server from its end.
         let _ = tokio::time::timeout(LAST_ANSWERS, storing).await;
+        if let Some(delivery) = &self.delivery {
+            delivery.hurry().await;
+        }
         let farewell = self.runtime.shutdown().await;
+        if let Some(delivery) = &self.delivery {
+            let kept = delivery.finish(self.settings.batch.flush_timeout).await;
+            if kept > 0 {
+                tracing::info!(kept, "some events were not taken in time; the next start sends them");
+            }
+        }
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(console) = console {

@@ -23,6 +23,7 @@ use super::api::{
     ToolEntry,
 };
 use crate::connect::stdio::StdioConnector;
+use crate::delivery::Delivery;
 use crate::endpoint::Endpoint;
 use crate::journal::{self, Journal};
 
@@ -37,6 +38,7 @@ pub(crate) struct Console {
     pub(crate) connector: StdioConnector,
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) journal: Journal,
+    pub(crate) delivery: Option<Arc<Delivery>>,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
@@ -139,6 +141,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         events: console.runtime.event_statistics().into(),
         endpoint: console.endpoint.status(),
         journal: Some(console.journal.status()),
+        delivery: console.delivery.as_ref().map(|delivery| delivery.status()),
     };
     Ok(Json(StatusReply { satellite, instances }))
 }

@@ -217,15 +217,16 @@ impl Keeper {
         self.with(|store| Ok(store.delivery()))
     }
 
-    pub(super) fn sending(
-        &mut self,
-        settled: u64,
-        sending: Option<Sending>,
-        next_batch: u64,
-    ) -> Result<(), JournalError> {
-        self.with(|store| store.sending(settled, sending, next_batch))?;
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
+        self.with(|store| store.sending(settled, sending.clone()))?;
         self.show();
         Ok(())
+    }
+
+    pub(super) fn expect_nobody(&mut self) {
+        if let Err(error) = self.with(Store::expect_nobody) {
+            tracing::debug!(%error, "cannot note that nobody is delivered to");
+        }
     }
 
     pub(super) fn command(&mut self, id: &str) -> Result<Option<CommandRecord>, JournalError> {

@@ -125,21 +125,15 @@ impl Store {
     /// with the first event.
     fn begin(&mut self) -> Result<(), rusqlite::Error> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let next_batch = match get(&transaction, "next_batch")?.and_then(|text| text.parse().ok()) {
-            Some(next_batch) => next_batch,
-            // Ids of a journal that is lost must not be used again: a backend would take ours for repeats.
-            None => transaction
-                .query_row("SELECT (random() & 0x7fffffff) << 32", [], |row| row.get::<_, i64>(0))?
-                .unsigned_abs(),
-        };
-        set(&transaction, "next_batch", &next_batch)?;
-        let cursor = get(&transaction, "cursor")?.and_then(|text| text.parse().ok()).unwrap_or(0);
+        // Whoever is new is told what comes from now on.
+        let cursor = get(&transaction, "cursor")?.and_then(|text| text.parse().ok()).unwrap_or(self.last);
+        set(&transaction, "cursor", &cursor)?;
         let sending = get(&transaction, "sending")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
         self.unannounced =
             get(&transaction, "unannounced")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
         transaction.commit()?;
-        self.delivery = DeliveryState { cursor, sending, next_batch };
-        self.handed_out = sending.map_or(cursor, |sending: Sending| sending.last.max(cursor));
+        self.handed_out = sending.as_ref().map_or(cursor, |sending: &Sending| sending.last.max(cursor));
+        self.delivery = DeliveryState { cursor, sending };
         self.look_at_wal();
         Ok(())
     }
@@ -177,7 +171,7 @@ impl Store {
     }
 
     pub(super) fn delivery(&self) -> DeliveryState {
-        self.delivery
+        self.delivery.clone()
     }
 
     pub(super) fn unannounced(&self) -> Option<(u64, u64)> {
@@ -254,15 +248,20 @@ impl Store {
         Ok(rows)
     }
 
-    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>, next_batch: u64) -> rusqlite::Result<()> {
-        let state = DeliveryState { cursor: self.delivery.cursor.max(settled), sending, next_batch };
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> rusqlite::Result<()> {
+        let state = DeliveryState { cursor: self.delivery.cursor.max(settled), sending };
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         set(&transaction, "cursor", &state.cursor)?;
         set(&transaction, "sending", &state.sending)?;
-        set(&transaction, "next_batch", &state.next_batch)?;
         transaction.commit()?;
-        self.delivery = state;
         self.handed_out = self.handed_out.max(state.cursor);
+        self.delivery = state;
+        Ok(())
+    }
+
+    /// See [`Journal::expect_nobody`](super::Journal::expect_nobody).
+    pub(super) fn expect_nobody(&mut self) -> rusqlite::Result<()> {
+        self.connection.execute("DELETE FROM meta WHERE key IN ('cursor', 'sending')", [])?;
         Ok(())
     }
 
