@@ -71,9 +71,11 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         format!("\n{endpoint} · {} {clients}", endpoint.sessions)
     });
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
+    let journal = satellite.journal.as_ref().and_then(|journal| journal.reason.as_ref());
+    let journal = journal.map(|reason| format!("\nevents are not stored, and kept in memory: {reason}"));
     format!(
         "{servers}\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
-         {sandboxed} in a sandbox · process trees are held by {}{}{}",
+         {sandboxed} in a sandbox · process trees are held by {}{}{}{}",
         reply.instances.len(),
         satellite.name,
         satellite.version,
@@ -84,6 +86,7 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         satellite.held_by,
         endpoint.unwrap_or_default(),
         complaint.unwrap_or_default(),
+        journal.unwrap_or_default(),
     )
 }
 
