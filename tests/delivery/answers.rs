@@ -137,13 +137,14 @@ async fn a_success_is_a_success_whatever_is_said_about_it() {
 
 #[tokio::test]
 async fn a_pause_that_was_asked_for_is_made() {
-    let in_seconds = |seconds: i64| {
-        let at = Timestamp::now() + SignedDuration::from_secs(seconds);
+    let date = || {
+        let at = Timestamp::now() + SignedDuration::from_secs(2);
         at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
     };
+    let ways: [(u64, fn() -> String, f64); 3] =
+        [(11, || "1".to_owned(), 1.0), (15, date, 0.9), (20, || "0".to_owned(), 0.0)];
     // A date has whole seconds: of two there is at least one left.
-    for (place, retry_after, least) in [(11, "1".to_owned(), 1.0), (15, in_seconds(2), 0.9), (20, "0".to_owned(), 0.0)]
-    {
+    for (place, retry_after, least) in ways {
         let (peer, url) = Peer::start().await;
         let mut asked = None;
         let retried = std::sync::Arc::new(std::sync::Mutex::new(None));
@@ -155,7 +156,7 @@ async fn a_pause_that_was_asked_for_is_made() {
             match asked {
                 None => {
                     asked = Some(Instant::now());
-                    Reply::Status(429, vec![("retry-after", retry_after.clone())], String::new())
+                    Reply::Status(429, vec![("retry-after", retry_after())], String::new())
                 }
                 Some(at) => {
                     seen.lock().unwrap().get_or_insert(at.elapsed());
