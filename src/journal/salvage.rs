@@ -47,6 +47,10 @@ pub(super) fn salvage(aside: &Path, into: &mut Connection) -> Salvaged {
     let mut salvaged = Salvaged::default();
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let Ok(from) = Connection::open_with_flags(aside, flags) else { return salvaged };
+    // Else a file that is shorter than it says is not looked into at all.
+    if from.pragma_update(None, "writable_schema", true).is_err() {
+        return salvaged;
+    }
     if !super::schema::version(&from).is_ok_and(|version| version > 0) {
         return salvaged;
     }
