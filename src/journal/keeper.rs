@@ -162,8 +162,11 @@ impl Keeper {
             shared.memos = facts.map(|facts| facts.memos).unwrap_or_default();
             shared.appended.send_replace(last);
         }
-        // Numbers that were skipped now are told to be gone: they count as stored.
-        self.mark.note(used, Some(self.store.is_none()));
+        // Nothing is reserved before the first event: a file that is emptied after it is then known from one that was never
+        // filled. Numbers that were skipped now are told to be gone, so they count as stored.
+        if used > 0 {
+            self.mark.note(used, Some(self.store.is_none()));
+        }
     }
 
     fn run(&mut self, inbox: &mpsc::Receiver<Job>) {
@@ -352,9 +355,7 @@ impl Keeper {
         self.damaged = Some(aside);
         let last = store.last();
         self.store = Some(store);
-        if let Some((from, to)) = salvaged.lost {
-            self.gone.add(from, to);
-        }
+        salvaged.lost.iter().for_each(|(from, to)| self.gone.add(*from, *to));
         if last < self.through {
             self.gone.add(last + 1, self.through);
         }
