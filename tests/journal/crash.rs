@@ -47,19 +47,6 @@ fn kill_after(home: &Home, batches: usize) -> u64 {
 }
 
 #[tokio::test]
-#[ignore = "the child process of the tests here"]
-async fn child_that_appends_until_it_is_killed() {
-    let Some(dir) = std::env::var_os("JOURNAL_DIR") else { return };
-    let journal = open(dir.as_ref());
-    let mut next = journal.next_seq();
-    loop {
-        assert_eq!(journal.append(batch(next..=next + BATCH - 1)).await, Answer::Accepted);
-        next += BATCH;
-        writeln!(std::io::stdout(), "through {}", journal.status().journalled_through).unwrap();
-    }
-}
-
-#[tokio::test]
 async fn what_was_told_to_be_stored_survives_every_kill() {
     let home = Home::new();
     let mut told = 0;
@@ -75,4 +62,17 @@ async fn what_was_told_to_be_stored_survives_every_kill() {
     append_all(&journal, last + 1..=last + 3).await;
     same(home.stored(), range(1..=last + 3));
     assert_eq!(Told::by(&journal).ranges(&journal).await, []);
+}
+
+#[tokio::test]
+#[ignore = "the child process of the test above"]
+async fn child_that_appends_until_it_is_killed() {
+    let Some(dir) = std::env::var_os("JOURNAL_DIR") else { return };
+    let journal = open(dir.as_ref());
+    let mut next = journal.next_seq();
+    loop {
+        assert_eq!(journal.append(batch(next..=next + BATCH - 1)).await, Answer::Accepted);
+        next += BATCH;
+        writeln!(std::io::stdout(), "through {}", journal.status().journalled_through).unwrap();
+    }
 }
