@@ -32,6 +32,7 @@ pub(super) struct File {
 
 /// `[journal]`
 #[derive(Default)]
+#[expect(clippy::struct_field_names, reason = "limits, as they are typed")]
 pub(super) struct Journal {
     pub(super) events_age_max: Option<Duration>,
     pub(super) size_max: Typed<u64>,

@@ -434,7 +434,7 @@ impl Keeper {
         more
     }
 
-    fn outcome(&mut self, more: rusqlite::Result<bool>) -> bool {
+    fn outcome(more: rusqlite::Result<bool>) -> bool {
         match more {
             Ok(more) => more,
             Err(error) => {
@@ -454,11 +454,11 @@ impl Keeper {
         let (limits, now, delivers) = (self.limits.clone(), self.time.age(), self.delivers());
         let Some(store) = &mut self.store else { return };
         let old = store.prune_old(&limits, now, delivers);
-        let mut more = self.outcome(old);
+        let mut more = Self::outcome(old);
         more |= self.make_room(0);
         if !more && let Some(store) = &mut self.store {
             let shrunk = store.shrink(limits.size_max);
-            more = self.outcome(shrunk);
+            more = Self::outcome(shrunk);
         }
         if more {
             // At once, after the jobs that have come meanwhile.

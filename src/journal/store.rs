@@ -29,9 +29,9 @@ const WAL_MAX: u64 = 64 << 20;
 /// For that long.
 const READER_PATIENCE: Duration = Duration::from_millis(200);
 /// Rows that one transaction removes for want of room or for their age.
-const PRUNE_MAX: usize = 5_000;
+const PRUNE_MAX: u32 = 5_000;
 /// And no fewer than this, of a small journal.
-const PRUNE_MIN: usize = 50;
+const PRUNE_MIN: u32 = 50;
 /// Room is made down to this part of the limit, so that it is not made for every batch.
 const PRUNE_TO: (u64, u64) = (19, 20);
 /// Pages that are given back to the file system at once.
@@ -349,7 +349,7 @@ impl Store {
         }
         let Extent { first, last, .. } = self.extent()?;
         let count = last.unwrap_or(0).saturating_sub(first.unwrap_or(0));
-        let step = usize::try_from(count / PRUNE_TO.1).unwrap_or(PRUNE_MAX).clamp(PRUNE_MIN, PRUNE_MAX);
+        let step = u32::try_from(count / PRUNE_TO.1).unwrap_or(PRUNE_MAX).clamp(PRUNE_MIN, PRUNE_MAX);
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut gone = self.gone.clone();
         let mut unsent = 0;
@@ -384,7 +384,7 @@ impl Store {
         // The oldest first, up to the first that is young enough: the clock may have jumped, and the order is that of seq.
         let through = {
             let mut select = transaction.prepare_cached("SELECT seq, at FROM events ORDER BY seq LIMIT ?1")?;
-            let mut rows = select.query([PRUNE_MAX as i64])?;
+            let mut rows = select.query([PRUNE_MAX])?;
             let mut through = None;
             while let Some(row) = rows.next()? {
                 let (seq, at) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?);
@@ -405,7 +405,7 @@ impl Store {
         }
         transaction.execute("DELETE FROM commands WHERE at < ?1", [commands])?;
         transaction.commit()?;
-        Ok(removed >= PRUNE_MAX)
+        Ok(removed >= PRUNE_MAX as usize)
     }
 
     /// Gives free pages back to the file system where they are many, in one step; whether there is more to do.
@@ -467,12 +467,12 @@ fn delete_oldest(
     transaction: &Transaction<'_>,
     after: u64,
     through: u64,
-    max: usize,
+    max: u32,
 ) -> rusqlite::Result<Option<Removed>> {
     let range = transaction.query_row(
         "SELECT min(seq), max(seq), count(*) FROM
          (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
-        params![number(after), number(through), i64::try_from(max).unwrap_or(i64::MAX)],
+        params![number(after), number(through), max],
         |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, i64>(2)?)),
     )?;
     let (Some(first), Some(last), count) = range else { return Ok(None) };
@@ -606,8 +606,8 @@ pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// SQLite makes files that others may read, and gives its log the permissions of the database. A failure is left to
-/// SQLite to tell. The file is not opened if it is there: closing it would give up the locks that we hold on it.
+/// A new database could be read by others, and its log gets its permissions. A failure is left to
+/// the library to tell. The file is not opened if it is there: closing it would give up the locks that we hold on it.
 fn make_private(path: &Path) {
     if let Some(directory) = path.parent() {
         let _ = fs::DirBuilder::new().recursive(true).create(directory);
