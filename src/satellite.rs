@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -27,8 +27,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::backend::link::{self, Fleet, Link, Specs};
+use crate::backend::wire::EventProgress;
 use crate::catalogue_cache::CatalogueCache;
-use crate::config::{KEEP, Origin, Plan, Profile, ROTATE_BYTES, SinkPlan};
+use crate::config::{BackendPlan, ConfigErrors, Document, KEEP, Origin, Plan, Profile, ROTATE_BYTES, SinkPlan};
 use crate::connect::Connectors;
 use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
@@ -82,6 +84,8 @@ pub(crate) struct Satellite {
     ending: CancellationToken,
     data_dir: PathBuf,
     settings: Settings,
+    /// None if there is no backend.
+    link: Option<Link>,
     /// None if its directory cannot be used.
     catalogues: Option<Arc<CatalogueCache>>,
     /// What was installed last: the snapshot may still be behind.
@@ -102,12 +106,24 @@ struct Applied {
     config_hash: String,
     server_count: usize,
     teams_count: usize,
+    /// What the files say, and what the backend gives beside it.
+    files: Plan,
+    document: Option<Document>,
+}
+
+/// Where a configuration comes from.
+struct Came {
+    /// When it was asked for.
+    since: Instant,
+    /// What it is called there, where it has a name.
+    hash: Option<String>,
 }
 
 /// What of a plan is settled at the start and cannot be changed by a reload.
 #[derive(PartialEq)]
 struct Settings {
     name: String,
+    backend: Option<BackendPlan>,
     sink: SinkPlan,
     batch: BatchPolicy,
     team_budget: TeamBudgetPolicy,
@@ -122,6 +138,8 @@ impl Settings {
     fn of(plan: &Plan) -> Self {
         Self {
             name: plan.name.clone(),
+            // Another token is taken on.
+            backend: plan.backend.clone().map(|backend| BackendPlan { token: None, ..backend }),
             sink: plan.sink.clone(),
             batch: plan.batch.clone(),
             team_budget: plan.team_budget.clone(),
@@ -154,18 +172,25 @@ impl Satellite {
             SinkPlan::Stdout | SinkPlan::Http { .. } => (ROTATE_BYTES, KEEP),
         };
         let (file, next_seq) = FileSink::open(&data_dir, rotate_bytes, keep).map_err(in_data_dir)?;
-        let sink: Arc<dyn EventSink> = match &plan.sink {
-            SinkPlan::File { .. } => Arc::new(file),
-            SinkPlan::Stdout => {
+        let link = link_of(&plan, &data_dir)?;
+        let sink: Arc<dyn EventSink> = match (&link, &plan.sink) {
+            (Some(link), _) => Arc::new(StoredSink::new(file, link.way())),
+            (None, SinkPlan::File { .. }) => Arc::new(file),
+            (None, SinkPlan::Stdout) => {
                 let way = StdoutSink::new().map_err(machine("write events to stdout"))?;
                 Arc::new(StoredSink::new(file, Arc::new(way)))
             }
-            SinkPlan::Http { url, token } => {
+            (None, SinkPlan::Http { url, token }) => {
                 let way = HttpSink::new(url, token.as_ref())
                     .map_err(|why| StartError::Machine { what: "send events over HTTP", why: why.into() })?;
                 Arc::new(StoredSink::new(file, Arc::new(way)))
             }
         };
+        let (files, document) = (plan.clone(), remembered(&plan, &data_dir).await);
+        let (plan, document) = document.map_or((plan, None), |(whole, document)| (whole, Some(document)));
+        if let (Some(link), Some(document)) = (&link, &document) {
+            link.has_taken_on(document.hash.clone()).await;
+        }
         let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone()));
         let place = endpoint.reserve(plan.gateway.clone())?;
         // The directory is ours, so whoever had it before is dead.
@@ -214,10 +239,11 @@ impl Satellite {
             // Ends with the runtime.
             drop(tokio::spawn(catalogues.watch(runtime.clone())));
         }
-        let sleeper = runtime.clone();
+        let (sleeper, linked) = (runtime.clone(), link.clone());
         let suspends = AbortOnDropHandle::new(tokio::spawn(suspend::watch(move |asleep| {
             tracing::info!(seconds = asleep.as_secs(), "the machine was suspended; what is overdue is done now");
             sleeper.woke(asleep);
+            linked.iter().for_each(Link::woke);
         })));
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let ending = CancellationToken::new();
@@ -228,6 +254,7 @@ impl Satellite {
                 name: plan.name.clone(),
                 connector: connector.clone(),
                 endpoint: endpoint.clone(),
+                link: link.clone(),
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 ending: ending.clone(),
@@ -235,7 +262,8 @@ impl Satellite {
         ));
         // An error says that it was aborted or panicked: ended all the same.
         let root = root.map(drop).boxed().shared();
-        let (settings, known, applied) = (Settings::of(&plan), Mutex::default(), tokio::sync::Mutex::default());
+        let (settings, known) = (Settings::of(&plan), Mutex::default());
+        let applied = tokio::sync::Mutex::new(Applied { files, document, ..Applied::default() });
         let satellite = Self {
             runtime,
             root,
@@ -245,13 +273,15 @@ impl Satellite {
             ending,
             data_dir,
             settings,
+            link,
             catalogues,
             known,
             applied,
             _suspends: suspends,
             _lock: lock,
         };
-        satellite.install(plan, satellite.applied.lock().await).await;
+        let came = Came { since: Instant::now(), hash: None };
+        satellite.install(plan, satellite.applied.lock().await, came).await;
         // A client that comes now finds everything by its name; those that came earlier have waited.
         if let Some(place) = place {
             satellite.endpoint.open(place, &satellite.runtime)?;
@@ -275,18 +305,44 @@ impl Satellite {
     }
 
     /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new.
-    pub(crate) async fn apply(&self, plan: Plan) {
+    pub(crate) async fn apply(&self, files: Plan) {
+        let since = Instant::now();
         let mut applied = self.applied.lock().await;
+        let there = |plan: &Plan| plan.backend.as_ref().map(|backend| backend.url.clone());
+        if there(&files) != there(&applied.files) {
+            let why = "another [backend] takes a restart of the satellite";
+            tracing::error!(why, "the configuration cannot be used and nothing was changed");
+            return self.refuse(why.to_owned());
+        }
+        let plan = match &applied.document {
+            Some(document) => files.clone().with(document),
+            None => Ok(files.clone()),
+        };
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(errors) => {
+                let why = format!("what the backend gives does not go with it: {}", errors.in_a_line());
+                tracing::error!(why, "the configuration cannot be used and nothing was changed");
+                return self.refuse(why);
+            }
+        };
+        if let (Some(link), Some(backend)) = (&self.link, &files.backend) {
+            link.renew(backend);
+        }
+        applied.files = files;
+        self.take(plan, applied, Came { since, hash: None }).await;
+    }
+
+    async fn take(&self, plan: Plan, mut applied: MutexGuard<'_, Applied>, came: Came) -> Specs {
         // A look at credentials that began before knows those who may not come in any more.
         applied.generation += 1;
         self.endpoint.apply(plan.gateway.clone(), &self.runtime).await;
-        self.install(plan, applied).await;
+        self.install(plan, applied, came).await
     }
 
     /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched. `applied` is held until all
     /// is installed, and not while what goes takes its time.
-    async fn install(&self, plan: Plan, applied: MutexGuard<'_, Applied>) {
-        let started = Instant::now();
+    async fn install(&self, plan: Plan, applied: MutexGuard<'_, Applied>, came: Came) -> Specs {
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
         }
@@ -297,7 +353,8 @@ impl Satellite {
         }
         self.connector.withhold(plan.secret_variables);
         let specs: Vec<InstanceSpec> = plan.instances.into_iter().map(InstanceConfig::merge).collect();
-        let config_hash = hash(&specs);
+        let config_hash = came.hash.unwrap_or_else(|| hash(&specs));
+        let all: Specs = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
@@ -329,8 +386,9 @@ impl Satellite {
         let mut known_tools = known_tools.ok().flatten().unwrap_or_default();
         let installs = async {
             let mut applied = applied;
-            let (origin, generation) = (plan.origin, applied.generation);
-            *applied = Applied { generation, origin, config_hash: config_hash.clone(), server_count, teams_count };
+            applied.origin = plan.origin;
+            applied.config_hash.clone_from(&config_hash);
+            (applied.server_count, applied.teams_count) = (server_count, teams_count);
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
@@ -351,7 +409,9 @@ impl Satellite {
         for id in &wanted {
             self.runtime.wait_for(id, |_| true).await;
         }
-        let fetch_duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        // And what has changed as it is now.
+        self.runtime.see().await;
+        let fetch_duration_ms = u64::try_from(came.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(config_hash, server_count, teams_count, change_detected, "configuration applied");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
             config_hash,
@@ -360,6 +420,7 @@ impl Satellite {
             change_detected,
             fetch_duration_ms,
         });
+        all
     }
 
     /// Looks after the files that hold credentials of remote servers, and has the servers take on what changes. Never
@@ -401,6 +462,9 @@ impl Satellite {
         let started = Instant::now();
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let files = files.join(", ");
+        if let (Some(link), Some(backend)) = (&self.link, &plan.backend) {
+            link.renew(backend);
+        }
         let mut servers = 0_usize;
         for spec in plan.instances.into_iter().map(InstanceConfig::merge) {
             let Target::Remote { .. } = spec.target else { continue };
@@ -443,6 +507,14 @@ impl Satellite {
         });
     }
 
+    /// Does what the backend wants, and tells it how the satellite is. Never ends by itself.
+    pub(crate) async fn tend_link(&self) {
+        match &self.link {
+            Some(link) => link.run(self).await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Resolves when the runtime has ended, whoever ended it.
     pub(crate) async fn ended(&self) {
         self.root.clone().await;
@@ -457,7 +529,12 @@ impl Satellite {
         let storing = tokio::task::spawn_blocking(move || catalogues.inspect(|catalogues| catalogues.store(&snapshot)));
         // A disk that does not answer keeps no server from its end.
         let _ = tokio::time::timeout(LAST_ANSWERS, storing).await;
-        let farewell = self.runtime.shutdown().await;
+        let told = async {
+            if let Some(link) = &self.link {
+                link.end(self).await;
+            }
+        };
+        let (farewell, ()) = tokio::join!(self.runtime.shutdown(), told);
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(console) = console {
@@ -486,6 +563,65 @@ impl Satellite {
         // An error says that it panicked: the reaper sees to the rest.
         let _ = tokio::task::spawn_blocking(move || connector.end_all(LAST_ANSWERS)).await;
     }
+}
+
+impl Fleet for Satellite {
+    fn runtime(&self) -> &RuntimeHandle {
+        &self.runtime
+    }
+
+    fn take_on(&self, document: Document, since: Instant) -> BoxFuture<'_, Result<Arc<Specs>, ConfigErrors>> {
+        async move {
+            let mut applied = self.applied.lock().await;
+            let (files, hash) = (applied.files.clone(), document.hash.clone());
+            // Thousands of servers take their time, and others wait for this thread.
+            let reading = tokio::task::spawn_blocking(move || (files.with(&document), document));
+            let (plan, document) = reading.await.map_err(|error| ConfigErrors::fault(&error))?;
+            let plan = plan?;
+            applied.document = Some(document);
+            Ok(Arc::new(self.take(plan, applied, Came { since, hash: Some(hash) }).await))
+        }
+        .boxed()
+    }
+
+    fn events(&self) -> EventProgress {
+        let now = self.runtime.event_statistics();
+        EventProgress { journalled_through: 0, backlog: now.queue_size as u64 }
+    }
+}
+
+/// The link to the backend, if there is one.
+fn link_of(plan: &Plan, data_dir: &Path) -> Result<Option<Link>, StartError> {
+    let Some(backend) = &plan.backend else { return Ok(None) };
+    let options = link::Options {
+        name: plan.name.clone(),
+        plan: backend.clone(),
+        data_dir: data_dir.to_owned(),
+        done: Arc::new(link::InMemory::default()),
+        // Each of the standard library's is another one.
+        seed: RandomState::new().build_hasher().finish(),
+    };
+    let machine =
+        |why: link::LinkError| StartError::Machine { what: "get ready to reach the backend", why: why.into() };
+    Link::new(options).map(Some).map_err(machine)
+}
+
+/// What the backend gave last, and the whole plan with it: a start does not wait for the backend.
+async fn remembered(plan: &Plan, data_dir: &Path) -> Option<(Plan, Document)> {
+    let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.to_owned());
+    let reading = tokio::task::spawn_blocking(move || {
+        let document = Link::remembered(&data_dir, &url)?;
+        match plan.with(&document) {
+            Ok(whole) => Some((whole, document)),
+            Err(errors) => {
+                let errors = errors.in_a_line();
+                tracing::error!(errors, "what the backend gave last cannot be used any more; it is asked again");
+                None
+            }
+        }
+    });
+    // An error says that it panicked: then nothing is known.
+    reading.await.ok().flatten()
 }
 
 /// See [`StdioConnector::reclaim`]; off the runtime's threads, because it waits for processes to die.

@@ -144,6 +144,7 @@ pub(super) async fn supervise(
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
     let mut tending = pin!(satellite.tend_credentials());
+    let mut linked = pin!(satellite.tend_link());
     // A server that is removed has its grace; meanwhile a signal is heard all the same.
     let (mut reloading, mut to_reload) = (None, false);
     loop {
@@ -159,6 +160,7 @@ pub(super) async fn supervise(
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
             () = &mut tending => {}
+            () = &mut linked => {}
             Some(()) = OptionFuture::from(reloading.as_mut()) => reloading = None,
             request = signals.next() => match request {
                 // A second one waits until the first is done with.

@@ -4,6 +4,7 @@
 use toml_span::Span;
 use toml_span::value::Value;
 
+use super::backend::Backend;
 use super::errors::Findings;
 use super::gateway::Gateway;
 use super::policy::{self, Batching, TeamBudget};
@@ -18,6 +19,7 @@ pub(super) struct File {
     pub(super) isolation: Typed<String>,
     pub(super) cgroups: Typed<String>,
     pub(super) gateway: Gateway,
+    pub(super) backend: Backend,
     pub(super) events: Events,
     pub(super) policy: policy::Tier,
     pub(super) team_budget: TeamBudget,
@@ -118,6 +120,7 @@ impl File {
             file.cgroups = fields.text("cgroups");
         });
         file.gateway = fields.section("gateway", Gateway::read);
+        file.backend = fields.section("backend", Backend::read);
         file.events = fields.section("events", Events::read);
         fields.section("policy", |fields| {
             file.policy = policy::Tier::read(fields);

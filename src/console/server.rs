@@ -22,6 +22,7 @@ use super::api::{
     CallRequest, EventQuery, Failure, Filter, InstanceStatus, Reconnected, SatelliteStatus, Selector, StatusReply,
     ToolEntry,
 };
+use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::endpoint::Endpoint;
 use crate::journal;
@@ -36,6 +37,7 @@ pub(crate) struct Console {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) connector: StdioConnector,
     pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) link: Option<Link>,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
@@ -137,6 +139,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         held_by: console.connector.held_by(),
         events: console.runtime.event_statistics().into(),
         endpoint: console.endpoint.status(),
+        backend: console.link.as_ref().map(|link| link.status(console.runtime.event_statistics().queue_size as u64)),
     };
     Ok(Json(StatusReply { satellite, instances }))
 }
