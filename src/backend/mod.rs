@@ -2,4 +2,5 @@
 //! (`link`), and a small real backend (`server`).
 
 pub mod link;
+pub mod server;
 pub mod wire;
