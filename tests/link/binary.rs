@@ -1,0 +1,1 @@
+//! The built satellite against the built backend.
