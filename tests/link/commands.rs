@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use mcp_satellite::backend::link::Done as _;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::Want;

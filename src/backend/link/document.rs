@@ -29,6 +29,8 @@ const FIRST_DELAY: Duration = Duration::from_secs(2);
 
 /// So many errors of a configuration are told, and how many more there are.
 const ERRORS_MAX: usize = 5;
+/// And so much of its name.
+const HASH_SHOWN: usize = 64;
 
 /// How far the configuration is.
 #[derive(Debug, Default)]
@@ -114,7 +116,7 @@ pub(super) async fn look(link: &Shared, fleet: &dyn Fleet, key: &Arc<Key>) -> Re
     let (document, config) = read.await.map_err(|error| Trouble::Invalid(error.to_string()))?;
     let document = document.map_err(|error| Trouble::Invalid(error.to_string()))?;
     let specs = fleet.take_on(document, started).await.map_err(|errors| {
-        let why = in_a_line(&errors);
+        let why = in_a_line(&hash, &errors);
         link.contact.went_wrong(Matter::Configuration, true, &why);
         Trouble::Invalid(why)
     })?;
@@ -149,14 +151,15 @@ async fn tell(link: &Shared, fleet: &dyn Fleet, trouble: &Trouble, wait: Duratio
     taken.told = Some(told);
 }
 
-fn in_a_line(errors: &ConfigErrors) -> String {
+fn in_a_line(hash: &str, errors: &ConfigErrors) -> String {
+    let hash: String = hash.chars().take(HASH_SHOWN).filter(|letter| !letter.is_control()).collect();
     let items = errors.items();
     let item = |item: &crate::config::Item| format!("line {}: {} ({})", item.line, item.message, item.hint);
     let mut told: Vec<String> = items.iter().take(ERRORS_MAX).map(item).collect();
     if let Some(more) = items.len().checked_sub(ERRORS_MAX).filter(|more| *more > 0) {
         told.push(format!("and {more} more"));
     }
-    format!("the backend's configuration cannot be used and nothing was changed: {}", told.join("; "))
+    format!("the backend's configuration `{hash}` cannot be used and nothing was changed: {}", told.join("; "))
 }
 
 #[derive(Serialize)]
