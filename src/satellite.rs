@@ -434,10 +434,16 @@ impl Satellite {
     }
 
     /// A configuration that cannot be used changes nothing, and says so.
-    pub(crate) fn refuse(&self, error_message: String) {
+    pub(crate) async fn refuse(&self, errors: String) {
+        let config_hash = self.applied.lock().await.config_hash.clone();
+        tracing::error!(
+            errors,
+            config_hash,
+            "the configuration cannot be used and nothing was changed; this one goes on"
+        );
         self.runtime.emitter().emit(Event::ConfigError {
             error_type: "invalid".to_owned(),
-            error_message,
+            error_message: errors,
             status_code: None,
             retry_in: None,
         });

@@ -17,6 +17,7 @@ pub(super) struct File {
     pub(super) allowed_commands: Vec<Text>,
     pub(super) isolation: Typed<String>,
     pub(super) cgroups: Typed<String>,
+    pub(super) watch: Typed<bool>,
     pub(super) gateway: Gateway,
     pub(super) events: Events,
     pub(super) policy: policy::Tier,
@@ -116,6 +117,7 @@ impl File {
             file.allowed_commands = fields.texts("allowed_commands").unwrap_or_default();
             file.isolation = fields.text("isolation");
             file.cgroups = fields.text("cgroups");
+            file.watch = fields.flag("watch");
         });
         file.gateway = fields.section("gateway", Gateway::read);
         file.events = fields.section("events", Events::read);

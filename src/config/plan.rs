@@ -26,6 +26,8 @@ pub struct Plan {
     pub isolation: Isolation,
     /// Whether each run gets a cgroup.
     pub cgroups: CgroupMode,
+    /// Whether the files are looked at while the satellite runs, and taken on when they change.
+    pub watch: bool,
     /// The MCP endpoint.
     pub gateway: GatewayPlan,
     /// Where events go.
@@ -112,6 +114,7 @@ impl Default for Plan {
             profile: Profile::default(),
             isolation: Isolation::default(),
             cgroups: CgroupMode::default(),
+            watch: true,
             gateway: GatewayPlan::default(),
             sink: SinkPlan::default(),
             batch: BatchPolicy::default(),

@@ -23,3 +23,4 @@ mod status;
 #[allow(dead_code, reason = "shared with the tests of what is left behind")]
 mod support;
 mod token;
+mod watch;
