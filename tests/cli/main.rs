@@ -5,6 +5,7 @@
 
 mod call;
 mod check;
+mod configure;
 mod control;
 mod demo;
 mod dormancy;
