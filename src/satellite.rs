@@ -2,6 +2,7 @@
 //! instances that the configuration asks for.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Seek, Write};
@@ -22,7 +23,7 @@ use mcp_satellite_actors::seam::EventSink;
 use mcp_satellite_actors::{Farewell, Installed, Known, Options, RuntimeHandle};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use tokio::sync::MutexGuard;
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -45,6 +46,7 @@ use crate::reaper::Below;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
+use crate::values::{Asked, Configurer, Values};
 
 /// Answers on the control socket that are still being given at the end are not waited for longer than this.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
@@ -96,21 +98,25 @@ pub(crate) struct Satellite {
     /// What was installed last: the snapshot may still be behind.
     known: Mutex<HashSet<InstanceId>>,
     _suspends: AbortOnDropHandle<()>,
+    /// What users have given.
+    values: Arc<Values>,
     /// What the configuration was made of. Held while it is taken on, so that nothing older is taken on after it.
-    applied: tokio::sync::Mutex<Applied>,
+    applied: Arc<tokio::sync::Mutex<Applied>>,
     /// Held as long as the satellite lives.
     _lock: Flock<File>,
 }
 
 /// A configuration that was taken on.
 #[derive(Default)]
-struct Applied {
+pub(crate) struct Applied {
     /// Tells it from the one before.
     generation: u64,
     origin: Origin,
-    config_hash: String,
-    server_count: usize,
-    teams_count: usize,
+    pub(crate) config_hash: ConfigHash,
+    pub(crate) server_count: usize,
+    pub(crate) teams_count: usize,
+    /// What asks something of its user, which may be given at any time.
+    pub(crate) asked: Asked,
 }
 
 /// What of a plan is settled at the start and cannot be changed by a reload.
@@ -243,6 +249,8 @@ impl Satellite {
             tracing::info!(seconds = asleep.as_secs(), "the machine was suspended; what is overdue is done now");
             sleeper.woke(asleep);
         })));
+        let values = Arc::new(Values::open(&data_dir));
+        let applied: Arc<tokio::sync::Mutex<Applied>> = Arc::default();
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let ending = CancellationToken::new();
         let console = tokio::spawn(server::serve(
@@ -254,6 +262,7 @@ impl Satellite {
                 endpoint: endpoint.clone(),
                 journal: journal.clone(),
                 delivery: delivery.clone(),
+                configurer: Configurer { runtime: runtime.clone(), values: values.clone(), applied: applied.clone() },
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 ending: ending.clone(),
@@ -261,7 +270,7 @@ impl Satellite {
         ));
         // An error says that it was aborted or panicked: ended all the same.
         let root = root.map(drop).boxed().shared();
-        let (settings, known, applied) = (Settings::of(&plan), Mutex::default(), tokio::sync::Mutex::default());
+        let (settings, known) = (Settings::of(&plan), Mutex::default());
         let satellite = Self {
             runtime,
             root,
@@ -276,11 +285,12 @@ impl Satellite {
             settings,
             catalogues,
             known,
+            values,
             applied,
             _suspends: suspends,
             _lock: lock,
         };
-        satellite.install(plan, satellite.applied.lock().await).await;
+        satellite.install(plan, satellite.applied.clone().lock_owned().await).await;
         // A client that comes now finds everything by its name; those that came earlier have waited.
         if let Some(place) = place {
             satellite.endpoint.open(place, &satellite.runtime)?;
@@ -305,7 +315,7 @@ impl Satellite {
 
     /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new.
     pub(crate) async fn apply(&self, plan: Plan) {
-        let mut applied = self.applied.lock().await;
+        let mut applied = self.applied.clone().lock_owned().await;
         // A look at credentials that began before knows those who may not come in any more.
         applied.generation += 1;
         self.endpoint.apply(plan.gateway.clone(), &self.runtime).await;
@@ -314,7 +324,7 @@ impl Satellite {
 
     /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched. `applied` is held until all
     /// is installed, and not while what goes takes its time.
-    async fn install(&self, plan: Plan, applied: MutexGuard<'_, Applied>) {
+    async fn install(&self, plan: Plan, applied: OwnedMutexGuard<Applied>) {
         let started = Instant::now();
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
@@ -325,9 +335,10 @@ impl Satellite {
             );
         }
         self.connector.withhold(plan.secret_variables);
-        let specs: Vec<InstanceSpec> = plan.instances.into_iter().map(InstanceConfig::merge).collect();
-        let config_hash = hash(&specs);
+        let (asked, specs) = self.values.merge(plan.instances);
+        let config_hash = ConfigHash::of(&specs);
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
+        self.forget_values(&wanted, applied.generation).await;
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
         let known = {
@@ -360,7 +371,7 @@ impl Satellite {
         let installs = async {
             let mut applied = applied;
             let (origin, generation) = (plan.origin, applied.generation);
-            *applied = Applied { generation, origin, config_hash: config_hash.clone(), server_count, teams_count };
+            *applied = Applied { generation, origin, config_hash, server_count, teams_count, asked };
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
@@ -380,14 +391,25 @@ impl Satellite {
             self.runtime.wait_for(id, |_| true).await;
         }
         let fetch_duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::info!(config_hash, server_count, teams_count, change_detected, "configuration applied");
+        tracing::info!(%config_hash, server_count, teams_count, change_detected, "configuration applied");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
-            config_hash,
+            config_hash: config_hash.to_string(),
             server_count,
             teams_count,
             change_detected,
             fetch_duration_ms,
         });
+    }
+
+    /// Forgets what users have given for what is not there any more. At the start a plan without any instance may be one
+    /// that is still to come, and forgets nothing.
+    async fn forget_values(&self, wanted: &HashSet<InstanceId>, generation: u64) {
+        if generation == 0 && wanted.is_empty() {
+            return;
+        }
+        let (values, wanted) = (self.values.clone(), wanted.clone());
+        // An error says that it panicked: they are forgotten the next time.
+        let _ = tokio::task::spawn_blocking(move || values.keep_only(&wanted)).await;
     }
 
     /// Looks after the files that hold credentials of remote servers, and has the servers take on what changes. Never
@@ -418,20 +440,22 @@ impl Satellite {
                 tracing::warn!(%file, why, "a credential cannot be read again; what the file held before is used on");
             }
             if let Some(plan) = look.plan {
-                self.renew_credentials(plan, &look.changed, &applied).await;
+                self.renew_credentials(plan, &look.changed, &mut applied).await;
             }
         }
     }
 
     /// Has remote servers take on what `plan` gives them as headers and query. Nothing else of it is new, and no process
     /// is restarted because a file has changed: that is for a reload to do.
-    async fn renew_credentials(&self, plan: Plan, files: &[PathBuf], applied: &Applied) {
+    async fn renew_credentials(&self, plan: Plan, files: &[PathBuf], applied: &mut Applied) {
         let started = Instant::now();
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let files = files.join(", ");
         let mut servers = 0_usize;
-        for spec in plan.instances.into_iter().map(InstanceConfig::merge) {
-            let Target::Remote { .. } = spec.target else { continue };
+        let is_remote = |config: &InstanceConfig| matches!(config.target, Target::Remote { .. });
+        let (asked, specs) = self.values.merge(plan.instances.into_iter().filter(is_remote));
+        applied.asked.extend(asked);
+        for spec in specs {
             let Some(view) = self.runtime.status(&spec.id) else { continue };
             let InstanceSpec { headers, query, mask, .. } = spec;
             let renewed = InstanceSpec { headers, query, mask, ..(*view.spec).clone() };
@@ -453,7 +477,7 @@ impl Satellite {
         }
         tracing::info!(files, servers, "credentials of remote servers renewed");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
-            config_hash: applied.config_hash.clone(),
+            config_hash: applied.config_hash.to_string(),
             server_count: applied.server_count,
             teams_count: applied.teams_count,
             change_detected: true,
@@ -462,10 +486,16 @@ impl Satellite {
     }
 
     /// A configuration that cannot be used changes nothing, and says so.
-    pub(crate) fn refuse(&self, error_message: String) {
+    pub(crate) async fn refuse(&self, errors: String) {
+        let config_hash = self.applied.lock().await.config_hash;
+        tracing::error!(
+            errors,
+            %config_hash,
+            "the configuration cannot be used and nothing was changed; this one goes on"
+        );
         self.runtime.emitter().emit(Event::ConfigError {
             error_type: "invalid".to_owned(),
-            error_message,
+            error_message: errors,
             status_code: None,
             retry_in: None,
         });
@@ -568,17 +598,34 @@ async fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
 }
 
 /// Tells two configurations apart in events and logs. It goes to others, so no value of an environment, header, query or
-/// argument is in it, not even as a hash: a short secret could be guessed from that.
-fn hash(specs: &[InstanceSpec]) -> String {
-    let mut specs: Vec<&InstanceSpec> = specs.iter().collect();
-    specs.sort_by(|one, other| one.id.cmp(&other.id));
-    let mut hasher = DefaultHasher::new();
-    for spec in specs {
+/// argument is in it, not even as a hash: a short secret could be guessed from that. It is the sum of what its instances
+/// come to, so that one of them can be exchanged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ConfigHash(u64);
+
+impl ConfigHash {
+    fn of(specs: &[InstanceSpec]) -> Self {
+        Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(Self::part(spec))))
+    }
+
+    /// With another one in the place of one instance.
+    pub(crate) fn exchange(self, before: &InstanceSpec, after: &InstanceSpec) -> Self {
+        Self(self.0.wrapping_sub(Self::part(before)).wrapping_add(Self::part(after)))
+    }
+
+    fn part(spec: &InstanceSpec) -> u64 {
+        let mut hasher = DefaultHasher::new();
         let keys = |values: &BTreeMap<String, Secret>| values.keys().cloned().collect::<Vec<_>>();
         (&spec.name, keys(&spec.env), keys(&spec.headers), keys(&spec.query), spec.args.len()).hash(&mut hasher);
         let rest =
             (&spec.id, &spec.target, &spec.policy, &spec.missing, spec.keep, spec.on_update, spec.request_logging);
         format!("{rest:?}").hash(&mut hasher);
+        hasher.finish()
     }
-    format!("{:016x}", hasher.finish())
+}
+
+impl fmt::Display for ConfigHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
 }

@@ -19,6 +19,7 @@ pub(super) struct File {
     pub(super) allowed_commands: Vec<Text>,
     pub(super) isolation: Typed<String>,
     pub(super) cgroups: Typed<String>,
+    pub(super) watch: Typed<bool>,
     pub(super) gateway: Gateway,
     pub(super) journal: Journal,
     pub(super) events: Events,
@@ -129,6 +130,7 @@ impl File {
             file.allowed_commands = fields.texts("allowed_commands").unwrap_or_default();
             file.isolation = fields.text("isolation");
             file.cgroups = fields.text("cgroups");
+            file.watch = fields.flag("watch");
         });
         file.gateway = fields.section("gateway", Gateway::read);
         file.journal = fields.section("journal", Journal::read);

@@ -27,6 +27,8 @@ pub struct Plan {
     pub isolation: Isolation,
     /// Whether each run gets a cgroup.
     pub cgroups: CgroupMode,
+    /// Whether the files are looked at while the satellite runs, and taken on when they change.
+    pub watch: bool,
     /// The MCP endpoint.
     pub gateway: GatewayPlan,
     /// What is kept of events and logs.
@@ -112,6 +114,7 @@ impl Default for Plan {
             profile: Profile::default(),
             isolation: Isolation::default(),
             cgroups: CgroupMode::default(),
+            watch: true,
             gateway: GatewayPlan::default(),
             journal: Limits::default(),
             sink: SinkPlan::default(),
