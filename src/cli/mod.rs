@@ -5,6 +5,7 @@
 mod backend;
 mod check;
 mod completions;
+mod configure;
 mod control;
 mod demo;
 mod events;
@@ -80,6 +81,8 @@ enum Verb {
     Start(control::Control),
     /// Make the connection to a remote server anew, at once; a process is started again
     Reconnect(control::Reconnect),
+    /// Give a server what its configuration asks of its user
+    Configure(configure::Configure),
     /// Make a token for a client of the MCP endpoint, and what to write into the configuration for it
     Token(token::Token),
     /// Be the control plane of satellites: gives them their configuration and commands, and keeps what they tell
@@ -203,6 +206,7 @@ pub fn main() -> ExitCode {
         Verb::Stop(verb) => in_runtime(verb.run()),
         Verb::Start(verb) => in_runtime(verb.run("start")),
         Verb::Reconnect(verb) => in_runtime(verb.run()),
+        Verb::Configure(verb) => in_runtime(verb.run()),
         Verb::Check(verb) => in_runtime(verb.run()),
         Verb::Backend(verb) => in_runtime(verb.run()),
         Verb::Token(verb) => verb.run(),

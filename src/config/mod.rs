@@ -24,6 +24,7 @@ mod teams;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use mcp_satellite_actors::model::secret::Secret;
 use toml_span::ErrorKind;
 
 pub use backend::{BackendPlan, Document, PollIntervals};
@@ -39,22 +40,51 @@ use secrets::Surroundings;
 
 /// Reads a TOML file.
 pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
-    parse(&file.display().to_string(), &text_of(file)?, &|name| std::env::var(name).ok())
+    load_held(file, &held_by(file))
+}
+
+/// What a TOML file means that was read before.
+pub(crate) fn load_held(file: &Path, held: &Held) -> Result<Plan, ConfigErrors> {
+    parse(&file.display().to_string(), text_of(file, held)?, &|name| std::env::var(name).ok())
 }
 
 /// Reads an `mcp.json` of Claude, Cursor or VS Code: one team `local` with one user `me`, a server's name is the id of
 /// its installation. `base` is what the satellite's own file holds every server to; without one, the default.
 pub fn load_mcp_json(file: &Path, base: &Base) -> Result<Plan, ConfigErrors> {
-    parse_mcp_json(&file.display().to_string(), &text_of(file)?, base, &|name| std::env::var(name).ok())
+    load_mcp_json_held(file, &held_by(file), base)
 }
 
-fn text_of(file: &Path) -> Result<String, ConfigErrors> {
-    std::fs::read_to_string(file).map_err(|error| {
-        let message = format!("cannot read the configuration: {error}");
-        ConfigErrors::nowhere(
-            &file.display().to_string(),
-            vec![(message, "check the path and its permissions".to_owned())],
-        )
+/// What an `mcp.json` means that was read before.
+pub(crate) fn load_mcp_json_held(file: &Path, held: &Held, base: &Base) -> Result<Plan, ConfigErrors> {
+    parse_mcp_json(&file.display().to_string(), text_of(file, held)?, base, &|name| std::env::var(name).ok())
+}
+
+/// What a file holds, or why it cannot be read.
+pub(crate) type Held = Result<Secret, Unread>;
+
+/// Why a file gives no text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unread {
+    /// What is wrong.
+    pub(crate) message: String,
+    /// What to do.
+    pub(crate) hint: &'static str,
+}
+
+/// Reads a configuration's file.
+pub(crate) fn held_by(file: &Path) -> Held {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(text.into()),
+        Err(error) => Err(Unread {
+            message: format!("cannot read the configuration: {error}"),
+            hint: "check the path and its permissions",
+        }),
+    }
+}
+
+fn text_of<'a>(file: &Path, held: &'a Held) -> Result<&'a str, ConfigErrors> {
+    held.as_ref().map(Secret::expose).map_err(|Unread { message, hint }| {
+        ConfigErrors::nowhere(&file.display().to_string(), vec![(message.clone(), (*hint).to_owned())])
     })
 }
 

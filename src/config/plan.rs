@@ -15,6 +15,7 @@ use super::origin::Origin;
 use super::policy::Held;
 use crate::connect::isolation::Isolation;
 use crate::connect::process::CgroupMode;
+use crate::journal::Limits;
 
 /// What the satellite is to do: complete, checked, defaults filled in.
 #[derive(Debug, Clone)]
@@ -27,10 +28,14 @@ pub struct Plan {
     pub isolation: Isolation,
     /// Whether each run gets a cgroup.
     pub cgroups: CgroupMode,
+    /// Whether the files are looked at while the satellite runs, and taken on when they change.
+    pub watch: bool,
     /// The MCP endpoint.
     pub gateway: GatewayPlan,
     /// Who says what to run, if it is not the files; then events go there.
     pub backend: Option<BackendPlan>,
+    /// What is kept of events and logs.
+    pub journal: Limits,
     /// Where events go without a backend.
     pub sink: SinkPlan,
     /// How events are batched.
@@ -68,8 +73,11 @@ pub enum Profile {
 }
 
 /// Where events go.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum SinkPlan {
+    /// Nowhere beyond the journal.
+    #[default]
+    Journal,
     /// Files in the data directory.
     File {
         /// A file of this many bytes is closed and the next one begun.
@@ -93,12 +101,6 @@ pub const ROTATE_BYTES: u64 = 64 << 20;
 /// The default of [`SinkPlan::File`]'s `keep`.
 pub const KEEP: usize = 8;
 
-impl Default for SinkPlan {
-    fn default() -> Self {
-        Self::File { rotate_bytes: ROTATE_BYTES, keep: KEEP }
-    }
-}
-
 /// What a satellite holds every file's servers to.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Base {
@@ -115,8 +117,10 @@ impl Default for Plan {
             profile: Profile::default(),
             isolation: Isolation::default(),
             cgroups: CgroupMode::default(),
+            watch: true,
             gateway: GatewayPlan::default(),
             backend: None,
+            journal: Limits::default(),
             sink: SinkPlan::default(),
             batch: BatchPolicy::default(),
             team_budget: TeamBudgetPolicy::default(),

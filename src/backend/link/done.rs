@@ -2,9 +2,15 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
+
+use crate::journal::{CommandRecord, Journal};
+
+/// How long a memory on a disk is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// More are not remembered: the backend has not asked for a long time.
 const KNOWN_MAX: usize = 10_000;
@@ -78,6 +84,30 @@ impl Done for InMemory {
     }
 }
 
+impl Done for Journal {
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>> {
+        let id = id.to_owned();
+        async move {
+            match self.command(&id).await.map_err(|error| error.to_string())? {
+                None => Ok(Progress::Unknown),
+                Some(CommandRecord::Begun) => Ok(Progress::Begun),
+                Some(CommandRecord::Done(result)) => Ok(Progress::Done(result)),
+            }
+        }
+        .boxed()
+    }
+
+    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+        let id = id.to_owned();
+        async move { self.command_begun(&id).await.map_err(|error| error.to_string()) }.boxed()
+    }
+
+    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+        let id = id.to_owned();
+        async move { self.command_done(&id, result).await.map_err(|error| error.to_string()) }.boxed()
+    }
+}
+
 /// Two memories: what the lasting one cannot take or tell now is known to the other one as long as the satellite lives.
 pub(super) struct Both {
     pub(super) lasting: std::sync::Arc<dyn Done>,
@@ -94,7 +124,7 @@ impl Both {
         if here != Progress::Unknown {
             return here;
         }
-        self.lasting.progress(id).await.unwrap_or_else(|why| {
+        in_time(self.lasting.progress(id)).await.unwrap_or_else(|why| {
             tracing::warn!(command = id, why, "whether a command was carried out before cannot be read");
             Progress::Unknown
         })
@@ -102,17 +132,23 @@ impl Both {
 
     pub(super) async fn begun(&self, id: &str) {
         let _ = self.here.begun(id).await;
-        if let Err(why) = self.lasting.begun(id).await {
+        if let Err(why) = in_time(self.lasting.begun(id)).await {
             tracing::warn!(command = id, why, "that a command is carried out cannot be stored");
         }
     }
 
     pub(super) async fn done(&self, id: &str, result: String) {
         let _ = self.here.done(id, result.clone()).await;
-        if let Err(why) = self.lasting.done(id, result).await {
+        if let Err(why) = in_time(self.lasting.done(id, result)).await {
             tracing::warn!(command = id, why, "that a command was carried out cannot be stored");
         }
     }
+}
+
+/// A disk that hangs holds no command up for longer.
+async fn in_time<T>(remembering: BoxFuture<'_, Result<T, String>>) -> Result<T, String> {
+    let late = |_| Err(format!("the disk did not answer within {PATIENCE:?}"));
+    tokio::time::timeout(PATIENCE, remembering).await.unwrap_or_else(late)
 }
 
 #[cfg(test)]
