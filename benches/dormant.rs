@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use mcp_satellite::connect::sim::{Script, SimConnector};
 use mcp_satellite::connect::stdio::StdioConnector;
-use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{IdlePolicy, Policy};
 use mcp_satellite_actors::model::spec::Keep;
+use mcp_satellite_actors::{Known, RuntimeHandle};
 use serde_json::value::RawValue;
 
 use common::{Bare, GIVE_UP, NullSink, Report, median, number, resident, spec, start, time};
@@ -88,7 +88,7 @@ async fn memory(known: bool) -> f64 {
     });
     for spec in specs {
         if known {
-            runtime.install_known(spec, Arc::default()).await.unwrap();
+            runtime.install_known(spec, Known { catalogue: Some(Arc::default()), memo: None }).await.unwrap();
         } else {
             runtime.install(spec).await.unwrap();
         }

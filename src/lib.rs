@@ -12,13 +12,18 @@ pub mod config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
+#[cfg(feature = "journal")]
+pub mod delivery;
 #[cfg(feature = "cli")]
 mod endpoint;
 #[cfg(feature = "cli")]
 pub mod gateway;
 #[cfg(feature = "remote")]
 mod http;
+#[cfg(feature = "journal")]
 pub mod journal;
+#[cfg(feature = "cli")]
+mod memories;
 #[cfg(feature = "cli")]
 mod reaper;
 #[cfg(feature = "cli")]

@@ -20,7 +20,7 @@ use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Target};
 use mcp_satellite_actors::seam::EventSink;
-use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle};
+use mcp_satellite_actors::{Farewell, Installed, Known, Options, RuntimeHandle};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::sync::OwnedMutexGuard;
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::catalogue_cache::CatalogueCache;
-use crate::config::{KEEP, Origin, Plan, Profile, ROTATE_BYTES, SinkPlan};
+use crate::config::{Origin, Plan, Profile, SinkPlan};
 use crate::connect::Connectors;
 use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
@@ -38,16 +38,21 @@ use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::suspend;
 use crate::console::api::EndpointStatus;
 use crate::console::server::{self, Console};
+use crate::delivery::Delivery;
 use crate::endpoint::{Endpoint, EndpointError};
+use crate::journal::{Journal, JournalSink, Limits};
+use crate::memories::Memories;
 use crate::reaper::Below;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
-use crate::sink::stored::StoredSink;
 use crate::values::{Asked, Configurer, Values};
 
 /// Answers on the control socket that are still being given at the end are not waited for longer than this.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// The journal takes so many events in one transaction: a storm is stored in few of them, and none takes long.
+const JOURNAL_BATCH_MAX: usize = 2_000;
 
 /// A satellite whose reaper was killed is waited for this long.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
@@ -80,6 +85,10 @@ pub(crate) struct Satellite {
     root: Shared<BoxFuture<'static, ()>>,
     connector: StdioConnector,
     endpoint: Arc<Endpoint>,
+    journal: Journal,
+    /// None if events stay in the journal.
+    delivery: Option<Arc<Delivery>>,
+    memories: Arc<Memories>,
     console: Mutex<Option<JoinHandle<()>>>,
     ending: CancellationToken,
     data_dir: PathBuf,
@@ -114,6 +123,7 @@ pub(crate) struct Applied {
 #[derive(PartialEq)]
 struct Settings {
     name: String,
+    journal: Limits,
     sink: SinkPlan,
     batch: BatchPolicy,
     team_budget: TeamBudgetPolicy,
@@ -128,6 +138,7 @@ impl Settings {
     fn of(plan: &Plan) -> Self {
         Self {
             name: plan.name.clone(),
+            journal: plan.journal.clone(),
             sink: plan.sink.clone(),
             batch: plan.batch.clone(),
             team_budget: plan.team_budget.clone(),
@@ -155,23 +166,32 @@ impl Satellite {
 
         let machine = |what: &'static str| move |why: std::io::Error| StartError::Machine { what, why: why.into() };
         // Whatever the events' way is, they are stored: their numbers go on, and `satellite events` can read them.
-        let (rotate_bytes, keep) = match plan.sink {
-            SinkPlan::File { rotate_bytes, keep } => (rotate_bytes, keep),
-            SinkPlan::Stdout | SinkPlan::Http { .. } => (ROTATE_BYTES, KEEP),
-        };
-        let (file, next_seq) = FileSink::open(&data_dir, rotate_bytes, keep).map_err(in_data_dir)?;
-        let sink: Arc<dyn EventSink> = match &plan.sink {
-            SinkPlan::File { .. } => Arc::new(file),
+        let (place, limits) = (data_dir.clone(), plan.journal.clone());
+        let journal = tokio::task::spawn_blocking(move || Journal::open(&place, limits)).await;
+        let journal = journal.map_err(std::io::Error::other).flatten().map_err(machine("open the journal"))?;
+        let mut next_seq = journal.next_seq();
+        let way: Option<(String, Arc<dyn EventSink>)> = match &plan.sink {
+            SinkPlan::Journal => None,
+            SinkPlan::File { rotate_bytes, keep } => {
+                let (way, next) = FileSink::open(&data_dir, *rotate_bytes, *keep).map_err(in_data_dir)?;
+                next_seq = next_seq.max(next);
+                Some(("file".to_owned(), Arc::new(way)))
+            }
             SinkPlan::Stdout => {
                 let way = StdoutSink::new().map_err(machine("write events to stdout"))?;
-                Arc::new(StoredSink::new(file, Arc::new(way)))
+                Some(("stdout".to_owned(), Arc::new(way)))
             }
             SinkPlan::Http { url, token } => {
                 let way = HttpSink::new(url, token.as_ref())
                     .map_err(|why| StartError::Machine { what: "send events over HTTP", why: why.into() })?;
-                Arc::new(StoredSink::new(file, Arc::new(way)))
+                Some((way.shown(), Arc::new(way)))
             }
         };
+        let delivery = way.map(|(to, way)| Arc::new(Delivery::start(journal.clone(), &to, way, &plan.batch)));
+        if delivery.is_none() {
+            journal.expect_nobody();
+        }
+        let sink = Arc::new(JournalSink::new(journal.clone(), delivery.as_ref().map(|delivery| delivery.direct())));
         let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone()));
         let place = endpoint.reserve(plan.gateway.clone())?;
         // The directory is ours, so whoever had it before is dead.
@@ -199,23 +219,27 @@ impl Satellite {
         let last_act = connector.clone();
         Below::when_orphaned(move || last_act.end_all(ORPHAN_PATIENCE));
         let remote = RemoteConnector::new().map_err(machine("get ready to reach remote servers"))?;
+        // Without it servers that slept are started to be discovered: no reason not to serve.
+        let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
+            tracing::warn!(%error, "the tools of servers that sleep cannot be kept; they are started to be discovered");
+        });
+        let catalogues = catalogues.ok();
+        let memories = Arc::new(Memories::new(journal.clone(), catalogues.clone()));
         let connectors = Connectors { stdio: connector.clone(), remote };
         let mut options = Options::new(Arc::new(connectors), sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
+        options.memory = memories.clone();
         options.audience = endpoint.audience();
-        options.batch = plan.batch.clone();
+        options.batch = BatchPolicy { batch_max: JOURNAL_BATCH_MAX, ..plan.batch.clone() };
         options.team_budget = plan.team_budget.clone();
         options.start_permits = plan.start_permits.unwrap_or(options.start_permits);
         options.connect_permits = plan.connect_permits.unwrap_or(options.connect_permits);
         let (runtime, root) = mcp_satellite_actors::start(options)
             .await
             .map_err(|why| StartError::Machine { what: "start the runtime", why: why.to_string().into() })?;
+        let teller = runtime.emitter().clone();
+        journal.on_dropped(move |from_seq, to_seq| teller.emit(Event::EventsDropped { from_seq, to_seq }));
 
-        // Without it lazy servers are started to be discovered: no reason not to serve.
-        let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
-            tracing::warn!(%error, "the tools of lazy servers cannot be kept; the servers are started to be discovered");
-        });
-        let catalogues = catalogues.ok();
         if let Some(catalogues) = catalogues.clone() {
             // Ends with the runtime.
             drop(tokio::spawn(catalogues.watch(runtime.clone())));
@@ -236,6 +260,8 @@ impl Satellite {
                 name: plan.name.clone(),
                 connector: connector.clone(),
                 endpoint: endpoint.clone(),
+                journal: journal.clone(),
+                delivery: delivery.clone(),
                 configurer: Configurer { runtime: runtime.clone(), values: values.clone(), applied: applied.clone() },
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
@@ -250,6 +276,9 @@ impl Satellite {
             root,
             connector,
             endpoint,
+            journal,
+            delivery,
+            memories,
             console: Mutex::new(Some(console)),
             ending,
             data_dir,
@@ -302,7 +331,7 @@ impl Satellite {
         }
         if Settings::of(&plan) != self.settings {
             tracing::warn!(
-                "[satellite], [events], [policy.team] or [policy.start] has changed: that takes a restart of the satellite"
+                "[satellite], [journal], [events], [policy.team] or [policy.start] has changed: that takes a restart of the satellite"
             );
         }
         self.connector.withhold(plan.secret_variables);
@@ -333,11 +362,12 @@ impl Satellite {
             }
             removed.is_ok()
         });
-        let (catalogues, lazy) = (self.catalogues.clone(), specs.clone());
+        let (catalogues, memories, all) = (self.catalogues.clone(), self.memories.clone(), specs.clone());
         // An error says that it panicked: then nothing is known, and all are started to be discovered.
-        let known_tools =
-            tokio::task::spawn_blocking(move || catalogues.map(|catalogues| catalogues.keep(&lazy))).await;
-        let mut known_tools = known_tools.ok().flatten().unwrap_or_default();
+        let known = tokio::task::spawn_blocking(move || {
+            (memories.recall(&all), catalogues.map(|catalogues| catalogues.keep(&all)).unwrap_or_default())
+        });
+        let (mut memos, mut tools) = known.await.unwrap_or_default();
         let installs = async {
             let mut applied = applied;
             let (origin, generation) = (plan.origin, applied.generation);
@@ -345,10 +375,8 @@ impl Satellite {
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
-                let installed = match known_tools.remove(&spec.id) {
-                    Some(catalogue) => self.runtime.install_known(spec, catalogue).await,
-                    None => self.runtime.install(spec).await,
-                };
+                let known = Known { memo: memos.remove(&spec.id), catalogue: tools.remove(&spec.id) };
+                let installed = self.runtime.install_known(spec, known).await;
                 match installed {
                     Ok(installed) => changed |= installed != Installed::Unchanged,
                     Err(error) => tracing::error!(installation_name = %name, %error, "cannot install"),
@@ -487,13 +515,24 @@ impl Satellite {
         let storing = tokio::task::spawn_blocking(move || catalogues.inspect(|catalogues| catalogues.store(&snapshot)));
         // A disk that does not answer keeps no server from its end.
         let _ = tokio::time::timeout(LAST_ANSWERS, storing).await;
+        if let Some(delivery) = &self.delivery {
+            delivery.hurry().await;
+        }
         let farewell = self.runtime.shutdown().await;
+        if let Some(delivery) = &self.delivery {
+            let kept = delivery.finish(self.settings.batch.flush_timeout).await;
+            if kept > 0 {
+                tracing::info!(kept, "some events were not taken in time; the next start sends them");
+            }
+        }
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(console) = console {
             // Those who follow the events are told the last of them; who does not read is not waited for.
             let _ = tokio::time::timeout(LAST_ANSWERS, console).await;
         }
+        // A disk that hangs has what was committed.
+        let _ = tokio::time::timeout(LAST_ANSWERS, self.journal.close()).await;
         // Nothing is left; what a bug of ours had left would be ended here.
         self.end_all().await;
         if let Ok((socket, _directory)) = crate::console::socket_path(&self.data_dir) {

@@ -349,7 +349,7 @@ fn an_empty_file_is_the_defaults() {
     let plan = parse("").unwrap();
     assert_eq!((plan.name.as_str(), plan.profile), ("mcp-satellite", Profile::Development));
     assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, Listen::Anywhere));
-    assert_eq!(plan.sink, SinkPlan::File { rotate_bytes: 64 * 1024 * 1024, keep: 8 });
+    assert_eq!(plan.sink, SinkPlan::Journal);
     assert_eq!((plan.start_permits, plan.instances.len(), plan.warnings.len()), (None, 0, 0));
 }
 

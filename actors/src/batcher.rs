@@ -1,6 +1,10 @@
 //! The actor that takes events from everywhere and hands them to the sink in batches. Decisions are made in
 //! `rules::outbox`; this file carries them out.
 //!
+//! A sink that is near by (`EventSink::is_prompt`) is given what there is as soon as it has taken what was before:
+//! what comes meanwhile is the next batch, so a storm makes batches and a lone event waits for nobody. What it did not
+//! take waits for the interval, so a disk that is full is not asked in a loop.
+//!
 //! Emitting never blocks and never fails the emitter: events go into a bounded ring that is this actor's door, where
 //! the limit is counted atomically, and a wake-up follows. Calls of tools have a ring of their own, so that a storm of
 //! them drives out no event, and become events together (`rules::request_log`). A panic in a handler hands the queue back with the death
@@ -248,7 +252,7 @@ impl State {
         }
         let Some(outbox) = &mut self.outbox else { return };
         match msg {
-            Msg::Wake => {}
+            Msg::Wake => self.go_on(myself),
             Msg::Cycle => {
                 outbox.begin_cycle(now);
                 self.send_next(myself);
@@ -265,6 +269,7 @@ impl State {
                 // On the way out a sink that does not answer is asked again after one interval, as always.
                 if !kept {
                     self.send_next(myself);
+                    self.go_on(myself);
                 }
             }
             Msg::FlushNow(reply) => {
@@ -344,6 +349,15 @@ impl State {
             // An error says that the batcher is gone; the next one has an alarm of its own.
             let _ = cast!(me, Msg::Wake);
         });
+    }
+
+    /// Nothing is under way and nothing was kept: a sink that is near by need not wait for the interval.
+    fn go_on(&mut self, myself: &ActorRef<Msg>) {
+        let Some(outbox) = &mut self.outbox else { return };
+        if self.sink.is_prompt() && outbox.is_at_rest() {
+            outbox.begin_cycle(Instant::now().into_std());
+            self.send_next(myself);
+        }
     }
 
     fn send_next(&mut self, myself: &ActorRef<Msg>) {

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent, cast};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use crate::calls::CallPort;
 use crate::model::catalogue::Catalogue;
 use crate::model::exit::CallError;
 use crate::model::ids::{InstanceId, Run, TeamId};
+use crate::model::memo::StoredMemo;
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use crate::model::remote::{Connection, Health};
 use crate::model::snapshot::{InstanceView, Snapshot};
@@ -26,7 +28,7 @@ use crate::rules::permits::{Permits, Urgency};
 use crate::rules::restart::{History, Verdict};
 use crate::rules::slot::{Memo, Want};
 use crate::rules::team_budget::TeamBudget;
-use crate::seam::{Connector, EventSink};
+use crate::seam::{Connector, EventSink, Memory};
 use crate::tasks::Tasks;
 use crate::team::{self, ControlError, Reconnected, Reply, TeamSupervisor, Uninstalled, Verb};
 
@@ -39,9 +41,9 @@ const SPAWN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// What Root is told.
 pub(crate) enum Msg {
-    /// Install an instance, or change the configuration of one that is there; nothing if it is the same. The tools are
-    /// those of a new one, if they are known.
-    Install(Arc<InstanceSpec>, Option<Arc<Catalogue>>, Reply<Installed>),
+    /// Install an instance, or change the configuration of one that is there; nothing if it is the same. What is known is
+    /// of a new one.
+    Install(Arc<InstanceSpec>, Known, Reply<Installed>),
     /// Change the configuration of an instance that is there, and only that.
     Update(Arc<InstanceSpec>, Reply<Installed>),
     /// Remove an instance.
@@ -102,6 +104,16 @@ pub enum Part {
     Batcher,
 }
 
+/// What is known of a new instance from before the satellite was started, under the same configuration.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// What it had come to.
+    pub memo: Option<StoredMemo>,
+    /// Its tools. One that slept, or is `lazy`, sleeps until it is called, and they are read again when it is awake; of
+    /// another they say nothing.
+    pub catalogue: Option<Arc<Catalogue>>,
+}
+
 /// What an install did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Installed {
@@ -129,6 +141,7 @@ pub(crate) struct Args {
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) events: Emitter,
+    pub(crate) memory: Arc<dyn Memory>,
     pub(crate) next_seq: u64,
     pub(crate) batch: BatchPolicy,
     pub(crate) team_budget: TeamBudgetPolicy,
@@ -174,13 +187,17 @@ struct Desired {
 
 /// An instance that is being removed, and what was installed under its identity meanwhile.
 struct Leaving {
-    next: Option<(Arc<InstanceSpec>, Option<Arc<Catalogue>>)>,
+    next: Option<(Arc<InstanceSpec>, Known)>,
 }
 
 impl Desired {
-    /// A new one, asleep if its tools are known.
-    fn new(spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>) -> Self {
-        let memo = known.map(|catalogue| Box::new(Memo::recalled(catalogue, Instant::now().into_std())));
+    /// A new one, with what is known of it.
+    fn new(spec: Arc<InstanceSpec>, known: Known, wall: Timestamp) -> Self {
+        let Known { memo, catalogue } = known;
+        let memo = (memo.is_some() || catalogue.is_some()).then(|| {
+            let now = Instant::now().into_std();
+            Box::new(Memo::restored(&spec, &memo.unwrap_or_default(), catalogue, now, wall))
+        });
         Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None }
     }
 
@@ -238,7 +255,7 @@ impl Actor for Root {
             Msg::Install(spec, known, reply) => state.install(spec, known, reply, &myself).await,
             Msg::Update(spec, reply) => {
                 if state.instances.get(&spec.id).is_some_and(|desired| desired.leaving.is_none()) {
-                    state.install(spec, None, reply, &myself).await;
+                    state.install(spec, Known::default(), reply, &myself).await;
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
                 }
@@ -300,11 +317,7 @@ impl Actor for Root {
                     let _ = entry.budget.charge(&state.args.team_budget, at);
                 }
             }
-            Msg::Remember(spec, memo) => {
-                if let Some(desired) = state.instances.get_mut(&spec.id) {
-                    desired.memo = Some((spec, memo));
-                }
-            }
+            Msg::Remember(spec, memo) => state.remember(spec, memo),
             Msg::Forget(id) => state.forget(&id, &myself).await,
             Msg::Revive(team) => state.revive(&team, &myself).await,
             Msg::Died(who, why, outbox) => state.on_death(who, why, outbox, &myself).await?,
@@ -355,7 +368,7 @@ impl State {
     async fn install(
         &mut self,
         spec: Arc<InstanceSpec>,
-        known: Option<Arc<Catalogue>>,
+        known: Known,
         reply: Reply<Installed>,
         myself: &ActorRef<Msg>,
     ) {
@@ -402,9 +415,9 @@ impl State {
         }
     }
 
-    async fn install_new(&mut self, spec: Arc<InstanceSpec>, known: Option<Arc<Catalogue>>, myself: &ActorRef<Msg>) {
+    async fn install_new(&mut self, spec: Arc<InstanceSpec>, known: Known, myself: &ActorRef<Msg>) {
         let team = spec.id.team.clone();
-        let desired = Desired::new(spec.clone(), known);
+        let desired = Desired::new(spec.clone(), known, self.args.events.wall());
         let memo = desired.memo.as_ref().map(|(_, memo)| memo.clone());
         self.instances.insert(spec.id.clone(), desired);
         if self.teams.contains_key(&team) {
@@ -414,8 +427,24 @@ impl State {
         }
     }
 
+    /// What outlives the satellite is written down where it has changed. What an end brings is no part of that: an
+    /// instance that slept when the satellite ended sleeps on with the next one.
+    fn remember(&mut self, spec: Arc<InstanceSpec>, memo: Box<Memo>) {
+        let Some(desired) = self.instances.get_mut(&spec.id) else { return };
+        let is_stored = match &desired.memo {
+            Some((of, before)) => (Arc::ptr_eq(of, &spec) || *of == spec) && memo.is_stored_as(before),
+            None => memo.is_stored_as(&Memo::default()),
+        };
+        if !is_stored && self.closing.is_none() && desired.leaving.is_none() {
+            let stored = memo.stored(Instant::now().into_std(), self.args.events.wall());
+            self.args.memory.remember(&spec, stored);
+        }
+        desired.memo = Some((spec, memo));
+    }
+
     async fn forget(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
         self.withdraw(id);
+        self.args.memory.forget(id);
         // A registry that died meanwhile may have gone on from a picture that still shows it.
         drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
         if let Some((spec, known)) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
@@ -442,9 +471,13 @@ impl State {
         let leaving = self.of_team(team).filter(|desired| desired.leaving.is_some());
         let leaving: Vec<InstanceId> = leaving.map(|desired| desired.spec.id.clone()).collect();
         for id in leaving {
+            self.args.memory.forget(&id);
             let next = self.instances.remove(&id).and_then(|desired| desired.leaving?.next);
             match next {
-                Some((spec, known)) => drop(self.instances.insert(id, Desired::new(spec, known))),
+                Some((spec, known)) => {
+                    let desired = Desired::new(spec, known, self.args.events.wall());
+                    self.instances.insert(id, desired);
+                }
                 None => drop(cast!(self.registry, registry::Msg::Remove(id))),
             }
         }

@@ -25,11 +25,11 @@ use crate::model::remote::ServerInfo;
 use crate::model::secret::Mask;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
-use crate::root::{self, Farewell, Installed, Part, Root};
+use crate::root::{self, Farewell, Installed, Known, Part, Root};
 use crate::rpc::{Kind, Message, member};
 use crate::rules::outbox::Statistics;
 use crate::rules::request_log::{self, Payload};
-use crate::seam::{Connector, EventSink};
+use crate::seam::{Connector, EventSink, Forgetful, Memory};
 use crate::team::{ControlError, Reconnected, Reply, Uninstalled, Verb};
 
 /// Between two questions to a team whose supervisor is being replaced.
@@ -43,7 +43,10 @@ pub struct Options {
     pub audience: Arc<dyn Audience>,
     /// Takes events.
     pub sink: Arc<dyn EventSink>,
-    /// The wall clock: for timestamps only, nothing is decided by it.
+    /// Keeps what instances have come to: nowhere, by default.
+    pub memory: Arc<dyn Memory>,
+    /// The wall clock: for timestamps, and for how long ago something was that another satellite has seen. Nothing else
+    /// is decided by it.
     pub wall: WallClock,
     /// The first event's number: one more than the last one that the sink has stored.
     pub next_seq: u64,
@@ -67,6 +70,7 @@ impl Options {
             connector,
             audience: Arc::new(Unattended),
             sink,
+            memory: Arc::new(Forgetful),
             wall,
             next_seq: 1,
             batch: BatchPolicy::default(),
@@ -131,6 +135,7 @@ fn parts(options: Options) -> (root::Args, Parts) {
         audience: options.audience,
         sink: options.sink,
         events: events.clone(),
+        memory: options.memory,
         next_seq: options.next_seq,
         batch: options.batch,
         team_budget: options.team_budget,
@@ -151,19 +156,14 @@ impl fmt::Debug for RuntimeHandle {
 impl RuntimeHandle {
     /// Installs an instance, or changes the configuration of one that is there.
     pub async fn install(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
-        let spec = Arc::new(spec);
-        self.ask(|reply| root::Msg::Install(spec.clone(), None, reply)).await
+        self.install_known(spec, Known::default()).await
     }
 
-    /// Installs an instance whose tools are known from before, under the same configuration. One that is `lazy` then
-    /// sleeps until it is called, and its tools are read again when it is awake; another is installed as always.
-    pub async fn install_known(
-        &self,
-        spec: InstanceSpec,
-        catalogue: Arc<Catalogue>,
-    ) -> Result<Installed, ControlError> {
+    /// Installs an instance with what is known of it from before, under the same configuration. Of one that is there it
+    /// says nothing.
+    pub async fn install_known(&self, spec: InstanceSpec, known: Known) -> Result<Installed, ControlError> {
         let spec = Arc::new(spec);
-        self.ask(|reply| root::Msg::Install(spec.clone(), Some(catalogue.clone()), reply)).await
+        self.ask(|reply| root::Msg::Install(spec.clone(), known.clone(), reply)).await
     }
 
     /// Changes the configuration of an instance that is there; one that is not is not installed.

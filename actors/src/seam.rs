@@ -13,7 +13,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::model::event::Envelope;
 use crate::model::exit::Limit;
 use crate::model::failure::{Failure, FailureKind};
-use crate::model::ids::Run;
+use crate::model::ids::{InstanceId, Run};
+use crate::model::memo::StoredMemo;
 use crate::model::snapshot::Custody;
 use crate::model::spec::InstanceSpec;
 
@@ -209,6 +210,31 @@ pub struct ProcessEnd {
 pub trait EventSink: Send + Sync + 'static {
     /// Sends one batch, in order. Never panics; every failure is an answer.
     fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer>;
+
+    /// Whether it is near by, such as a disk: then events go as soon as there are some, and what comes while a batch is
+    /// under way is the next one. Otherwise they go once in an interval. What it did not take waits for the interval
+    /// either way.
+    fn is_prompt(&self) -> bool {
+        false
+    }
+}
+
+/// Keeps what instances have come to, over restarts of the satellite. Neither waits nor panics.
+pub trait Memory: Send + Sync + 'static {
+    /// What an instance has come to with this configuration: the latest counts.
+    fn remember(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo);
+    /// The instance is gone for good.
+    fn forget(&self, id: &InstanceId);
+}
+
+/// A memory that keeps nothing: what an instance has come to ends with the satellite.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Forgetful;
+
+impl Memory for Forgetful {
+    fn remember(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {}
+
+    fn forget(&self, _id: &InstanceId) {}
 }
 
 /// Events on their way, at least one.

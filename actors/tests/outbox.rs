@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{Event, Subject};
+use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
 use mcp_satellite_actors::model::policy::BatchPolicy;
 use mcp_satellite_actors::rules::outbox::{Outbox, State};
 use mcp_satellite_actors::seam::{Answer, Batch};
@@ -364,6 +364,101 @@ fn on_the_way_out_a_pause_is_not_honoured() {
         desk.answer(&batch, Answer::Accepted);
     }
     assert_eq!(desk.sent(), to(151));
+}
+
+/// Events that are numbered already, as they are stored.
+fn stored(seqs: impl IntoIterator<Item = u64>) -> Vec<Envelope> {
+    let event = |seq| Envelope {
+        seq,
+        timestamp: Timestamp::UNIX_EPOCH,
+        event: Event::ConfigError {
+            error_type: "told".to_owned(),
+            error_message: seq.to_string(),
+            status_code: None,
+            retry_in: None,
+        },
+    };
+    seqs.into_iter().map(event).collect()
+}
+
+#[test]
+fn what_is_read_from_where_it_is_stored_keeps_its_numbers_and_nothing_goes_twice() {
+    let mut desk = Desk::new();
+    desk.outbox.refill(stored([5, 6, 9]));
+    assert_eq!(desk.outbox.settled_before(), Some(5));
+    desk.outbox.refill(stored([6, 9, 10, 2, 11]));
+    let mut batches = Vec::new();
+    desk.run_cycle(|batch| {
+        batches.push(seqs(batch));
+        Answer::Accepted
+    });
+    assert_eq!(batches, [[5, 6, 9, 10, 11]]);
+    assert_eq!(desk.outbox.settled_before(), None);
+    assert_eq!((desk.outbox.statistics().sent, desk.outbox.unsent()), (5, 0));
+}
+
+#[test]
+fn what_is_read_is_over_no_limit() {
+    let mut desk = Desk::with(BatchPolicy { queue_max: 10, ..BatchPolicy::default() });
+    desk.outbox.refill(stored(1..=250));
+    assert_eq!(desk.run_cycle(|_| Answer::Accepted), 3);
+    assert_eq!(desk.sent(), to(250));
+    assert_eq!(desk.outbox.statistics().dropped, 0);
+}
+
+#[test]
+fn what_was_in_flight_when_a_process_ended_goes_first_and_under_its_id() {
+    let mut desk = Desk::new();
+    desk.outbox.resume_batch(3, stored(41..=60));
+    desk.outbox.refill(stored(50..=65));
+    assert_eq!(desk.next(), None, "with the cycle, as always");
+    let batch = desk.cycle().unwrap();
+    assert_eq!((batch.id, seqs(&batch)), (3, (41..=60).collect()));
+    let unavailable = Answer::Unavailable("down".to_owned());
+    desk.answer(&batch, unavailable);
+    assert!(desk.outbox.is_kept());
+    assert_eq!(desk.cycle(), Some(batch.clone()), "and again");
+    assert!(!desk.outbox.is_kept());
+    desk.answer(&batch, Answer::Accepted);
+    let next = desk.next().unwrap();
+    assert_eq!((next.id, seqs(&next)), (7, (61..=65).collect()), "a new one has an id of this process");
+}
+
+#[test]
+fn nothing_was_in_flight_if_all_of_it_is_gone() {
+    let mut desk = Desk::new();
+    desk.outbox.resume_batch(3, Vec::new());
+    assert!(desk.outbox.is_empty() && desk.outbox.is_at_rest());
+}
+
+#[test]
+fn the_first_that_is_not_settled_is_known_whatever_the_answers() {
+    let mut desk = Desk::new();
+    desk.outbox.refill(stored(1..=10));
+    let first = |desk: &Desk| desk.outbox.settled_before();
+    let batch = desk.cycle().unwrap();
+    assert_eq!(first(&desk), Some(1), "in flight is not settled");
+    desk.answer(&batch, Answer::Throttled(None));
+    assert_eq!(first(&desk), Some(1));
+    desk.wait(6);
+    let batch = desk.cycle().unwrap();
+    desk.answer(&batch, Answer::Invalid(Some(0), "the first".to_owned()));
+    assert_eq!(first(&desk), Some(2), "one that is refused for good is settled");
+    let batch = desk.next().unwrap();
+    desk.answer(&batch, Answer::TooLarge);
+    assert_eq!(first(&desk), Some(2));
+    let batch = desk.next().unwrap();
+    assert_eq!(seqs(&batch), [2, 3, 4, 5]);
+    desk.answer(&batch, Answer::Partial(vec![(3, "the last".to_owned())]));
+    assert_eq!(first(&desk), Some(6));
+    let batch = desk.next().unwrap();
+    desk.answer(&batch, Answer::Invalid(Some(2), "in the middle".to_owned()));
+    assert_eq!(first(&desk), Some(6), "what is before it is not taken");
+    let batch = desk.next().unwrap();
+    assert_eq!(seqs(&batch), [6, 7, 9, 10]);
+    desk.answer(&batch, Answer::Accepted);
+    assert_eq!(first(&desk), None);
+    assert_eq!(desk.refused(), [1, 5, 8]);
 }
 
 #[test]

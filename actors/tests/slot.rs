@@ -10,11 +10,13 @@ use std::fmt::Write as _;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use mcp_satellite_actors::model::catalogue::{Aspect, Catalogue, Entry, List};
 use mcp_satellite_actors::model::event::{RestartReason, StopKind};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::memo::StoredMemo;
 use mcp_satellite_actors::model::remote::{Connection, Health, ServerInfo};
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
@@ -90,7 +92,9 @@ impl Life {
     /// One whose tools are known from before.
     fn of_recalled(spec: Arc<InstanceSpec>) -> Self {
         let life = Self::of(spec.clone());
-        let (slot, _) = Slot::revive(spec, dice(), &Memo::recalled(catalogue("read"), life.start));
+        let (stored, known) = (StoredMemo::default(), Some(catalogue("read")));
+        let memo = Memo::restored(&spec, &stored, known, life.start, Timestamp::UNIX_EPOCH);
+        let (slot, _) = Slot::revive(spec, dice(), &memo);
         Self { slot, ..life }
     }
 

@@ -264,7 +264,7 @@ pub struct Events {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EventEnvelope {
     /// Counts up by one, also over restarts of the satellite.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 9_223_372_036_854_775_807_u64))]
     pub seq: u64,
     /// `mcp.server.crashed`, for example.
     #[serde(rename = "type")]

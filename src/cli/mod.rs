@@ -2,6 +2,7 @@
 
 #![expect(clippy::doc_markdown, reason = "these comments are the text of --help")]
 
+mod backend;
 mod check;
 mod completions;
 mod configure;
@@ -84,6 +85,8 @@ enum Verb {
     Configure(configure::Configure),
     /// Make a token for a client of the MCP endpoint, and what to write into the configuration for it
     Token(token::Token),
+    /// Be the control plane of satellites: gives them their configuration and commands, and keeps what they tell
+    Backend(backend::BackendVerb),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Be a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
@@ -205,6 +208,7 @@ pub fn main() -> ExitCode {
         Verb::Reconnect(verb) => in_runtime(verb.run()),
         Verb::Configure(verb) => in_runtime(verb.run()),
         Verb::Check(verb) => in_runtime(verb.run()),
+        Verb::Backend(verb) => in_runtime(verb.run()),
         Verb::Token(verb) => verb.run(),
         Verb::Completions(verb) => Ok(verb.run()),
     };

@@ -10,6 +10,8 @@ use mcp_satellite_actors::model::remote::{Connection, Health};
 use super::table::{rendered, status_cell, table};
 use super::{DONE, DataDir, Failed, Only, printable, say, to_json};
 use crate::console::api::{Filter, InstanceStatus, StatusReply};
+use crate::delivery::DeliveryStatus;
+use crate::journal::{JournalState, JournalStatus};
 
 const REFRESH: Duration = Duration::from_secs(1);
 const CLEAR_SCREEN: &str = "\x1b[2J\x1b[H";
@@ -71,9 +73,11 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         format!("\n{endpoint} · {} {clients}", endpoint.sessions)
     });
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
+    let journal = satellite.journal.as_ref().map(journal).unwrap_or_default();
+    let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
     format!(
         "{servers}\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
-         {sandboxed} in a sandbox · process trees are held by {}{}{}",
+         {sandboxed} in a sandbox · process trees are held by {}{}{}{journal}{delivery}",
         reply.instances.len(),
         satellite.name,
         satellite.version,
@@ -85,6 +89,30 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         endpoint.unwrap_or_default(),
         complaint.unwrap_or_default(),
     )
+}
+
+/// What is wrong with the journal, if anything is.
+fn journal(journal: &JournalStatus) -> String {
+    let memory = match (&journal.state, &journal.reason) {
+        (JournalState::Memory, Some(reason)) => format!("\nevents are kept in memory only: {reason}"),
+        (JournalState::Memory, None) => "\nevents are kept in memory only".to_owned(),
+        (JournalState::Ok, _) => String::new(),
+    };
+    let damaged =
+        journal.damaged.as_ref().map(|aside| format!("\na damaged journal was put aside: {}", aside.display()));
+    format!("{memory}{}", damaged.unwrap_or_default())
+}
+
+/// What waits, and why.
+fn delivery(delivery: &DeliveryStatus) -> String {
+    let DeliveryStatus { to, backlog, last_error, .. } = delivery;
+    match last_error {
+        Some(reason) => {
+            format!("\n{backlog} events wait for {to}, which does not take them now: {}", printable(reason))
+        }
+        None if *backlog > 0 => format!("\n{backlog} events are on their way to {to}"),
+        None => String::new(),
+    }
 }
 
 fn instances(rows: &[InstanceStatus]) -> comfy_table::Table {

@@ -18,6 +18,10 @@ use super::secrets::{Surroundings, looks_secret, reference, refers};
 use crate::connect::environment::DENIED;
 use crate::connect::remote::is_reserved;
 use crate::http::is_loopback;
+use crate::journal::Limits;
+
+/// A journal that may be no larger than this holds nothing worth it.
+const JOURNAL_LEAST: u64 = 1 << 20;
 
 /// The header that a bearer token becomes.
 const AUTHORIZATION: &str = "Authorization";
@@ -136,11 +140,12 @@ impl<'a, 's> Check<'a, 's> {
         #[derive(Clone, Copy, Default, PartialEq)]
         enum Kind {
             #[default]
+            Journal,
             File,
             Stdout,
             Http,
         }
-        let words = [("file", Kind::File), ("stdout", Kind::Stdout), ("http", Kind::Http)];
+        let words = [("journal", Kind::Journal), ("file", Kind::File), ("stdout", Kind::Stdout), ("http", Kind::Http)];
         let Some(kind) = self.word(&events.sink, "sink", &words) else { return (SinkPlan::default(), events.batch) };
         let mut only = |there: bool, key: &str, wanted: Kind, name: &str| {
             if there && kind != wanted {
@@ -154,6 +159,7 @@ impl<'a, 's> Check<'a, 's> {
         only(!events.token.is_absent(), "token", Kind::Http, "http");
 
         let sink = match kind {
+            Kind::Journal => SinkPlan::Journal,
             Kind::Stdout => SinkPlan::Stdout,
             Kind::File => {
                 let size = events.rotate_at.given();
@@ -186,6 +192,21 @@ impl<'a, 's> Check<'a, 's> {
             }
         };
         (sink, events.batch)
+    }
+
+    pub(super) fn journal(&mut self, typed: &file::Journal) -> Limits {
+        let defaults = Limits::default();
+        if let Some(size) = typed.size_max.given().filter(|size| size.value < JOURNAL_LEAST) {
+            let hint = "give at least \"1MiB\"";
+            self.findings.error(size.span, "`size_max` leaves no room for what has to be kept", hint);
+        }
+        Limits {
+            events_age_max: typed.events_age_max.unwrap_or(defaults.events_age_max),
+            size_max: typed.size_max.given().map_or(defaults.size_max, |size| size.value),
+            server_logs_max: typed.server_logs_max.unwrap_or(defaults.server_logs_max),
+            request_logs_max: typed.request_logs_max.unwrap_or(defaults.request_logs_max),
+            logs_age_max: typed.logs_age_max.unwrap_or(defaults.logs_age_max),
+        }
     }
 
     /// An `http` or `https` URL without user and password, the value of `key`.

@@ -1,6 +1,8 @@
 //! The configuration as typed: every value may be missing, is a string where it was one, and knows its place. Nothing is
 //! checked here but its kind. No `Debug`: values are as typed, secrets too.
 
+use std::time::Duration;
+
 use toml_span::Span;
 use toml_span::value::Value;
 
@@ -19,6 +21,7 @@ pub(super) struct File {
     pub(super) cgroups: Typed<String>,
     pub(super) watch: Typed<bool>,
     pub(super) gateway: Gateway,
+    pub(super) journal: Journal,
     pub(super) events: Events,
     pub(super) policy: policy::Tier,
     pub(super) team_budget: TeamBudget,
@@ -26,6 +29,16 @@ pub(super) struct File {
     pub(super) connect_permits: Option<usize>,
     pub(super) servers: Vec<(Text, Server)>,
     pub(super) teams: Vec<Team>,
+}
+
+/// `[journal]`
+#[derive(Default)]
+pub(super) struct Journal {
+    pub(super) events_age_max: Option<Duration>,
+    pub(super) size_max: Typed<u64>,
+    pub(super) server_logs_max: Option<usize>,
+    pub(super) request_logs_max: Option<usize>,
+    pub(super) logs_age_max: Option<Duration>,
 }
 
 /// `[events]`
@@ -120,6 +133,7 @@ impl File {
             file.watch = fields.flag("watch");
         });
         file.gateway = fields.section("gateway", Gateway::read);
+        file.journal = fields.section("journal", Journal::read);
         file.events = fields.section("events", Events::read);
         fields.section("policy", |fields| {
             file.policy = policy::Tier::read(fields);
@@ -133,6 +147,18 @@ impl File {
         file.teams = fields.list("teams", Team::read);
         fields.close();
         file
+    }
+}
+
+impl Journal {
+    fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            events_age_max: fields.positive("events_age_max"),
+            size_max: fields.bytes("size_max"),
+            server_logs_max: fields.count::<0, _>("server_logs_max"),
+            request_logs_max: fields.count::<0, _>("request_logs_max"),
+            logs_age_max: fields.positive("logs_age_max"),
+        }
     }
 }
 

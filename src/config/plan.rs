@@ -14,6 +14,7 @@ use super::origin::Origin;
 use super::policy::Held;
 use crate::connect::isolation::Isolation;
 use crate::connect::process::CgroupMode;
+use crate::journal::Limits;
 
 /// What the satellite is to do: complete, checked, defaults filled in.
 #[derive(Debug, Clone)]
@@ -30,6 +31,8 @@ pub struct Plan {
     pub watch: bool,
     /// The MCP endpoint.
     pub gateway: GatewayPlan,
+    /// What is kept of events and logs.
+    pub journal: Limits,
     /// Where events go.
     pub sink: SinkPlan,
     /// How events are batched.
@@ -67,8 +70,11 @@ pub enum Profile {
 }
 
 /// Where events go.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum SinkPlan {
+    /// Nowhere beyond the journal.
+    #[default]
+    Journal,
     /// Files in the data directory.
     File {
         /// A file of this many bytes is closed and the next one begun.
@@ -92,12 +98,6 @@ pub const ROTATE_BYTES: u64 = 64 << 20;
 /// The default of [`SinkPlan::File`]'s `keep`.
 pub const KEEP: usize = 8;
 
-impl Default for SinkPlan {
-    fn default() -> Self {
-        Self::File { rotate_bytes: ROTATE_BYTES, keep: KEEP }
-    }
-}
-
 /// What a satellite holds every file's servers to.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Base {
@@ -116,6 +116,7 @@ impl Default for Plan {
             cgroups: CgroupMode::default(),
             watch: true,
             gateway: GatewayPlan::default(),
+            journal: Limits::default(),
             sink: SinkPlan::default(),
             batch: BatchPolicy::default(),
             team_budget: TeamBudgetPolicy::default(),

@@ -59,6 +59,7 @@ pub(super) fn build(
     let held = file.policy.over(&base.held, check.findings);
     plan.base = Base { allowed_commands: check.allowed.clone(), held: held.clone() };
     let (sink, batch) = check.sink(file.events);
+    plan.journal = check.journal(&file.journal);
     plan.sink = sink;
     plan.batch = batch.meant(check.findings);
 

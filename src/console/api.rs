@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::connect::process::Usage;
+use crate::delivery::DeliveryStatus;
+use crate::journal::JournalStatus;
 
 /// Which instance is meant: a server's slug where that is unique, else the full name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -344,6 +346,12 @@ pub struct SatelliteStatus {
     pub held_by: String,
     /// Events waiting, sent and lost.
     pub events: EventStatus,
+    /// How events are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub journal: Option<JournalStatus>,
+    /// Where they go from there; nothing if they stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery: Option<DeliveryStatus>,
     /// Where MCP clients come in; nothing if they do not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<EndpointStatus>,

@@ -23,8 +23,9 @@ use super::api::{
     SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
 use crate::connect::stdio::StdioConnector;
+use crate::delivery::Delivery;
 use crate::endpoint::Endpoint;
-use crate::journal;
+use crate::journal::{self, Journal};
 use crate::values::{Change, Configurer, Refused};
 
 /// Arguments of a call may be as large as a message of a server.
@@ -37,6 +38,8 @@ pub(crate) struct Console {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) connector: StdioConnector,
     pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) journal: Journal,
+    pub(crate) delivery: Option<Arc<Delivery>>,
     pub(crate) configurer: Configurer,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
@@ -140,6 +143,8 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         held_by: console.connector.held_by(),
         events: console.runtime.event_statistics().into(),
         endpoint: console.endpoint.status(),
+        journal: Some(console.journal.status()),
+        delivery: console.delivery.as_ref().map(|delivery| delivery.status()),
     };
     Ok(Json(StatusReply { satellite, instances }))
 }

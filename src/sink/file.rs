@@ -1,5 +1,14 @@
 //! Events as JSON lines in a directory, kept over restarts and a `kill -9` (not over a loss of power: nothing is
-//! synced). The names of the files are those of [`crate::journal`], which reads them back.
+//! synced).
+//!
+//! ```text
+//! DIR/events.00000000000000000001.jsonl    full; its first event has seq 1
+//! DIR/events.00000000000000000842.jsonl    full; its first event has seq 842
+//! DIR/events.jsonl                         being written
+//! ```
+//!
+//! A full file is named for its first event and never renamed again, so names tell the order, and a reader misses
+//! none and reads none twice because another one was added meanwhile.
 //!
 //! Rotation is our own: `file-rotate` 0.8 answers `Ok` to a write when it could not open its file, panics where a
 //! directory cannot be made or a file has vanished, and renumbers every old file at each rotation, under the readers.
@@ -12,9 +21,9 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use serde::Deserialize;
 
 use super::writer::Writer;
-use crate::journal::{self, at, current_path, full_files, full_path};
 
 /// Appends each batch to `events.jsonl`, and begins a new file when it is full.
 #[derive(Debug)]
@@ -23,7 +32,7 @@ pub struct FileSink {
 }
 
 impl FileSink {
-    /// Opens the journal in `dir`, which is made if need be, and returns it with the seq that the next event gets: one
+    /// Opens the files in `dir`, which is made if need be, and returns it with the seq that the next event gets: one
     /// more than the last one stored, or 1. Whatever a killed satellite left is repaired.
     ///
     /// A batch that would make `events.jsonl` larger than `rotate_bytes` goes to a new file; beside that file the
@@ -187,7 +196,7 @@ impl Lines {
             if read == 0 {
                 return Ok(lines);
             }
-            let seq = journal::seq_of(&line);
+            let seq = seq_of(&line);
             lines.first = lines.first.or(seq);
             lines.last = lines.last.max(seq);
             if line.last() == Some(&b'\n') {
@@ -204,4 +213,47 @@ fn is_at(file: &File, path: &Path) -> bool {
         (Ok(ours), Ok(found)) => (ours.dev(), ours.ino()) == (found.dev(), found.ino()),
         _ => false,
     }
+}
+
+/// The part of a line that tells whether it is an event.
+#[derive(Deserialize)]
+struct Head {
+    seq: u64,
+}
+
+/// The seq of a stored line, or `None` if it is not a complete event.
+fn seq_of(line: &[u8]) -> Option<u64> {
+    serde_json::from_slice::<Head>(line).ok().map(|head| head.seq)
+}
+
+/// The file that is being written.
+fn current_path(dir: &Path) -> PathBuf {
+    dir.join("events.jsonl")
+}
+
+/// The full file that begins with the event `first`.
+fn full_path(dir: &Path, first: u64) -> PathBuf {
+    dir.join(format!("events.{first:020}.jsonl"))
+}
+
+/// The full files by their first seq, oldest first.
+fn full_files(dir: &Path) -> io::Result<Vec<u64>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(|error| at("read", dir, &error))? {
+        let name = entry.map_err(|error| at("read", dir, &error))?.file_name();
+        let digits = name.to_str().and_then(|name| name.strip_prefix("events.")?.strip_suffix(".jsonl"));
+        // Twenty digits hold every seq; anything else is not ours.
+        if let Some(digits) = digits.filter(|digits| digits.len() == 20)
+            && let Ok(first) = digits.parse()
+        {
+            found.push(first);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// An error that says what was being done to which file.
+fn at(doing: &str, path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot {doing} {}: {error}", path.display()))
 }

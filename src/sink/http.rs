@@ -159,7 +159,7 @@ impl HttpSink {
     }
 
     /// The URL without credentials and parameters.
-    fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         format!("{}{}", self.url.origin().ascii_serialization(), self.url.path())
     }
 }

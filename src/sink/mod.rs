@@ -5,5 +5,4 @@ pub mod file;
 #[cfg(feature = "cli")]
 pub mod http;
 pub mod stdout;
-pub mod stored;
 mod writer;

@@ -1,8 +1,11 @@
 //! Events on their way from whoever tells them to the sink.
 
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
 use mcp_satellite_actors::Farewell;
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::seam::Answer;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use serde_json::Value;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
@@ -187,4 +190,97 @@ async fn numbering_goes_on_where_the_sink_stands() {
     assert_eq!(json["timestamp"], "2026-11-21T06:33:00.000Z");
     fleet.runtime.shutdown().await;
     fleet.finish_after_shutdown().await;
+}
+
+/// A sink that is near by.
+struct Near(Arc<dyn EventSink>);
+
+impl EventSink for Near {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        self.0.send(batch)
+    }
+
+    fn is_prompt(&self) -> bool {
+        true
+    }
+}
+
+async fn fleet_with_a_sink_near_by(batch_max: usize) -> Fleet {
+    Fleet::with(|options| {
+        options.sink = Arc::new(Near(options.sink.clone()));
+        options.batch.batch_max = batch_max;
+    })
+    .await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_near_by_is_given_a_lone_event_at_once() {
+    let fleet = fleet_with_a_sink_near_by(2000).await;
+    let began = Instant::now();
+    for nth in 0..3 {
+        sleep(seconds(10.0)).await;
+        fleet.runtime.emitter().emit(event(nth));
+    }
+    fleet.sink.until_attempts(3).await;
+    let attempts = fleet.sink.attempts();
+    let times: Vec<_> = attempts.iter().map(|attempt| tenths(attempt.at - began)).collect();
+    assert_eq!(times, [10.0, 20.0, 30.0]);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_while_a_sink_near_by_is_busy_is_its_next_batch() {
+    let fleet = fleet_with_a_sink_near_by(2000).await;
+    fleet.sink.is(Mood::Block);
+    fleet.runtime.emitter().emit(event(0));
+    fleet.sink.until_attempts(1).await;
+    for nth in 1..=4500 {
+        fleet.runtime.emitter().emit(event(nth));
+        if nth % 500 == 0 {
+            yield_now().await;
+        }
+    }
+    let unblocked = Instant::now();
+    fleet.sink.is(Mood::Accept);
+    fleet.sink.until_attempts(4).await;
+    let attempts = fleet.sink.attempts();
+    let sizes: Vec<_> = attempts.iter().map(|attempt| attempt.batch.events.len()).collect();
+    assert_eq!(sizes, [1, 2000, 2000, 500]);
+    assert_eq!(tenths(attempts[3].at - unblocked), 0.0, "one after the other, without the interval");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_near_by_that_fails_is_asked_once_in_an_interval_whatever_comes_meanwhile() {
+    let fleet = fleet_with_a_sink_near_by(2000).await;
+    fleet.sink.is(Mood::Answer(Answer::Unavailable("the disk is full".to_owned())));
+    let began = Instant::now();
+    for nth in 0..600 {
+        fleet.runtime.emitter().emit(event(nth));
+        sleep(seconds(0.1)).await;
+    }
+    let attempts = fleet.sink.attempts();
+    assert_eq!(attempts.len(), 1 + 19, "one at once, then every three seconds of a minute");
+    assert!(attempts.iter().all(|attempt| attempt.batch == attempts[0].batch), "the same one, under its id");
+    fleet.sink.is(Mood::Accept);
+    fleet.sink.until_attempts(attempts.len() + 2).await;
+    assert_eq!(tenths(began.elapsed()), 60.0);
+    let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
+    assert_eq!(marks, (0..600).collect::<Vec<_>>(), "and then it has everything, at once");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_near_by_that_panicked_gets_everything_all_the_same() {
+    let fleet = fleet_with_a_sink_near_by(2000).await;
+    fleet.sink.is(Mood::Panic);
+    fleet.runtime.emitter().emit(event(0));
+    fleet.sink.until_attempts(1).await;
+    fleet.sink.is(Mood::Accept);
+    fleet.runtime.panic(mcp_satellite_actors::Part::Batcher);
+    fleet.runtime.emitter().emit(event(1));
+    fleet.sink.until_attempts(3).await;
+    let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
+    assert_eq!(marks, [0, 1]);
+    fleet.finish().await;
 }

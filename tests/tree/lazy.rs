@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use mcp_satellite::connect::sim::{Script, SimPlan};
-use mcp_satellite_actors::Installed;
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::{Installed, Known};
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep};
@@ -15,9 +15,10 @@ use tokio::time::{Instant, sleep};
 use crate::support::{Fleet, Server, exits, seconds, tenths};
 
 /// The tools of the default script but the last, as they were known once.
-fn known() -> Arc<Catalogue> {
+fn known() -> Known {
     let tool = |name| Tool::parse(RawValue::from_string(format!(r#"{{"name":"{name}"}}"#)).unwrap()).unwrap();
-    Arc::new(Catalogue { tools: vec![tool("echo"), tool("old")], ..Catalogue::default() })
+    let catalogue = Catalogue { tools: vec![tool("echo"), tool("old")], ..Catalogue::default() };
+    Known { catalogue: Some(Arc::new(catalogue)), memo: None }
 }
 
 async fn add_known(fleet: &Fleet, server: Server) -> InstanceId {

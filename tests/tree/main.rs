@@ -10,6 +10,7 @@ mod dormancy;
 mod embedding;
 mod events;
 mod lazy;
+mod memory;
 mod panics;
 mod remote_backoff;
 mod remote_credentials;

@@ -5,6 +5,7 @@ pub mod event;
 pub mod exit;
 pub mod failure;
 pub mod ids;
+pub mod memo;
 pub mod policy;
 pub mod remote;
 pub mod secret;

@@ -53,7 +53,7 @@ impl Statistics {
 }
 
 /// See [`Statistics::state`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Waiting for the next cycle.
@@ -140,6 +140,46 @@ impl Outbox {
             }
         }
         self.queue.back()
+    }
+
+    /// Queues events that are numbered already, as they are read from where they are stored: in order, and behind all
+    /// that waits. What is not is passed over. No limit is theirs: whoever reads takes no more than it has room for.
+    pub fn refill(&mut self, events: impl IntoIterator<Item = Envelope>) {
+        for envelope in events {
+            let last = self.queue.back().or(self.in_flight.as_ref().and_then(|batch| batch.events.last()));
+            if last.is_none_or(|last| envelope.seq > last.seq) {
+                self.next_seq = self.next_seq.max(envelope.seq.saturating_add(1));
+                self.statistics.emitted += 1;
+                self.queue.push_back(envelope);
+            }
+        }
+    }
+
+    /// The batch that was with the sink when an earlier process ended: it is the first one, under its id. Events that were
+    /// queued or sent before are none of it.
+    pub fn resume_batch(&mut self, id: u64, events: Vec<Envelope>) {
+        let Some(last) = events.last().map(|last| last.seq) else { return };
+        debug_assert!(self.in_flight.is_none() && self.queue.is_empty(), "the first one comes first");
+        self.next_seq = self.next_seq.max(last.saturating_add(1));
+        self.statistics.emitted += events.len() as u64;
+        self.in_flight = Some(Arc::new(Batch { id, events }));
+    }
+
+    /// The first event that is not settled, if there is one: all that was queued before it was taken, refused for good or
+    /// dropped.
+    pub fn settled_before(&self) -> Option<u64> {
+        let in_flight = self.in_flight.as_ref().and_then(|batch| batch.events.first());
+        in_flight.or(self.queue.front()).map(|first| first.seq)
+    }
+
+    /// Whether no batch is with the sink and none is kept.
+    pub fn is_at_rest(&self) -> bool {
+        self.in_flight.is_none()
+    }
+
+    /// Whether a batch was not taken and waits for the next cycle.
+    pub fn is_kept(&self) -> bool {
+        !self.sending && self.in_flight.is_some()
     }
 
     /// `count` events were lost before they could be numbered: they take their numbers, so the gap can be seen. They

@@ -70,6 +70,21 @@ impl History {
         self.charges.iter().filter(|charge| counts(policy, now, charge)).count()
     }
 
+    /// As it was written down before: what ended when, oldest first, and how many consecutive runs were quick.
+    pub fn restored(exits: impl IntoIterator<Item = (Instant, bool)>, quick: usize) -> Self {
+        Self { charges: exits.into_iter().map(|(at, crash)| Charge { at, crash }).collect(), quick }
+    }
+
+    /// To be written down: what ended when, and whether it was a crash, oldest first.
+    pub fn exits(&self) -> impl Iterator<Item = (Instant, bool)> {
+        self.charges.iter().map(|charge| (charge.at, charge.crash))
+    }
+
+    /// Consecutive runs that were quick to end.
+    pub fn quick(&self) -> usize {
+        self.quick
+    }
+
     /// A manual restart or a config update starts with a clean slate.
     pub fn clear(&mut self) {
         *self = Self::default();

@@ -4,10 +4,12 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use mcp_satellite_actors::model::catalogue::Aspect;
 use mcp_satellite_actors::model::event::StopKind;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::memo::StoredMemo;
 use mcp_satellite_actors::model::remote::{Connection, Health};
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
@@ -223,7 +225,9 @@ impl World {
     /// `known` says that its tools are known from another day.
     pub(crate) fn new(first: Shape, known: bool) -> Self {
         let (slot, effects) = if known {
-            Slot::revive(shape(first), dice(), &Memo::recalled(catalogue("read"), Instant::now()))
+            let (spec, stored, tools) = (shape(first), StoredMemo::default(), Some(catalogue("read")));
+            let memo = Memo::restored(&spec, &stored, tools, Instant::now(), Timestamp::UNIX_EPOCH);
+            Slot::revive(spec, dice(), &memo)
         } else {
             Slot::new(shape(first), dice())
         };

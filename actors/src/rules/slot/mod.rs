@@ -17,11 +17,12 @@
 //! One incarnation takes calls, and a restart waits until the old run is gone. A rolling update has a second one beside it
 //! (`beside.rs`). What is special about a remote instance, and its drawing, is in `remote.rs`.
 //!
-//! Here is what a slot is; `wishes.rs` has what people, the configuration and callers want of it, `runs.rs` what becomes
-//! of its runs.
+//! Here is what a slot is; `memo.rs` has what of it outlives others, `wishes.rs` what people, the configuration and
+//! callers want of it, `runs.rs` what becomes of its runs.
 
 mod beside;
 mod effect;
+mod memo;
 mod phase;
 mod remote;
 mod runs;
@@ -32,8 +33,8 @@ use std::time::{Duration, Instant};
 
 pub use beside::Beside;
 pub use effect::{Effect, Input, Told};
+pub use memo::Memo;
 pub use phase::{Phase, Then, Want, Why};
-use remote::Away;
 pub use remote::HealthNews;
 
 use super::idle;
@@ -46,59 +47,6 @@ use crate::model::ids::Run;
 use crate::model::remote::{Health, ServerInfo};
 use crate::model::spec::{InstanceSpec, Keep};
 use crate::model::status::{self, Cause, Status};
-
-/// What must outlive the team's supervisor: cast to Root at each change, because ractor hands no state back after a
-/// panic.
-#[derive(Debug, Clone, Default)]
-pub struct Memo {
-    stopped: bool,
-    failed: Option<String>,
-    dormant: Option<(Instant, Instant)>,
-    not_before: Option<Instant>,
-    history: History,
-    catalogue: Option<Arc<Catalogue>>,
-    restarts: u64,
-    was_ready: bool,
-    last_exit: Option<String>,
-    last_error: Option<String>,
-    refused: Option<Refusal>,
-    away: Option<(Away, Status, Option<String>)>,
-    server: Option<Arc<ServerInfo>>,
-    degraded: Option<(u32, String)>,
-    told_connected: bool,
-    revisions: Revisions,
-    revisions_told: Revisions,
-    attempts: u32,
-    /// Its tools are those of another satellite, and were not read since.
-    recalled: bool,
-    /// No supervisor has had it yet.
-    new: bool,
-}
-
-impl Memo {
-    /// Of a new instance whose tools are known from before, under the same configuration. It says something to one that
-    /// is `lazy` only.
-    pub fn recalled(catalogue: Arc<Catalogue>, now: Instant) -> Self {
-        Self {
-            dormant: Some((now, now)),
-            catalogue: Some(catalogue),
-            was_ready: true,
-            recalled: true,
-            new: true,
-            ..Self::default()
-        }
-    }
-
-    /// Whether it sleeps, or sleeps again when its supervisor is back.
-    pub fn is_dormant(&self) -> bool {
-        self.dormant.is_some()
-    }
-
-    /// Whether this configuration did not come up beside a run that takes calls, so that it can be tried there again.
-    pub fn can_try_again(&self, spec: &InstanceSpec) -> bool {
-        self.dormant.is_none() && self.refused.as_ref().is_some_and(|refused| *refused.spec == *spec)
-    }
-}
 
 /// A new configuration that did not come up beside the old one.
 #[derive(Debug, Clone)]
@@ -179,98 +127,6 @@ impl Slot {
             slot.await_config(&mut out);
         }
         (slot, out)
-    }
-
-    /// An instance whose supervisor died: what it had come to stays, what ran is started again.
-    pub fn revive(spec: Arc<InstanceSpec>, dice: Dice, memo: &Memo) -> (Self, Vec<Effect>) {
-        if memo.new && (spec.keep != Keep::Lazy || !spec.missing.is_empty() || spec.is_remote()) {
-            return Self::new(spec, dice);
-        }
-        let mut slot = Self::blank(spec, dice);
-        slot.history = memo.history.clone();
-        slot.catalogue.clone_from(&memo.catalogue);
-        slot.restarts = memo.restarts;
-        slot.was_ready = memo.was_ready;
-        slot.last_exit.clone_from(&memo.last_exit);
-        slot.last_error.clone_from(&memo.last_error);
-        slot.refused.clone_from(&memo.refused);
-        slot.recalled = memo.recalled;
-        slot.server.clone_from(&memo.server);
-        slot.degraded.clone_from(&memo.degraded);
-        slot.told_connected = memo.told_connected;
-        slot.attempts = memo.attempts;
-        slot.revisions = memo.revisions;
-        slot.revisions_told = memo.revisions_told;
-        let mut out = Vec::new();
-        slot.tell_disconnected(memo.stopped, &mut out);
-        if memo.stopped {
-            slot.want = Want::Stopped;
-            slot.stopped(&mut out);
-        } else if !slot.spec.missing.is_empty() {
-            slot.await_config(&mut out);
-        } else if let Some(message) = &memo.failed {
-            slot.phase = Phase::Failed;
-            slot.becomes(Status::PermanentlyFailed, Some(message.clone()), &mut out);
-        } else if let Some((since, not_before)) = memo.dormant {
-            slot.phase = Phase::Dormant { since, not_before };
-            if memo.new {
-                out.push(Effect::Status { status: Status::Provisioning, message: None });
-                slot.moves(Cause::Recalled, None, &mut out);
-            } else {
-                slot.becomes(Status::Online, slot.refusal(), &mut out);
-            }
-        } else if let Some((away, status, message)) = memo.away.as_ref().filter(|_| slot.is_remote()) {
-            slot.becomes(*status, message.clone(), &mut out);
-            slot.is_away(away, &mut out);
-        } else {
-            slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
-            match memo.not_before {
-                // A delay that was running still holds.
-                Some(until) if !slot.is_remote() => {
-                    let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
-                    slot.phase = Phase::Backoff { until, why };
-                }
-                _ => slot.begin_again(RestartReason::Crash, None, &mut out),
-            }
-        }
-        (slot, out)
-    }
-
-    /// See [`Memo`].
-    pub fn memo(&self) -> Memo {
-        Memo {
-            stopped: self.want == Want::Stopped,
-            failed: matches!(self.phase, Phase::Failed).then(|| self.message.clone().unwrap_or_default()),
-            // A wake that was interrupted has not happened: whoever called calls again.
-            dormant: match self.phase {
-                Phase::Dormant { since, not_before } => Some((since, not_before)),
-                Phase::Backoff { until, why: Why::Wake { since, .. } } => Some((since, until)),
-                Phase::FallingAsleep { since, .. }
-                | Phase::Queued { why: Why::Wake { since, .. }, .. }
-                | Phase::Starting { why: Why::Wake { since, .. }, .. } => Some((since, since)),
-                _ => None,
-            },
-            not_before: match self.phase {
-                Phase::Backoff { until, .. } => Some(until),
-                _ => None,
-            },
-            history: self.history.clone(),
-            catalogue: self.catalogue.clone(),
-            restarts: self.restarts,
-            was_ready: self.was_ready,
-            last_exit: self.last_exit.clone(),
-            last_error: self.last_error.clone(),
-            refused: self.refused.clone(),
-            away: self.away().map(|away| (away, self.status, self.message.clone())),
-            server: self.server.clone(),
-            degraded: self.degraded.clone(),
-            told_connected: self.told_connected,
-            attempts: self.attempts,
-            revisions: self.revisions,
-            revisions_told: self.revisions_told,
-            recalled: self.recalled,
-            new: false,
-        }
     }
 
     /// The run that takes calls now.

@@ -1,0 +1,240 @@
+//! What must outlive a team's supervisor, and the part of it that outlives the satellite.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use super::remote::Away;
+use super::{Effect, Phase, Refusal, Slot, Want, Why};
+use crate::model::catalogue::{Catalogue, Revisions};
+use crate::model::event::RestartReason;
+use crate::model::memo::{Asleep, Delay, Exit, StoredMemo};
+use crate::model::remote::ServerInfo;
+use crate::model::spec::{InstanceSpec, Keep};
+use crate::model::status::{Cause, Status};
+use crate::rules::jitter::Dice;
+use crate::rules::restart::{self, History};
+
+/// What must outlive the team's supervisor: cast to Root at each change, because ractor hands no state back after a
+/// panic.
+#[derive(Debug, Clone, Default)]
+pub struct Memo {
+    pub(super) stopped: bool,
+    pub(super) failed: Option<String>,
+    pub(super) dormant: Option<(Instant, Instant)>,
+    pub(super) not_before: Option<Instant>,
+    pub(super) history: History,
+    pub(super) catalogue: Option<Arc<Catalogue>>,
+    pub(super) restarts: u64,
+    pub(super) was_ready: bool,
+    pub(super) last_exit: Option<String>,
+    pub(super) last_error: Option<String>,
+    pub(super) refused: Option<Refusal>,
+    pub(super) away: Option<(Away, Status, Option<String>)>,
+    pub(super) server: Option<Arc<ServerInfo>>,
+    pub(super) degraded: Option<(u32, String)>,
+    pub(super) told_connected: bool,
+    pub(super) revisions: Revisions,
+    pub(super) revisions_told: Revisions,
+    pub(super) attempts: u32,
+    /// Its tools are those of another satellite, and were not read since.
+    pub(super) recalled: bool,
+    /// No supervisor has had it yet; when it was made.
+    pub(super) made: Option<Instant>,
+}
+
+impl Memo {
+    /// Of an instance that is new to this satellite, from what another one wrote down of it under the same configuration,
+    /// and from its tools if they are known. It sleeps if it did, or is `lazy`, and its tools are known.
+    pub fn restored(
+        spec: &InstanceSpec,
+        stored: &StoredMemo,
+        catalogue: Option<Arc<Catalogue>>,
+        now: Instant,
+        wall: Timestamp,
+    ) -> Self {
+        let ago = |at: Timestamp| now.checked_sub(between(at, wall)).unwrap_or(now);
+        let left = stored.delayed.as_ref().map(|delay| between(delay.from.max(wall), delay.until));
+        let not_before = left.filter(|left| !left.is_zero()).map(|left| now + left);
+        let since = stored.dormant.as_ref().map(|asleep| ago(asleep.since));
+        let may_sleep = !spec.is_remote() && spec.missing.is_empty() && catalogue.is_some();
+        let since = match spec.keep {
+            Keep::Lazy => Some(since.unwrap_or(now)),
+            Keep::Listed => since,
+            Keep::AlwaysOn => None,
+        };
+        let dormant = since.filter(|_| may_sleep).map(|since| (since, not_before.unwrap_or(now)));
+        Self {
+            stopped: stored.stopped,
+            failed: stored.failed.clone(),
+            dormant,
+            not_before,
+            history: History::restored(stored.exits.iter().map(|exit| (ago(exit.at), exit.crash)), stored.quick),
+            catalogue: catalogue.filter(|_| dormant.is_some()),
+            restarts: stored.restarts,
+            was_ready: dormant.is_some(),
+            last_exit: stored.last_exit.clone(),
+            last_error: stored.last_error.clone(),
+            recalled: dormant.is_some(),
+            made: Some(now),
+            ..Self::default()
+        }
+    }
+
+    /// What of it outlives the satellite. `now` and `wall` are the same moment.
+    pub fn stored(&self, now: Instant, wall: Timestamp) -> StoredMemo {
+        let ago = |at: Instant| wall.checked_sub(now.saturating_duration_since(at)).unwrap_or(wall);
+        let until = |at: Instant| wall.checked_add(at.saturating_duration_since(now)).unwrap_or(wall);
+        let not_before = self.dormant.map(|(_, not_before)| not_before).or(self.not_before);
+        StoredMemo {
+            config: None,
+            stopped: self.stopped,
+            failed: self.failed.clone(),
+            dormant: self.dormant.map(|(since, _)| Asleep { since: ago(since) }),
+            delayed: not_before.filter(|at| *at > now).map(|at| Delay { from: wall, until: until(at) }),
+            exits: self.history.exits().map(|(at, crash)| Exit { at: ago(at), crash }).collect(),
+            quick: self.history.quick(),
+            restarts: self.restarts,
+            last_exit: self.last_exit.clone(),
+            last_error: self.last_error.clone(),
+        }
+    }
+
+    /// Whether there is nothing to be written down that was not with `before`.
+    pub fn is_stored_as(&self, before: &Self) -> bool {
+        self.stopped == before.stopped
+            && self.failed == before.failed
+            && self.dormant == before.dormant
+            && self.not_before == before.not_before
+            && self.history == before.history
+            && self.restarts == before.restarts
+            && self.last_exit == before.last_exit
+            && self.last_error == before.last_error
+    }
+
+    /// Whether it sleeps, or sleeps again when its supervisor is back.
+    pub fn is_dormant(&self) -> bool {
+        self.dormant.is_some()
+    }
+
+    /// Whether this configuration did not come up beside a run that takes calls, so that it can be tried there again.
+    pub fn can_try_again(&self, spec: &InstanceSpec) -> bool {
+        self.dormant.is_none() && self.refused.as_ref().is_some_and(|refused| *refused.spec == *spec)
+    }
+}
+
+/// From one time to a later one; a wall clock that was set back makes it nothing.
+fn between(from: Timestamp, to: Timestamp) -> Duration {
+    Duration::try_from(to.duration_since(from)).unwrap_or_default()
+}
+
+impl Slot {
+    /// An instance whose supervisor died: what it had come to stays, what ran is started again. Or one that another
+    /// satellite had: what it had come to stays, and is told anew.
+    pub fn revive(spec: Arc<InstanceSpec>, dice: Dice, memo: &Memo) -> (Self, Vec<Effect>) {
+        let mut slot = Self::blank(spec, dice);
+        slot.history = memo.history.clone();
+        slot.catalogue.clone_from(&memo.catalogue);
+        slot.restarts = memo.restarts;
+        slot.was_ready = memo.was_ready;
+        slot.last_exit.clone_from(&memo.last_exit);
+        slot.last_error.clone_from(&memo.last_error);
+        slot.refused.clone_from(&memo.refused);
+        slot.recalled = memo.recalled;
+        slot.server.clone_from(&memo.server);
+        slot.degraded.clone_from(&memo.degraded);
+        slot.told_connected = memo.told_connected;
+        slot.attempts = memo.attempts;
+        slot.revisions = memo.revisions;
+        slot.revisions_told = memo.revisions_told;
+        let mut out = Vec::new();
+        if memo.made.is_some() && slot.spec.missing.is_empty() {
+            out.push(Effect::Status { status: Status::Provisioning, message: None });
+        }
+        slot.tell_disconnected(memo.stopped, &mut out);
+        if memo.stopped {
+            slot.want = Want::Stopped;
+            slot.stopped(&mut out);
+        } else if !slot.spec.missing.is_empty() {
+            slot.await_config(&mut out);
+        } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote()) {
+            slot.phase = Phase::Failed;
+            slot.becomes(Status::PermanentlyFailed, Some(message.clone()), &mut out);
+        } else if let Some((since, not_before)) = memo.dormant {
+            slot.phase = Phase::Dormant { since, not_before };
+            if memo.made.is_some() {
+                slot.moves(Cause::Recalled, None, &mut out);
+            } else {
+                slot.becomes(Status::Online, slot.refusal(), &mut out);
+            }
+        } else if let Some(made) = memo.made {
+            slot.recalled(memo, made, &mut out);
+        } else if let Some((away, status, message)) = memo.away.as_ref().filter(|_| slot.is_remote()) {
+            slot.becomes(*status, message.clone(), &mut out);
+            slot.is_away(away, &mut out);
+        } else {
+            slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
+            match memo.not_before {
+                // A delay that was running still holds.
+                Some(until) if !slot.is_remote() => {
+                    let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
+                    slot.phase = Phase::Backoff { until, why };
+                }
+                _ => slot.begin_again(RestartReason::Crash, None, &mut out),
+            }
+        }
+        (slot, out)
+    }
+
+    /// Started again by another satellite, after what was left of the delay.
+    fn recalled(&mut self, memo: &Memo, made: Instant, out: &mut Vec<Effect>) {
+        let Some(until) = memo.not_before.filter(|_| !self.is_remote()) else {
+            self.take(out);
+            return;
+        };
+        let attempt = self.history.exits().count();
+        let left = restart::in_seconds(until.saturating_duration_since(made));
+        let message = format!("restarting in {left} (attempt {attempt}), as before the satellite was restarted");
+        self.moves(Cause::Taken, Some(message), out);
+        let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt };
+        self.phase = Phase::Backoff { until, why };
+    }
+
+    /// See [`Memo`].
+    pub fn memo(&self) -> Memo {
+        Memo {
+            stopped: self.want == Want::Stopped,
+            failed: matches!(self.phase, Phase::Failed).then(|| self.message.clone().unwrap_or_default()),
+            // A wake that was interrupted has not happened: whoever called calls again.
+            dormant: match self.phase {
+                Phase::Dormant { since, not_before } => Some((since, not_before)),
+                Phase::Backoff { until, why: Why::Wake { since, .. } } => Some((since, until)),
+                Phase::FallingAsleep { since, .. }
+                | Phase::Queued { why: Why::Wake { since, .. }, .. }
+                | Phase::Starting { why: Why::Wake { since, .. }, .. } => Some((since, since)),
+                _ => None,
+            },
+            not_before: match self.phase {
+                Phase::Backoff { until, .. } => Some(until),
+                _ => None,
+            },
+            history: self.history.clone(),
+            catalogue: self.catalogue.clone(),
+            restarts: self.restarts,
+            was_ready: self.was_ready,
+            last_exit: self.last_exit.clone(),
+            last_error: self.last_error.clone(),
+            refused: self.refused.clone(),
+            away: self.away().map(|away| (away, self.status, self.message.clone())),
+            server: self.server.clone(),
+            degraded: self.degraded.clone(),
+            told_connected: self.told_connected,
+            attempts: self.attempts,
+            revisions: self.revisions,
+            revisions_told: self.revisions_told,
+            recalled: self.recalled,
+            made: None,
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! What outlives the satellite: what another one wrote down of an instance is what it has come to here, whatever the wall
+//! clock has done meanwhile.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod samples;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use mcp_satellite_actors::model::memo::{Asleep, Delay, Exit, StoredMemo};
+use mcp_satellite_actors::model::policy::RestartPolicy;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::jitter::Dice;
+use mcp_satellite_actors::rules::slot::{Effect, Input, Memo, Phase, Slot, Want, Why};
+use samples::{catalogue, incomplete, remote, spec};
+
+/// A satellite that starts, at this moment of both clocks.
+struct Start {
+    now: Instant,
+    wall: Timestamp,
+}
+
+impl Start {
+    fn new() -> Self {
+        Self { now: Instant::now() + Duration::from_secs(100_000), wall: "2026-11-21T06:33:00Z".parse().unwrap() }
+    }
+
+    /// So many seconds before, or after if they are negative, as the wall clock has it.
+    fn ago(&self, seconds: i64) -> Timestamp {
+        self.wall - SignedDuration::from_secs(seconds)
+    }
+
+    fn memo(&self, spec: &InstanceSpec, stored: &StoredMemo, tools: bool) -> Memo {
+        Memo::restored(spec, stored, tools.then(|| catalogue("read")), self.now, self.wall)
+    }
+
+    fn slot(&self, spec: &Arc<InstanceSpec>, stored: &StoredMemo, tools: bool) -> (Slot, Vec<Effect>) {
+        let (slot, effects) = Slot::revive(spec.clone(), Dice::new(0, "a"), &self.memo(spec, stored, tools));
+        let refused = effects.iter().find(|effect| matches!(effect, Effect::Refused { .. }));
+        assert!(refused.is_none(), "every transition is one that the table knows: {refused:?}");
+        (slot, effects)
+    }
+
+    fn asleep(&self, seconds: i64) -> StoredMemo {
+        StoredMemo { dormant: Some(Asleep { since: self.ago(seconds) }), ..StoredMemo::default() }
+    }
+}
+
+fn failed() -> StoredMemo {
+    StoredMemo { failed: Some("Process crashed 3 times".to_owned()), ..StoredMemo::default() }
+}
+
+fn asks_for_a_permit(effects: &[Effect]) -> bool {
+    effects.iter().any(|effect| matches!(effect, Effect::RequestPermit { .. }))
+}
+
+#[test]
+fn what_is_written_down_is_read_back_as_it_was() {
+    let start = Start::new();
+    let exits = vec![Exit { at: start.ago(250), crash: true }, Exit { at: start.ago(20), crash: false }];
+    let stored = StoredMemo {
+        config: None,
+        stopped: true,
+        failed: Some("once too often".to_owned()),
+        dormant: Some(Asleep { since: start.ago(77) }),
+        delayed: Some(Delay { from: start.wall, until: start.ago(-9) }),
+        exits,
+        quick: 2,
+        restarts: 5,
+        last_exit: Some("exit code 1".to_owned()),
+        last_error: Some("boom".to_owned()),
+    };
+    assert_eq!(start.memo(&spec(|_| {}), &stored, true).stored(start.now, start.wall), stored);
+    let text = serde_json::to_string(&stored).unwrap();
+    assert_eq!(serde_json::from_str::<StoredMemo>(&text).unwrap(), stored);
+}
+
+#[test]
+fn one_that_failed_for_good_stays_so_until_a_person_restarts_it() {
+    let start = Start::new();
+    for keep in [Keep::Listed, Keep::Lazy, Keep::AlwaysOn] {
+        let spec = spec(|config| config.keep = keep);
+        let (mut slot, effects) = start.slot(&spec, &failed(), true);
+        assert_eq!((slot.status, &slot.phase), (Status::PermanentlyFailed, &Phase::Failed), "{keep:?}");
+        assert_eq!(slot.message.as_deref(), Some("Process crashed 3 times"));
+        assert!(!asks_for_a_permit(&effects));
+        slot.handle(start.now, Input::Call);
+        assert_eq!(slot.phase, Phase::Failed, "a call does not");
+        assert!(asks_for_a_permit(&slot.handle(start.now, Input::Restart)));
+    }
+}
+
+#[test]
+fn a_stop_wins_over_everything_else() {
+    let start = Start::new();
+    let asleep = StoredMemo { stopped: true, ..start.asleep(5) };
+    for stored in [StoredMemo { stopped: true, ..failed() }, asleep] {
+        for spec in [spec(|_| {}), spec(|config| config.keep = Keep::Lazy), spec(incomplete), spec(remote)] {
+            let (slot, effects) = start.slot(&spec, &stored, true);
+            assert_eq!((slot.want, slot.status, &slot.phase), (Want::Stopped, Status::Offline, &Phase::Stopped));
+            assert!(!asks_for_a_permit(&effects));
+        }
+    }
+}
+
+#[test]
+fn one_that_slept_sleeps_on_where_its_tools_are_known_and_may() {
+    let start = Start::new();
+    let slept = start.asleep(60);
+    let (mut slot, effects) = start.slot(&spec(|_| {}), &slept, true);
+    let since = start.now - Duration::from_secs(60);
+    assert_eq!((slot.status, &slot.phase), (Status::Online, &Phase::Dormant { since, not_before: start.now }));
+    assert!(slot.catalogue.is_some() && !asks_for_a_permit(&effects));
+    assert!(asks_for_a_permit(&slot.handle(start.now, Input::Call)), "a call wakes it");
+    for (spec, tools) in
+        [(spec(|_| {}), false), (spec(|config| config.keep = Keep::AlwaysOn), true), (spec(remote), true)]
+    {
+        let (slot, effects) = start.slot(&spec, &slept, tools);
+        assert!(!slot.is_dormant() && asks_for_a_permit(&effects), "{:?} is started", spec.keep);
+    }
+    let (slot, _) = start.slot(&spec(incomplete), &slept, true);
+    assert_eq!(slot.status, Status::AwaitingUserConfig);
+}
+
+#[test]
+fn one_that_did_not_sleep_is_started_also_where_its_tools_are_known() {
+    let start = Start::new();
+    let (slot, effects) = start.slot(&spec(|_| {}), &StoredMemo::default(), true);
+    assert!(asks_for_a_permit(&effects) && slot.catalogue.is_none());
+}
+
+#[test]
+fn what_was_left_of_a_delay_is_waited_for_and_no_more() {
+    let start = Start::new();
+    let delayed = |from: i64, until: i64| StoredMemo {
+        delayed: Some(Delay { from: start.ago(from), until: start.ago(until) }),
+        exits: vec![Exit { at: start.ago(from), crash: true }],
+        quick: 1,
+        ..StoredMemo::default()
+    };
+    // When it was written, when it is over, and what is left of it.
+    for (from, until, left) in [(5, -10, 10), (-3600, -3615, 15), (3600, 3585, 0), (5, 0, 0)] {
+        let (mut slot, effects) = start.slot(&spec(|_| {}), &delayed(from, until), false);
+        if left == 0 {
+            assert!(asks_for_a_permit(&effects), "{from} {until}");
+            continue;
+        }
+        let until = start.now + Duration::from_secs(left);
+        assert!(matches!(slot.phase, Phase::Backoff { until: at, why: Why::Again { attempt: 1, .. } } if at == until));
+        assert_eq!(slot.next_retry_at(), Some(until));
+        assert!(!asks_for_a_permit(&effects) && !asks_for_a_permit(&slot.handle(start.now, Input::Call)));
+        assert!(asks_for_a_permit(&slot.handle(until, Input::Tick(None))));
+    }
+}
+
+#[test]
+fn a_call_does_not_wake_one_before_the_delay_that_it_slept_with_is_over() {
+    let start = Start::new();
+    let delayed = Some(Delay { from: start.wall, until: start.ago(-5) });
+    let (mut slot, _) = start.slot(&spec(|_| {}), &StoredMemo { delayed, ..start.asleep(1) }, true);
+    assert!(!asks_for_a_permit(&slot.handle(start.now, Input::Call)));
+    assert!(asks_for_a_permit(&slot.handle(start.now + Duration::from_secs(5), Input::Tick(None))));
+}
+
+#[test]
+fn exits_count_on_within_their_window_and_those_of_the_future_count_as_now() {
+    let start = Start::new();
+    let policy = RestartPolicy::default();
+    let count = |seconds: &[i64], later: u64| {
+        let exits = seconds.iter().map(|ago| Exit { at: start.ago(*ago), crash: true }).collect();
+        let (slot, _) = start.slot(&spec(|_| {}), &StoredMemo { exits, ..StoredMemo::default() }, false);
+        slot.history.in_window(&policy, start.now + Duration::from_secs(later))
+    };
+    assert_eq!(count(&[299, 10], 0), 2);
+    assert_eq!(count(&[299, 10], 2), 1, "the window goes on where it was");
+    assert_eq!(count(&[301, 86_400], 0), 0);
+    assert_eq!(count(&[-86_400, -10], 299), 2, "the clock was set back: as if it were now");
+    assert_eq!(count(&[-86_400, -10], 300), 0);
+    assert_eq!(count(&[4_000_000_000], 0), 0, "before there were computers");
+}
+
+#[test]
+fn only_what_outlives_the_satellite_is_a_reason_to_write() {
+    let start = Start::new();
+    let (mut slot, _) = Slot::new(spec(|_| {}), Dice::new(0, "a"));
+    let nothing = Memo::default();
+    assert!(slot.memo().is_stored_as(&nothing));
+    slot.handle(start.now, Input::Stop);
+    let stopped = slot.memo();
+    assert!(!stopped.is_stored_as(&nothing));
+    slot.handle(start.now, Input::Stop);
+    assert!(slot.memo().is_stored_as(&stopped));
+    slot.handle(start.now, Input::Start);
+    assert!(!slot.memo().is_stored_as(&stopped) && slot.memo().is_stored_as(&nothing));
+}

@@ -1,0 +1,483 @@
+//! The one thread that writes the journal: what it is told comes as jobs, in order; between them it makes room, and looks after
+//! a disk that did not take what it was given.
+//!
+//! ```text
+//!             opened, or written again
+//!      ┌───────────────────────────────────┐
+//!      ▼                                   │
+//!     ok ── full, read-only, gone, broken ─┴─► memory      tried again with every job and every `RETRY`
+//!      │
+//!      └── damaged: put aside, salvaged, begun anew ──► ok
+//! ```
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use mcp_satellite_actors::seam::{Answer, Batch};
+use tokio::sync::watch;
+
+use super::mark::Mark;
+use super::read::is_damage;
+use super::salvage::{put_aside, salvage};
+use super::schema::SchemaError;
+use super::store::{Facts, Memos, Pruning, Store, identity, read_facts};
+use super::{
+    Clock, CommandRecord, DeliveryState, Job, JournalError, JournalState, JournalStatus, Limits, Sending, Shared,
+    database, directory, read,
+};
+
+/// A disk that took nothing is asked again after this, if nobody wanted it before.
+const RETRY: Duration = Duration::from_secs(3);
+/// What is too old is looked for this often.
+const TIDY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// What the thread owns.
+pub(super) struct Keeper {
+    data_dir: PathBuf,
+    path: PathBuf,
+    limits: Limits,
+    time: Time,
+    shared: Arc<Shared>,
+    mark: Mark,
+    store: Option<Store>,
+    /// Why nothing is stored now, as it was logged.
+    reason: Option<String>,
+    closed: bool,
+    pruning: Pruning,
+    damaged: Option<PathBuf>,
+    /// The last event that is known to be stored, or to have been.
+    through: u64,
+    /// Gone, and not yet noted in a database: from, to.
+    dropped: Option<(u64, u64)>,
+    /// What the hook was told last.
+    announced: Option<(u64, u64)>,
+    tidied: Option<Instant>,
+}
+
+/// The time of day, but for jumps forward while we run: they must not make everything old at once.
+struct Time {
+    clock: Clock,
+    began: Timestamp,
+    at: Instant,
+}
+
+impl Time {
+    /// The time of day.
+    fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+
+    /// The time by which things are old.
+    fn age(&self) -> Timestamp {
+        let elapsed = jiff::SignedDuration::try_from(self.at.elapsed()).unwrap_or(jiff::SignedDuration::MAX);
+        self.began.checked_add(elapsed).map_or_else(|_| self.now(), |most| most.min(self.now()))
+    }
+}
+
+impl Keeper {
+    /// Starts the thread, and waits until it has opened the database or found out that it cannot.
+    pub(super) fn start(
+        data_dir: PathBuf,
+        limits: Limits,
+        clock: Clock,
+        inbox: mpsc::Receiver<Job>,
+    ) -> io::Result<Arc<Shared>> {
+        let (opened, answer) = mpsc::channel();
+        thread::Builder::new().name("journal".into()).spawn(move || {
+            let mut keeper = Self::open(data_dir, limits, clock);
+            // If nobody waits there will be no jobs either.
+            let _ = opened.send(Arc::clone(&keeper.shared));
+            keeper.run(&inbox);
+        })?;
+        answer.recv().map_err(io::Error::other)
+    }
+
+    fn open(data_dir: PathBuf, limits: Limits, clock: Clock) -> Self {
+        let path = database(&data_dir);
+        let mark = Mark::read(&directory(&data_dir));
+        let time = Time { began: clock(), at: Instant::now(), clock };
+        let shared = Arc::new(Shared {
+            status: watch::Sender::new(JournalStatus { path: path.clone(), ..JournalStatus::default() }),
+            appended: watch::Sender::new(0),
+            next_seq: 0,
+            memos: HashMap::new(),
+            pending_memos: Mutex::default(),
+            memos_told: AtomicBool::new(false),
+            delivers: AtomicBool::new(false),
+            on_dropped: Mutex::default(),
+        });
+        let mut keeper = Self {
+            data_dir,
+            path,
+            limits,
+            time,
+            shared,
+            mark,
+            store: None,
+            reason: None,
+            closed: false,
+            pruning: Pruning::default(),
+            damaged: None,
+            through: 0,
+            dropped: None,
+            announced: None,
+            tidied: None,
+        };
+        let was_there = identity(&keeper.path).is_some();
+        let mut facts = None;
+        let _ = keeper.ready_with(&mut facts);
+        if facts.is_none() && was_there {
+            // It cannot be opened for writing; what it knows may be read all the same.
+            facts = read::open(&keeper.data_dir).ok().flatten().and_then(|connection| read_facts(&connection).ok());
+        }
+        keeper.number(was_there, facts);
+        keeper.show();
+        keeper
+    }
+
+    /// Settles the number of the next event: nobody may have seen it on another one.
+    fn number(&mut self, was_there: bool, facts: Option<Facts>) {
+        let reserved = self.mark.reserved();
+        let last = facts.as_ref().map_or(0, |facts| facts.last);
+        let known = facts.is_some() && self.damaged.is_none() && was_there;
+        let used = if known && !self.mark.is_ahead() { last } else { last.max(reserved) };
+        if used > last {
+            let first = if self.damaged.is_some() && last == 0 { 1 } else { last + 1 };
+            self.drop_range(first, used);
+        }
+        self.through = last;
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.next_seq = used + 1;
+            shared.memos = facts.map(|facts| facts.memos).unwrap_or_default();
+            shared.appended.send_replace(last);
+        }
+        if let Err(error) = self.mark.note(used, self.store.is_none()) {
+            tracing::debug!(%error, "cannot note how far the numbers of events are used");
+        }
+    }
+
+    fn run(&mut self, inbox: &mpsc::Receiver<Job>) {
+        loop {
+            let pause = if self.closed || self.store.is_some() { TIDY_INTERVAL } else { RETRY };
+            let due = self.tidied.map_or(Duration::ZERO, |at| pause.saturating_sub(at.elapsed()));
+            match inbox.recv_timeout(due) {
+                Ok(job) => job(self),
+                Err(mpsc::RecvTimeoutError::Timeout) => self.tidy(),
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        self.close();
+    }
+
+    // ---- what it is told ----
+
+    pub(super) fn append(&mut self, batch: &Batch) -> Answer {
+        let last = batch.events.last().map_or(0, |envelope| envelope.seq);
+        if let Err(error) = self.mark.note(last, self.store.is_none()) {
+            tracing::debug!(%error, "cannot note how far the numbers of events are used");
+        }
+        let memos = self.take_memos();
+        let limits = self.limits.clone();
+        match self.with(|store| store.append(batch, &memos, &limits)) {
+            Ok(answer) => {
+                if answer != Answer::Accepted {
+                    self.put_memos_back(memos);
+                    return answer;
+                }
+                self.through = self.through.max(last);
+                self.make_room();
+                self.show();
+                if let Err(error) = self.mark.note(last, false) {
+                    tracing::debug!(%error, "cannot note how far the numbers of events are used");
+                }
+                answer
+            }
+            Err(error) => {
+                self.put_memos_back(memos);
+                // From now on these numbers may be seen without being stored.
+                if let Err(error) = self.mark.note(last, true) {
+                    tracing::debug!(%error, "cannot note how far the numbers of events are used");
+                }
+                Answer::Unavailable(error.to_string())
+            }
+        }
+    }
+
+    pub(super) fn outbox(&mut self, after: u64, max: usize) -> Result<Vec<(u64, String)>, JournalError> {
+        self.with(|store| store.outbox(after, max))
+    }
+
+    pub(super) fn delivery(&mut self) -> Result<DeliveryState, JournalError> {
+        self.with(|store| Ok(store.delivery()))
+    }
+
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
+        self.with(|store| store.sending(settled, sending.clone()))?;
+        self.show();
+        Ok(())
+    }
+
+    pub(super) fn expect_nobody(&mut self) {
+        if let Err(error) = self.with(Store::expect_nobody) {
+            tracing::debug!(%error, "cannot note that nobody is delivered to");
+        }
+    }
+
+    pub(super) fn command(&mut self, id: &str) -> Result<Option<CommandRecord>, JournalError> {
+        self.with(|store| store.command(id))
+    }
+
+    pub(super) fn record_command(&mut self, id: &str, result: Option<&str>) -> Result<(), JournalError> {
+        let now = self.time.now();
+        self.with(|store| store.record_command(id, result, now))
+    }
+
+    pub(super) fn write_memos(&mut self) {
+        let memos = self.take_memos();
+        if !memos.is_empty() && self.with(|store| store.remember(&memos)).is_err() {
+            // The state says why; they go with the next transaction that succeeds.
+            self.put_memos_back(memos);
+        }
+    }
+
+    /// Tells the hook what is gone, once.
+    pub(super) fn announce(&mut self) {
+        let gone = self.store.as_ref().map_or(self.dropped, Store::unannounced);
+        let hook = self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(hook), Some((from, to))) = (&*hook, gone)
+            && self.announced != gone
+        {
+            self.announced = gone;
+            hook(from, to);
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        self.write_memos();
+        self.store = None;
+        self.closed = true;
+    }
+
+    // ---- the disk ----
+
+    /// Does something with the database, which is opened if need be. What fails is the state.
+    fn with<T>(&mut self, mut act: impl FnMut(&mut Store) -> rusqlite::Result<T>) -> Result<T, JournalError> {
+        self.ready_with(&mut None)?;
+        let Some(store) = &mut self.store else { return Err(JournalError::Closed) };
+        let error = match act(store) {
+            Ok(done) => {
+                self.recovered();
+                return Ok(done);
+            }
+            Err(error) => error,
+        };
+        if !is_damage(&error) {
+            return Err(self.failed(&error));
+        }
+        self.begin_anew(&error)?;
+        let Some(store) = &mut self.store else { return Err(JournalError::Closed) };
+        match act(store) {
+            Ok(done) => Ok(done),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// Sees to it that there is a database that can be found where it should be.
+    fn ready_with(&mut self, facts: &mut Option<Facts>) -> Result<(), JournalError> {
+        if self.closed {
+            return Err(JournalError::Closed);
+        }
+        if let Some(store) = &mut self.store {
+            if store.is_in_place() {
+                return Ok(());
+            }
+            tracing::error!(path = %self.path.display(), "the journal is not where it was; another one is begun");
+            // Takes what is in the log into the database, wherever that is now.
+            self.store = None;
+            self.mark.lost();
+        }
+        let was_there = identity(&self.path).is_some();
+        match Store::open(&self.path, facts) {
+            Ok(store) => {
+                let last = store.last();
+                self.store = Some(store);
+                if last < self.through {
+                    self.drop_range(if was_there { last + 1 } else { 1 }, self.through);
+                }
+                self.note_dropped();
+                self.recovered();
+                Ok(())
+            }
+            Err(SchemaError::Sqlite(error)) if is_damage(&error) => {
+                self.begin_anew(&error)?;
+                *facts = self.store.as_ref().and_then(|store| store.facts().ok());
+                Ok(())
+            }
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// The database is damaged.
+    fn begin_anew(&mut self, error: &rusqlite::Error) -> Result<(), JournalError> {
+        // Our locks and its log go before it is renamed.
+        self.store = None;
+        let aside = match put_aside(&self.path, self.time.now()) {
+            Ok(aside) => aside,
+            Err(error) => return Err(self.failed(&error)),
+        };
+        tracing::error!(%error, aside = %aside.display(), "the journal is damaged: it was put aside, and what can be read of it is taken over");
+        let mut store = match Store::open(&self.path, &mut None) {
+            Ok(store) => store,
+            Err(error) => return Err(self.failed(&error)),
+        };
+        let salvaged = match store.take_over(|connection| salvage(&aside, connection)) {
+            Ok(salvaged) => salvaged,
+            Err(error) => return Err(self.failed(&error)),
+        };
+        tracing::warn!(events = salvaged.events, "taken over from the damaged journal");
+        self.damaged = Some(aside);
+        let last = store.last();
+        self.store = Some(store);
+        if let Some((from, to)) = salvaged.lost {
+            self.drop_range(from, to);
+        }
+        if last < self.through {
+            self.drop_range(last + 1, self.through);
+        }
+        self.note_dropped();
+        self.recovered();
+        Ok(())
+    }
+
+    fn failed(&mut self, error: &dyn std::error::Error) -> JournalError {
+        let reason = format!("the journal {} cannot be used: {error}", self.path.display());
+        if self.reason.as_ref() != Some(&reason) {
+            tracing::error!("{reason}; events are kept in memory, and it is tried again");
+        }
+        self.reason = Some(reason.clone());
+        // What is wrong may be wrong with the open file only, and is found out by opening it again.
+        self.store = None;
+        self.shared.status.send_modify(|status| {
+            status.state = JournalState::Memory;
+            status.reason = Some(reason.clone());
+        });
+        JournalError::Unavailable(reason)
+    }
+
+    fn recovered(&mut self) {
+        if self.reason.take().is_some() {
+            tracing::info!(path = %self.path.display(), "the journal is written again");
+            self.show();
+        }
+    }
+
+    fn drop_range(&mut self, from: u64, to: u64) {
+        self.dropped = Some(self.dropped.map_or((from, to), |(first, last)| (first.min(from), last.max(to))));
+    }
+
+    fn note_dropped(&mut self) {
+        let (Some((from, to)), Some(store)) = (self.dropped, &mut self.store) else { return };
+        if store.dropped(from, to).is_ok() {
+            self.dropped = None;
+            self.announce();
+        }
+    }
+
+    // ---- between the jobs ----
+
+    fn delivers(&self) -> bool {
+        self.shared.delivers.load(Ordering::Acquire)
+    }
+
+    /// One step for each batch, so that a batch does not wait long; what it adds is less than what that removes.
+    fn make_room(&mut self) -> bool {
+        let (delivers, size_max) = (self.delivers(), self.limits.size_max);
+        let Some(store) = &mut self.store else { return false };
+        let more = store.make_room(size_max, delivers, &mut self.pruning);
+        if matches!(more, Ok(false)) {
+            // Told when it is over, so that it is told once.
+            self.announce();
+        }
+        self.outcome(more)
+    }
+
+    fn outcome(&mut self, more: rusqlite::Result<bool>) -> bool {
+        match more {
+            Ok(more) => more,
+            Err(error) => {
+                // Damage is dealt with by the next job that meets it.
+                tracing::warn!(%error, "cannot make room in the journal");
+                false
+            }
+        }
+    }
+
+    /// Makes room until somebody wants something.
+    fn tidy(&mut self) {
+        self.tidied = Some(Instant::now());
+        if self.closed || self.ready_with(&mut None).is_err() {
+            return;
+        }
+        let (limits, now, delivers) = (self.limits.clone(), self.time.age(), self.delivers());
+        let Some(store) = &mut self.store else { return };
+        let old = store.prune_old(&limits, now, delivers);
+        let mut more = self.outcome(old);
+        more |= self.make_room();
+        if !more && let Some(store) = &mut self.store {
+            let shrunk = store.shrink(limits.size_max);
+            more = self.outcome(shrunk);
+        }
+        if more {
+            // At once, after the jobs that have come meanwhile.
+            self.tidied = None;
+        }
+        self.write_memos();
+        self.show();
+    }
+
+    fn take_memos(&self) -> Memos {
+        // Cleared first: who remembers something after this tells us again.
+        self.shared.memos_told.store(false, Ordering::Release);
+        std::mem::take(&mut *self.shared.pending_memos.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn put_memos_back(&self, memos: Memos) {
+        let mut pending = self.shared.pending_memos.lock().unwrap_or_else(PoisonError::into_inner);
+        for (instance, memo) in memos {
+            // What was remembered meanwhile is newer.
+            pending.entry(instance).or_insert(memo);
+        }
+    }
+
+    /// Brings the status up to date.
+    pub(super) fn show(&mut self) {
+        let extent = self.store.as_ref().and_then(|store| store.extent().ok());
+        let delivers = self.delivers();
+        let cursor = self.store.as_ref().map(|store| store.delivery().cursor);
+        let through = self.through;
+        self.shared.status.send_modify(|status| {
+            status.state = if self.reason.is_some() { JournalState::Memory } else { JournalState::Ok };
+            status.reason.clone_from(&self.reason);
+            status.journalled_through = through;
+            if let Some(extent) = extent {
+                status.first_seq = extent.first;
+                status.last_seq = extent.last;
+                status.bytes = extent.bytes;
+            }
+            if let Some(cursor) = cursor {
+                let last = status.last_seq.unwrap_or(0);
+                let first_left = status.first_seq.unwrap_or(0).saturating_sub(1);
+                status.backlog = if delivers { last.saturating_sub(cursor.max(first_left)) } else { 0 };
+            }
+            status.damaged.clone_from(&self.damaged);
+            status.pruned_unsent = self.pruning.unsent;
+        });
+        self.shared.appended.send_if_modified(|appended| std::mem::replace(appended, through) != through);
+    }
+}

@@ -1,0 +1,103 @@
+//! `DIR/journal/seq`: how far numbers are spoken for, should the database be lost or not take events. It is one line of one length, written
+//! in place, so that it can be written on a full disk.
+//!
+//! ```text
+//! 00000000000000020000 stored     every number that anybody has seen is in the database
+//! 00000000000000020000 ahead      numbers beyond the database have been seen
+//! ```
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// So many numbers are reserved at once.
+const STEP: u64 = 10_000;
+
+#[derive(Debug)]
+pub(super) struct Mark {
+    path: PathBuf,
+    /// As in the file, as far as is known.
+    reserved: u64,
+    ahead: bool,
+    /// Whether the file says so.
+    written: bool,
+}
+
+impl Mark {
+    /// What the file says; nothing is reserved if there is none or it says something else.
+    pub(super) fn read(directory: &Path) -> Self {
+        let path = directory.join("seq");
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let (number, word) = text.trim_end().split_once(' ').unwrap_or_default();
+        let reserved = number.parse::<u64>().ok().filter(|_| matches!(word, "stored" | "ahead"));
+        Self { path, reserved: reserved.unwrap_or(0), ahead: word == "ahead", written: reserved.is_some() }
+    }
+
+    /// The last number that may have been seen by somebody, where the database does not tell.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// Whether numbers beyond the database may have been seen.
+    pub(super) fn is_ahead(&self) -> bool {
+        self.ahead
+    }
+
+    /// Numbers up to `seq` are used; `ahead` if the database may not have them. The file is written only where that
+    /// changes what it says. An error leaves it to the next time.
+    pub(super) fn note(&mut self, seq: u64, ahead: bool) -> io::Result<()> {
+        if self.written && seq < self.reserved && ahead == self.ahead {
+            return Ok(());
+        }
+        if seq >= self.reserved {
+            self.reserved = seq.saturating_add(STEP);
+        }
+        self.ahead = ahead;
+        self.written = false;
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.path)?;
+        let word = if ahead { "ahead " } else { "stored" };
+        file.write_all_at(format!("{:020} {word}\n", self.reserved).as_bytes(), 0)?;
+        self.written = true;
+        Ok(())
+    }
+
+    /// The directory has gone, and the file with it.
+    pub(super) fn lost(&mut self) {
+        self.written = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_read_as_it_was_written_and_a_torn_one_says_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mark = Mark::read(dir.path());
+        assert_eq!((mark.reserved(), mark.is_ahead()), (0, false));
+        mark.note(5, false).unwrap();
+        let again = Mark::read(dir.path());
+        assert_eq!((again.reserved(), again.is_ahead()), (10_005, false));
+        mark.note(10_006, true).unwrap();
+        let again = Mark::read(dir.path());
+        assert_eq!((again.reserved(), again.is_ahead()), (20_006, true));
+        mark.note(10_007, false).unwrap();
+        assert!(!Mark::read(dir.path()).is_ahead());
+        std::fs::write(dir.path().join("seq"), "0000000000").unwrap();
+        assert_eq!(Mark::read(dir.path()).reserved(), 0);
+    }
+
+    #[test]
+    fn a_mark_is_not_written_for_each_event() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mark = Mark::read(dir.path());
+        mark.note(1, false).unwrap();
+        std::fs::remove_file(dir.path().join("seq")).unwrap();
+        mark.note(9_999, false).unwrap();
+        assert!(!dir.path().join("seq").exists());
+        mark.note(10_001, false).unwrap();
+        assert!(dir.path().join("seq").exists());
+    }
+}

@@ -1,0 +1,364 @@
+//! What happened, kept over restarts: events, what servers wrote, calls, and what a satellite has to remember, in one
+//! embedded database.
+//!
+//! ```text
+//!  batcher ── append ──►┐
+//!  delivery ─ outbox ──►│ a mailbox ──► one thread ──► DIR/journal/journal.db   SQLite, WAL
+//!  slots ──── memos ───►┘                    │         DIR/journal/seq          the numbers that are spoken for
+//!                                            └──► status, journalled_through
+//!  readers, also without a satellite: open the file themselves (`read`)
+//! ```
+//!
+//! Nobody but that thread waits for the disk. What is committed survives a `kill -9` of the satellite (not a loss of
+//! power: the disk is asked to sync at checkpoints only). A disk that is full, read-only or broken is a state that is
+//! told and tried again, never an end: events then stay in the batcher's memory, within its limit.
+
+mod keeper;
+mod mark;
+mod read;
+mod salvage;
+mod schema;
+mod sink;
+mod store;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite_actors::model::event::Envelope;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::seam::{Answer, Batch};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{oneshot, watch};
+
+use keeper::Keeper;
+
+pub use read::{Events, Follow, Logged, Logs, Query, read, request_logs, server_logs};
+pub use sink::JournalSink;
+
+/// What is kept, and for how long. Whatever is reached first ends it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Events older than this go, unless they are still to be delivered.
+    pub events_age_max: Duration,
+    /// Over this size of the file, in bytes, the oldest events go, also those that are still to be delivered.
+    pub size_max: u64,
+    /// Lines of each instance's log.
+    pub server_logs_max: usize,
+    /// Calls of each instance.
+    pub request_logs_max: usize,
+    /// Lines and calls older than this go.
+    pub logs_age_max: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        const DAY: Duration = Duration::from_secs(24 * 3600);
+        Self {
+            events_age_max: 30 * DAY,
+            size_max: 512 << 20,
+            server_logs_max: 100,
+            request_logs_max: 100,
+            logs_age_max: 30 * DAY,
+        }
+    }
+}
+
+/// Where events are: on disk, or in memory for as long as the disk does not take them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JournalState {
+    /// What is appended is stored.
+    #[default]
+    Ok,
+    /// Nothing can be stored now; it is tried again.
+    Memory,
+}
+
+/// For `status`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournalStatus {
+    /// The database.
+    pub path: PathBuf,
+    /// Whether events are stored.
+    pub state: JournalState,
+    /// Why they are not.
+    pub reason: Option<String>,
+    /// Every event up to this one is stored, or was before it made room; 0 if there is none.
+    pub journalled_through: u64,
+    /// The oldest event that is stored.
+    pub first_seq: Option<u64>,
+    /// The newest one.
+    pub last_seq: Option<u64>,
+    /// How many events are still to be delivered, counted by their numbers; 0 where nothing is delivered.
+    pub backlog: u64,
+    /// Size on disk.
+    pub bytes: u64,
+    /// Where the last damaged database was put aside.
+    pub damaged: Option<PathBuf>,
+    /// Events that made room before they were delivered, since the start.
+    pub pruned_unsent: u64,
+}
+
+/// What the journal could not do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JournalError {
+    /// The disk does not let us; it is tried again when somebody asks again.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The journal has been closed.
+    #[error("the journal is closed")]
+    Closed,
+}
+
+/// A batch that is with the backend, or was when the satellite was killed: the same events go again under the same id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sending {
+    /// Of the batch.
+    pub id: u64,
+    /// Its first event.
+    pub first: u64,
+    /// Its last one.
+    pub last: u64,
+    /// Between them, and no part of it: refused for good before.
+    #[serde(default)]
+    pub refused: Vec<u64>,
+}
+
+/// How far delivery is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeliveryState {
+    /// Everything up to this event is taken, refused for good, or gone.
+    pub cursor: u64,
+    /// What is under way.
+    pub sending: Option<Sending>,
+}
+
+/// What is known of a command of the backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CommandRecord {
+    /// It was begun, and its result is not known.
+    Begun,
+    /// It was done: its result, as JSON.
+    Done(String),
+}
+
+/// The directory of the journal in a data directory.
+pub fn directory(data_dir: &Path) -> PathBuf {
+    data_dir.join("journal")
+}
+
+/// The database in a data directory.
+pub fn database(data_dir: &Path) -> PathBuf {
+    directory(data_dir).join("journal.db")
+}
+
+/// Tells the time of day.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// Who is told that events are gone, with the first and the last number.
+type OnDropped = Box<dyn Fn(u64, u64) + Send>;
+
+/// The journal of a satellite, of which there is one for a data directory. Cheap to clone; the thread ends, tidily, with
+/// the last clone.
+#[derive(Clone)]
+pub struct Journal {
+    jobs: mpsc::Sender<Job>,
+    shared: Arc<Shared>,
+}
+
+type Job = Box<dyn FnOnce(&mut Keeper) + Send>;
+
+/// What the thread shows to everybody else.
+struct Shared {
+    status: watch::Sender<JournalStatus>,
+    appended: watch::Sender<u64>,
+    /// Read at open.
+    next_seq: u64,
+    /// Read at open.
+    memos: HashMap<InstanceId, String>,
+    /// Not yet written, the latest of each instance; `None` is to be forgotten.
+    pending_memos: Mutex<HashMap<InstanceId, Option<String>>>,
+    /// Whether the thread has been told that there are some.
+    memos_told: AtomicBool,
+    /// Whether there is somebody to whom events are still to be delivered.
+    delivers: AtomicBool,
+    on_dropped: Mutex<Option<OnDropped>>,
+}
+
+impl Journal {
+    /// Opens the journal in a data directory, which is made if need be. An error says only that no thread can be
+    /// started: what is wrong with the disk is in [`Journal::status`], in the log, and tried again. Waits for the disk.
+    pub fn open(data_dir: &Path, limits: Limits) -> io::Result<Self> {
+        Self::open_at(data_dir, limits, Arc::new(Timestamp::now))
+    }
+
+    /// [`Journal::open`] with another clock.
+    pub fn open_at(data_dir: &Path, limits: Limits, clock: Clock) -> io::Result<Self> {
+        let (jobs, inbox) = mpsc::channel::<Job>();
+        let shared = Keeper::start(data_dir.to_owned(), limits, clock, inbox)?;
+        Ok(Self { jobs, shared })
+    }
+
+    /// The number of the next event: nobody has seen it on another one.
+    pub fn next_seq(&self) -> u64 {
+        self.shared.next_seq
+    }
+
+    /// How it is now.
+    pub fn status(&self) -> JournalStatus {
+        self.shared.status.borrow().clone()
+    }
+
+    /// The last event that is stored, as it grows.
+    pub fn appended(&self) -> watch::Receiver<u64> {
+        self.shared.appended.subscribe()
+    }
+
+    /// Resolves when the event is stored, or cannot be for now.
+    pub async fn stored(&self, seq: u64) {
+        let mut status = self.shared.status.subscribe();
+        let settled = |status: &JournalStatus| status.journalled_through >= seq || status.state == JournalState::Memory;
+        // An error says that the journal has ended: then it will never be.
+        let _ = status.wait_for(settled).await;
+    }
+
+    /// Has `hook` told, from the journal's thread, from where to where events have gone that nobody has got: for want
+    /// of room, or with a damaged file. It is told again after a restart unless an `events.dropped` with these numbers has been
+    /// appended. What happened before is told now.
+    pub fn on_dropped(&self, hook: impl Fn(u64, u64) + Send + 'static) {
+        *self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
+        self.tell(|keeper| keeper.announce());
+    }
+
+    /// There is somebody to whom events are delivered: from now on the journal counts what is not, keeps it beyond its age, and
+    /// tells what goes before it is.
+    pub fn expect_delivery(&self) {
+        self.shared.delivers.store(true, Ordering::Release);
+        self.tell(Keeper::show);
+    }
+
+    /// There is nobody to whom events are delivered. Should there be somebody with a later start, that one is told what
+    /// comes from then on.
+    pub fn expect_nobody(&self) {
+        self.tell(Keeper::expect_nobody);
+    }
+
+    /// Stores a batch, in one transaction. What is stored already is passed over, so a batch may come again.
+    /// `Accepted`, `Invalid` or `Unavailable`.
+    pub fn append(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        let (reply, answer) = oneshot::channel::<Answer>();
+        self.tell(move |keeper| {
+            // A batch that nobody waits for any more will come again.
+            if !reply.is_closed() {
+                let _ = reply.send(keeper.append(&batch));
+            }
+        });
+        async move { answer.await.unwrap_or_else(|_| Answer::Unavailable(JournalError::Closed.to_string())) }.boxed()
+    }
+
+    /// The next events after `after`, at most `max`. Those that cannot be read are passed over and logged.
+    pub async fn outbox(&self, after: u64, max: usize) -> Result<Vec<Envelope>, JournalError> {
+        let bodies = self.ask(move |keeper| keeper.outbox(after, max)).await?;
+        let parse = |(seq, body): &(u64, String)| {
+            serde_json::from_str(body)
+                .inspect_err(|error| tracing::error!(seq, %error, "a stored event cannot be read; it is not delivered"))
+                .ok()
+        };
+        Ok(bodies.iter().filter_map(parse).collect())
+    }
+
+    /// How far delivery is.
+    pub async fn delivery(&self) -> Result<DeliveryState, JournalError> {
+        self.ask(Keeper::delivery).await
+    }
+
+    /// Delivery has got so far: `settled` is the cursor, `sending` what is under way. One transaction. The cursor never goes
+    /// back.
+    pub async fn sending(&self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
+        self.ask(move |keeper| keeper.sending(settled, sending)).await
+    }
+
+    /// What was remembered of instances when the journal was opened, as JSON.
+    pub fn memos(&self) -> &HashMap<InstanceId, String> {
+        &self.shared.memos
+    }
+
+    /// Remembers `memo`, JSON, of an instance: at once as far as the caller is concerned, with the next transaction on disk.
+    pub fn remember(&self, instance: &InstanceId, memo: String) {
+        self.memo(instance, Some(memo));
+    }
+
+    /// Forgets what was remembered of an instance.
+    pub fn forget(&self, instance: &InstanceId) {
+        self.memo(instance, None);
+    }
+
+    fn memo(&self, instance: &InstanceId, memo: Option<String>) {
+        let mut pending = self.shared.pending_memos.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.insert(instance.clone(), memo);
+        drop(pending);
+        if !self.shared.memos_told.swap(true, Ordering::AcqRel) {
+            self.tell(Keeper::write_memos);
+        }
+    }
+
+    /// What is known of a command; `None` if it was never begun. It is known for seven days.
+    pub async fn command(&self, id: &str) -> Result<Option<CommandRecord>, JournalError> {
+        let id = id.to_owned();
+        self.ask(move |keeper| keeper.command(&id)).await
+    }
+
+    /// A command is being carried out.
+    pub async fn command_begun(&self, id: &str) -> Result<(), JournalError> {
+        let id = id.to_owned();
+        self.ask(move |keeper| keeper.record_command(&id, None)).await
+    }
+
+    /// It was: `result` is JSON.
+    pub async fn command_done(&self, id: &str, result: String) -> Result<(), JournalError> {
+        let id = id.to_owned();
+        self.ask(move |keeper| keeper.record_command(&id, Some(&result))).await
+    }
+
+    /// Stores what is pending and closes the database; everything after that finds it closed. Resolves when that is done.
+    pub async fn close(&self) {
+        let (reply, closed) = oneshot::channel();
+        self.tell(move |keeper| {
+            keeper.close();
+            // If nobody waits it is closed all the same.
+            let _ = reply.send(());
+        });
+        // An error says that the thread has ended, which closes as well.
+        let _ = closed.await;
+    }
+
+    fn tell(&self, job: impl FnOnce(&mut Keeper) + Send + 'static) {
+        // An error says that the thread has ended: who waits for an answer sees that.
+        let _ = self.jobs.send(Box::new(job));
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Keeper) -> Result<T, JournalError> + Send + 'static,
+    ) -> Result<T, JournalError> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(move |keeper| {
+            // Somebody who has given up will ask again.
+            let _ = reply.send(job(keeper));
+        });
+        answer.await.unwrap_or(Err(JournalError::Closed))
+    }
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal").field("status", &*self.shared.status.borrow()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,438 @@
+//! What is stored, read back: once, or as it comes, beside a satellite that writes it or without one. A reader opens the
+//! file itself, and never for longer than it takes to read some hundred rows: a reader that stays keeps the log in front of the
+//! database from beginning anew.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mcp_satellite_actors::model::event::{Envelope, Event, LogLine, RequestLine, Subject};
+use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
+use serde::de::DeserializeOwned;
+
+use super::database;
+use super::schema::{self, SchemaError};
+use super::store::{identity, suffixed};
+
+/// Rows that are read at once.
+const CHUNK: usize = 500;
+/// A writer is in the way for no longer than it takes it to open the database.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Which events are wanted: those for which everything that is given holds.
+#[derive(Debug, Clone, Default)]
+pub struct Query {
+    /// Only events after this seq.
+    pub since: Option<u64>,
+    /// Only these types, by their names on the wire; all of them if empty.
+    pub types: Vec<String>,
+    /// Only those about the instance of this name (`process_id`).
+    pub instance: Option<String>,
+    /// Only those about an instance of the server with this slug.
+    pub server: Option<String>,
+    /// Only those about this team or one of its instances or clients, by its id.
+    pub team: Option<String>,
+    /// Only those about an instance or a client of this user, by its id.
+    pub user: Option<String>,
+}
+
+impl Query {
+    /// Whether `envelope` is wanted.
+    pub fn matches(&self, envelope: &Envelope) -> bool {
+        self.since.is_none_or(|since| envelope.seq > since) && self.admits(&Facets::of(&envelope.event))
+    }
+
+    fn admits(&self, facets: &Facets<'_>) -> bool {
+        let Self { since: _, types, instance, server, team, user } = self;
+        let is = |wanted: &Option<String>, found: Option<&str>| wanted.is_none() || wanted.as_deref() == found;
+        (types.is_empty() || types.iter().any(|kind| kind == facets.kind))
+            && is(instance, facets.instance)
+            && is(server, facets.server)
+            && is(team, facets.team)
+            && is(user, facets.user)
+    }
+}
+
+/// What of an event readers choose by.
+pub(super) struct Facets<'a> {
+    pub(super) kind: &'a str,
+    pub(super) team: Option<&'a str>,
+    pub(super) user: Option<&'a str>,
+    pub(super) instance: Option<&'a str>,
+    pub(super) server: Option<&'a str>,
+}
+
+impl<'a> Facets<'a> {
+    pub(super) fn of(event: &'a Event) -> Self {
+        let subject = event.subject();
+        let (team, user) = match event {
+            Event::ClientConnected { team_id, user_id, .. } | Event::ClientDisconnected { team_id, user_id, .. } => {
+                (Some(team_id), Some(user_id))
+            }
+            Event::TeamThrottled { team_id, .. } | Event::TeamUnthrottled { team_id, .. } => (Some(team_id), None),
+            _ => (subject.map(|of| &of.team_id), subject.map(|of| &of.user_id)),
+        };
+        Self {
+            kind: event.kind(),
+            team: team.map(TeamId::as_str),
+            user: user.map(UserId::as_str),
+            instance: subject.map(|of| &*of.process_id),
+            server: subject.map(|of| of.server_slug.as_str()),
+        }
+    }
+}
+
+/// Reads the events that are stored in the journal of `data_dir` now, in order of seq.
+pub fn read(data_dir: impl Into<PathBuf>, query: Query) -> io::Result<Events> {
+    let mut follow = Follow::new(data_dir, query);
+    follow.open()?;
+    Ok(Events { follow, error: None })
+}
+
+/// What [`read`] found.
+#[derive(Debug)]
+pub struct Events {
+    follow: Follow,
+    error: Option<io::Error>,
+}
+
+impl Events {
+    /// Events passed over so far because they cannot be read: written by a version that knows more, or damaged, where
+    /// they are counted by their numbers.
+    pub fn skipped(&self) -> u64 {
+        self.follow.skipped
+    }
+
+    /// Why the iteration ended early, if it did.
+    pub fn take_error(&mut self) -> Option<io::Error> {
+        self.error.take()
+    }
+
+    /// See [`Follow::passed`].
+    pub fn passed(&self) -> Option<u64> {
+        self.follow.passed()
+    }
+}
+
+impl Iterator for Events {
+    type Item = Envelope;
+
+    fn next(&mut self) -> Option<Envelope> {
+        if self.error.is_some() {
+            return None;
+        }
+        self.follow.poll().unwrap_or_else(|error| {
+            self.error = Some(error);
+            None
+        })
+    }
+}
+
+/// Reads the events as they come. It starts with those that are stored already; [`Query::since`] passes over them. It goes on
+/// over restarts of the satellite, and with another file where the first is gone.
+#[derive(Debug)]
+pub struct Follow {
+    data_dir: PathBuf,
+    path: PathBuf,
+    query: Query,
+    /// The highest seq that was read from the file, wanted or not. Nothing at or below it is read again.
+    read: Option<u64>,
+    /// Read, wanted, and not yet given.
+    waiting: VecDeque<Envelope>,
+    open: Option<(Connection, Option<(u64, u64)>)>,
+    skipped: u64,
+}
+
+impl Follow {
+    /// Follows the events in the journal of `data_dir`. Nothing is opened yet.
+    pub fn new(data_dir: impl Into<PathBuf>, query: Query) -> Self {
+        let data_dir = data_dir.into();
+        let (path, read) = (database(&data_dir), query.since);
+        Self { data_dir, path, query, read, waiting: VecDeque::new(), open: None, skipped: 0 }
+    }
+
+    /// The next event, or `None` while there is none: ask again later. It reads a file, so not from an async thread
+    /// that has other things to do. After an error it goes on behind the last event that it gave.
+    pub fn poll(&mut self) -> io::Result<Option<Envelope>> {
+        loop {
+            if let Some(envelope) = self.waiting.pop_front() {
+                return Ok(Some(envelope));
+            }
+            match self.fill() {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(error) => {
+                    self.open = None;
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// The last number that was read, of an event that was wanted or not.
+    pub fn passed(&self) -> Option<u64> {
+        // What waits has not been given.
+        self.waiting.front().map_or(self.read, |next| next.seq.checked_sub(1))
+    }
+
+    /// See [`Events::skipped`].
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    fn open(&mut self) -> io::Result<()> {
+        let found = identity(&self.path);
+        if self.open.as_ref().is_some_and(|(_, opened)| *opened != found) {
+            // Put aside or deleted. Numbers go on, so there is nothing to begin anew but the file.
+            self.open = None;
+        }
+        if self.open.is_none() {
+            self.open = open(&self.data_dir)?.map(|connection| (connection, found));
+        }
+        Ok(())
+    }
+
+    /// Reads on; whether there was anything.
+    fn fill(&mut self) -> io::Result<bool> {
+        self.open()?;
+        let Some((connection, _)) = &self.open else { return Ok(false) };
+        let before = self.read;
+        let (query, read, waiting, skipped) = (&self.query, &mut self.read, &mut self.waiting, &mut self.skipped);
+        let outcome = chunk(connection, before.unwrap_or(0), CHUNK, |row| {
+            *read = Some(row.seq);
+            if query.admits(&row.facets()) {
+                match row.body().ok().and_then(|body| serde_json::from_str(body).ok()) {
+                    Some(envelope) => waiting.push_back(envelope),
+                    None => *skipped += 1,
+                }
+            }
+            Ok(())
+        });
+        match outcome {
+            Ok(count) => Ok(count > 0),
+            // What was read before the damage is given first.
+            Err(_) if self.read != before => Ok(true),
+            Err(error) if is_damage(&error) => {
+                let after = before.unwrap_or(0);
+                let Some(next) = beyond(connection, after) else { return Err(at(&self.path, &error)) };
+                self.skipped += next - after - 1;
+                self.read = Some(next - 1);
+                Ok(true)
+            }
+            Err(error) => Err(at(&self.path, &error)),
+        }
+    }
+}
+
+/// A stored event, as far as it is looked at.
+pub(super) struct Row<'a> {
+    pub(super) seq: u64,
+    row: &'a rusqlite::Row<'a>,
+}
+
+impl Row<'_> {
+    pub(super) fn facets(&self) -> Facets<'_> {
+        let text = |at: usize| match self.row.get_ref(at) {
+            Ok(ValueRef::Text(text)) => std::str::from_utf8(text).ok(),
+            _ => None,
+        };
+        Facets { kind: text(1).unwrap_or(""), team: text(2), user: text(3), instance: text(4), server: text(5) }
+    }
+
+    pub(super) fn body(&self) -> rusqlite::Result<&str> {
+        self.row.get_ref(6)?.as_str().map_err(Into::into)
+    }
+
+    /// Milliseconds since 1970.
+    pub(super) fn at(&self) -> rusqlite::Result<i64> {
+        self.row.get(7)
+    }
+}
+
+/// Hands over the events after `after`, at most `max`, in order; how many. Those before an error were handed over.
+pub(super) fn chunk(
+    connection: &Connection,
+    after: u64,
+    max: usize,
+    mut take: impl FnMut(&Row<'_>) -> rusqlite::Result<()>,
+) -> rusqlite::Result<usize> {
+    let mut select = connection.prepare_cached(
+        "SELECT seq, type, team, user, instance, server, body, at FROM events WHERE seq > ?1 ORDER BY seq LIMIT ?2",
+    )?;
+    let mut rows = select.query(params![number(after), i64::try_from(max).unwrap_or(i64::MAX)])?;
+    let mut count = 0;
+    while let Some(row) = rows.next()? {
+        take(&Row { seq: row.get::<_, i64>(0)?.unsigned_abs(), row })?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// The first event after `after` that can be read where the next one cannot.
+pub(super) fn beyond(connection: &Connection, after: u64) -> Option<u64> {
+    let probe = |after: u64| -> Option<u64> {
+        let mut select =
+            connection.prepare_cached("SELECT seq, body FROM events WHERE seq > ?1 ORDER BY seq LIMIT 1").ok()?;
+        // The body, too: a part of it may lie on a page of its own.
+        let found = select.query_row([number(after)], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
+        found.optional().ok()?.map(|(seq, _)| seq.unsigned_abs())
+    };
+    let mut step = 1;
+    let mut good = loop {
+        match probe(after.saturating_add(step)) {
+            Some(found) => break found,
+            None if step > u64::MAX / 4 => return None,
+            None => step *= 2,
+        }
+    };
+    // It fails at `bad` and leads to `good` at `well`.
+    let (mut bad, mut well) = (after + step / 2, after + step);
+    while well - bad > 1 {
+        let middle = bad + (well - bad) / 2;
+        match probe(middle) {
+            Some(found) => (well, good) = (middle, found),
+            None => bad = middle,
+        }
+    }
+    Some(good)
+}
+
+/// A line that an instance wrote, or a call that it answered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logged<T> {
+    /// The event that told of it.
+    pub seq: u64,
+    /// The instance.
+    pub of: Subject,
+    /// It.
+    pub line: T,
+}
+
+/// What the log of an instance holds, in the order in which it came.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logs<T> {
+    /// It.
+    pub lines: Vec<Logged<T>>,
+    /// The last event that was stored then: what comes later is in events after it.
+    pub through: u64,
+    /// Lines passed over because they cannot be read.
+    pub skipped: u64,
+}
+
+/// What the servers wrote that are `wanted`.
+pub fn server_logs(data_dir: &Path, wanted: impl Fn(&Subject) -> bool) -> io::Result<Logs<LogLine>> {
+    logs(data_dir, "server_logs", wanted)
+}
+
+/// What the servers were asked that are `wanted`.
+pub fn request_logs(data_dir: &Path, wanted: impl Fn(&Subject) -> bool) -> io::Result<Logs<RequestLine>> {
+    logs(data_dir, "request_logs", wanted)
+}
+
+fn logs<T: DeserializeOwned>(data_dir: &Path, table: &str, wanted: impl Fn(&Subject) -> bool) -> io::Result<Logs<T>> {
+    let mut logs = Logs { lines: Vec::new(), through: 0, skipped: 0 };
+    let Some(connection) = open(data_dir)? else { return Ok(logs) };
+    let mut fill = || -> rusqlite::Result<()> {
+        // Both are read of the same moment.
+        let transaction = connection.unchecked_transaction()?;
+        let last = transaction.query_row("SELECT max(seq) FROM events", [], |row| row.get::<_, Option<i64>>(0))?;
+        logs.through = last.map_or(0, i64::unsigned_abs);
+        let mut select = transaction.prepare(&format!(
+            "SELECT seq, team, user, installation, instance, server, body FROM {table} ORDER BY n"
+        ))?;
+        let mut rows = select.query([])?;
+        while let Some(row) = rows.next()? {
+            let text = |at: usize| row.get::<_, String>(at);
+            let of = Subject {
+                installation_id: text(3)?.as_str().into(),
+                team_id: text(1)?.as_str().into(),
+                user_id: text(2)?.as_str().into(),
+                process_id: text(4)?.into(),
+                server_slug: text(5)?.as_str().into(),
+            };
+            if wanted(&of) {
+                match serde_json::from_str(row.get_ref(6)?.as_str()?) {
+                    Ok(line) => logs.lines.push(Logged { seq: row.get::<_, i64>(0)?.unsigned_abs(), of, line }),
+                    Err(_) => logs.skipped += 1,
+                }
+            }
+        }
+        Ok(())
+    };
+    fill().map_err(|error| at(&database(data_dir), &error))?;
+    Ok(logs)
+}
+
+/// Opens the database for reading; `None` if there is nothing in it yet.
+pub(super) fn open(data_dir: &Path) -> io::Result<Option<Connection>> {
+    let path = database(data_dir);
+    if identity(&path).is_none() {
+        // A directory that cannot be read is an error, one without a journal is not.
+        return match std::fs::read_dir(data_dir) {
+            Ok(_) => Ok(None),
+            Err(error) => Err(io::Error::new(error.kind(), format!("cannot read {}: {error}", data_dir.display()))),
+        };
+    }
+    match open_at(&path, false) {
+        Err(SchemaError::Sqlite(error))
+            if matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
+                && std::fs::metadata(suffixed(&path, "-wal")).map_or(0, |found| found.len()) == 0 =>
+        {
+            // On a disk that is read-only for us there can be no shared memory, and nobody who writes either.
+            open_at(&path, true)
+        }
+        opened => opened,
+    }
+    .map_err(|error| at(&path, &error))
+}
+
+fn open_at(path: &Path, immutable: bool) -> Result<Option<Connection>, SchemaError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = if immutable {
+        Connection::open_with_flags(immutable_uri(path), flags | OpenFlags::SQLITE_OPEN_URI)?
+    } else {
+        Connection::open_with_flags(path, flags)?
+    };
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.pragma_update(None, "trusted_schema", false)?;
+    let version = schema::version(&connection)?;
+    Ok((version > 0).then_some(connection))
+}
+
+fn immutable_uri(path: &Path) -> String {
+    let mut uri = "file:".to_owned();
+    for &byte in std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()) {
+        match byte {
+            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => uri.push(char::from(byte)),
+            other => uri.push_str(&format!("%{other:02X}")),
+        }
+    }
+    uri + "?immutable=1"
+}
+
+/// Whether the file is not what it should be, rather than the disk or somebody else in the way.
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+    match error {
+        rusqlite::Error::SqliteFailure(..) => {
+            matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+        }
+        // Texts that are none, numbers where texts should be: the schema lets nobody write them.
+        rusqlite::Error::Utf8Error(..)
+        | rusqlite::Error::FromSqlConversionFailure(..)
+        | rusqlite::Error::InvalidColumnType(..)
+        | rusqlite::Error::IntegralValueOutOfRange(..) => true,
+        _ => false,
+    }
+}
+
+/// A number as SQLite keeps it; those beyond are more than there will ever be.
+pub(super) fn number(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn at(path: &Path, error: &dyn std::error::Error) -> io::Error {
+    io::Error::other(format!("cannot read {}: {error}", path.display()))
+}

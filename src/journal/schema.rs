@@ -1,0 +1,145 @@
+//! What is in the database, and how an older one becomes that. Each step is one transaction that also says how far it
+//! got, so a step is done whole or not at all. A step that was released is never changed: another one is added.
+
+use rusqlite::{Connection, TransactionBehavior};
+
+/// From version `n` to `n + 1`.
+const MIGRATIONS: &[&str] = &[VERSION_1];
+
+/// `body` is the whole event as it is sent; what stands beside it is what readers choose by. Times are milliseconds
+/// since 1970, as events and lines tell them.
+const VERSION_1: &str = "
+CREATE TABLE events (
+  seq      INTEGER PRIMARY KEY,
+  at       INTEGER NOT NULL,
+  type     TEXT NOT NULL,
+  team     TEXT,
+  user     TEXT,
+  instance TEXT,
+  server   TEXT,
+  body     TEXT NOT NULL
+) STRICT;
+CREATE TABLE server_logs (
+  n            INTEGER PRIMARY KEY,
+  seq          INTEGER NOT NULL,
+  at           INTEGER NOT NULL,
+  team         TEXT NOT NULL,
+  user         TEXT NOT NULL,
+  installation TEXT NOT NULL,
+  instance     TEXT NOT NULL,
+  server       TEXT NOT NULL,
+  body         TEXT NOT NULL
+) STRICT;
+CREATE INDEX server_logs_of ON server_logs (instance, n);
+CREATE TABLE request_logs (
+  n            INTEGER PRIMARY KEY,
+  seq          INTEGER NOT NULL,
+  at           INTEGER NOT NULL,
+  team         TEXT NOT NULL,
+  user         TEXT NOT NULL,
+  installation TEXT NOT NULL,
+  instance     TEXT NOT NULL,
+  server       TEXT NOT NULL,
+  body         TEXT NOT NULL
+) STRICT;
+CREATE INDEX request_logs_of ON request_logs (instance, n);
+CREATE TABLE memos (
+  team         TEXT NOT NULL,
+  user         TEXT NOT NULL,
+  installation TEXT NOT NULL,
+  body         TEXT NOT NULL,
+  PRIMARY KEY (team, user, installation)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE commands (
+  id     TEXT PRIMARY KEY,
+  at     INTEGER NOT NULL,
+  result TEXT
+) STRICT, WITHOUT ROWID;
+CREATE TABLE meta (
+  key   TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+";
+
+/// Why a database cannot be taken as it is.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SchemaError {
+    #[error("it was written by a newer satellite (version {found} of its tables, this one knows {known})")]
+    Newer { found: usize, known: usize },
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
+}
+
+/// The version that this satellite writes.
+pub(super) fn known() -> usize {
+    MIGRATIONS.len()
+}
+
+/// The version that a database has; 0 if there is nothing in it yet.
+pub(super) fn version(connection: &Connection) -> Result<usize, SchemaError> {
+    let found = connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
+    // Nobody writes a negative one; if somebody did, it is not ours.
+    let found = usize::try_from(found).unwrap_or(usize::MAX);
+    if found > known() { Err(SchemaError::Newer { found, known: known() }) } else { Ok(found) }
+}
+
+/// Brings a database to the version that this satellite writes.
+pub(super) fn migrate(connection: &mut Connection) -> Result<(), SchemaError> {
+    let found = version(connection)?;
+    step(connection, found, MIGRATIONS)
+}
+
+fn step(connection: &mut Connection, found: usize, migrations: &[&str]) -> Result<(), SchemaError> {
+    for (at, migration) in migrations.iter().enumerate().skip(found) {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        transaction.execute_batch(migration)?;
+        transaction.pragma_update(None, "user_version", i64::try_from(at + 1).unwrap_or(i64::MAX))?;
+        transaction.commit()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "CREATE TABLE one (a INTEGER) STRICT; INSERT INTO one VALUES (7);";
+
+    fn version_of(connection: &Connection) -> i64 {
+        connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn each_step_is_done_once_and_keeps_what_was_there() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        step(&mut connection, 0, &[ONE]).unwrap();
+        assert_eq!(version_of(&connection), 1);
+        let two = "ALTER TABLE one ADD COLUMN b INTEGER; UPDATE one SET b = a + 1;";
+        step(&mut connection, 1, &[ONE, two]).unwrap();
+        step(&mut connection, 2, &[ONE, two]).unwrap();
+        assert_eq!(version_of(&connection), 2);
+        let row = connection.query_row("SELECT a, b FROM one", [], |row| Ok((row.get(0)?, row.get(1)?)));
+        assert_eq!(row, Ok((7, 8)));
+    }
+
+    #[test]
+    fn a_step_that_fails_in_its_middle_leaves_the_version_before_it() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        let broken = "ALTER TABLE one ADD COLUMN b INTEGER; UPDATE one SET c = 1;";
+        assert!(matches!(step(&mut connection, 0, &[ONE, broken]), Err(SchemaError::Sqlite(_))));
+        assert_eq!(version_of(&connection), 1);
+        assert!(connection.prepare("SELECT b FROM one").is_err(), "the first half of the step is not there either");
+        step(&mut connection, 1, &[ONE, "ALTER TABLE one ADD COLUMN b INTEGER"]).unwrap();
+        assert_eq!(version_of(&connection), 2);
+    }
+
+    #[test]
+    fn a_version_that_is_not_known_is_refused() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        for (set, found) in [(known() as i64 + 1, known() + 1), (-1, usize::MAX)] {
+            connection.pragma_update(None, "user_version", set).unwrap();
+            let error = migrate(&mut connection).unwrap_err();
+            assert!(matches!(error, SchemaError::Newer { found: told, .. } if told == found), "{error}");
+        }
+    }
+}

@@ -1,0 +1,567 @@
+//! The database as the one thread that writes it sees it: each method is one transaction, or reads.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::seam::{Answer, Batch};
+use rusqlite::types::ToSql;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
+use serde::Serialize;
+
+use super::read::{Facets, chunk, number};
+use super::schema::{self, SchemaError};
+use super::{CommandRecord, DeliveryState, Limits, Sending};
+
+/// How long somebody else's transaction is waited for: nobody but us writes, so it is a person with a tool.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// The log in front of the database is taken into it when it is this long.
+const WAL_CHECKPOINT: u64 = 16 << 20;
+/// And when it is this long, readers that keep it from beginning anew are waited for.
+const WAL_MAX: u64 = 64 << 20;
+/// For that long.
+const READER_PATIENCE: Duration = Duration::from_millis(200);
+/// Rows that one transaction removes for want of room or for their age.
+const PRUNE_MAX: usize = 5_000;
+/// Room is made down to this part of the limit, so that it is not made for every batch.
+const PRUNE_TO: (u64, u64) = (19, 20);
+/// Pages that are given back to the file system at once.
+const VACUUM_STEP: u64 = 2_048;
+/// How long a command is known.
+const COMMANDS_KEPT_MS: i64 = 7 * 24 * 3600 * 1000;
+
+/// The newest that is remembered of each instance; `None` is to be forgotten.
+pub(super) type Memos = HashMap<InstanceId, Option<String>>;
+
+/// What is known at the start.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    pub(super) last: u64,
+    pub(super) memos: HashMap<InstanceId, String>,
+}
+
+pub(super) struct Store {
+    connection: Connection,
+    path: PathBuf,
+    /// The file that is open: another one at its path is not ours.
+    identity: (u64, u64),
+    /// The same of the log in front of it, once there is one.
+    wal: Option<(u64, u64)>,
+    wal_len: u64,
+    page_size: u64,
+    /// The last event that was ever stored here, which may be gone by now.
+    last: u64,
+    delivery: DeliveryState,
+    /// The last event that delivery has seen: it may be on its way, so it is not what goes for want of room.
+    handed_out: u64,
+    /// Gone without having been delivered and not announced in an event that is stored: from, to.
+    unannounced: Option<(u64, u64)>,
+    body: Vec<u8>,
+}
+
+/// What is stored, for `status`.
+pub(super) struct Extent {
+    pub(super) first: Option<u64>,
+    pub(super) last: Option<u64>,
+    pub(super) bytes: u64,
+}
+
+impl Store {
+    /// Opens the database at `path`, or makes it. What it tells before anything is written is in `facts`, also where
+    /// writing then fails.
+    pub(super) fn open(path: &Path, facts: &mut Option<Facts>) -> Result<Self, SchemaError> {
+        make_private(path);
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let mut connection = Connection::open_with_flags(path, flags)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.set_prepared_statement_cache_capacity(64);
+        let version = schema::version(&connection)?;
+        if version > 0 {
+            *facts = Some(read_facts(&connection)?);
+        }
+        // Works only before there is a table.
+        connection.pragma_update(None, "auto_vacuum", "incremental")?;
+        let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
+        if mode != "wal" {
+            tracing::warn!(
+                mode,
+                "this file system has no shared memory for the journal: readers and the satellite wait for each other"
+            );
+        }
+        connection.pragma_update(None, "synchronous", "normal")?;
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+        connection.pragma_update(None, "journal_size_limit", number(WAL_MAX))?;
+        connection.pragma_update(None, "trusted_schema", false)?;
+        connection.pragma_update(None, "cell_size_check", true)?;
+        schema::migrate(&mut connection)?;
+        let read = read_facts(&connection)?;
+        let last = read.last;
+        *facts = Some(read);
+        let page_size = connection.pragma_query_value(None, "page_size", |row| row.get::<_, i64>(0))?;
+        let mut store = Self {
+            identity: identity(path).unwrap_or_default(),
+            path: path.to_owned(),
+            connection,
+            wal: None,
+            wal_len: 0,
+            page_size: page_size.unsigned_abs(),
+            last,
+            delivery: DeliveryState::default(),
+            handed_out: 0,
+            unannounced: None,
+            body: Vec::new(),
+        };
+        store.begin()?;
+        Ok(store)
+    }
+
+    /// Reads how far delivery is. That is written as well, so that a disk that takes nothing is noticed now and not
+    /// with the first event.
+    fn begin(&mut self) -> Result<(), rusqlite::Error> {
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        // Whoever is new is told what comes from now on.
+        let cursor = get(&transaction, "cursor")?.and_then(|text| text.parse().ok()).unwrap_or(self.last);
+        set(&transaction, "cursor", &cursor)?;
+        let sending = get(&transaction, "sending")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
+        self.unannounced =
+            get(&transaction, "unannounced")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
+        transaction.commit()?;
+        self.handed_out = sending.as_ref().map_or(cursor, |sending: &Sending| sending.last.max(cursor));
+        self.delivery = DeliveryState { cursor, sending };
+        self.look_at_wal();
+        Ok(())
+    }
+
+    /// Whether what is written here can be found at its path by others, and after our end.
+    pub(super) fn is_in_place(&mut self) -> bool {
+        if identity(&self.path) != Some(self.identity) {
+            return false;
+        }
+        let known = self.wal;
+        self.look_at_wal();
+        known.is_none() || known == self.wal
+    }
+
+    fn look_at_wal(&mut self) {
+        let found = fs::metadata(suffixed(&self.path, "-wal")).ok();
+        self.wal = found.as_ref().map(|found| (found.dev(), found.ino()));
+        self.wal_len = found.map_or(0, |found| found.len());
+    }
+
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Has `act` fill an empty database, and reads what is then in it.
+    pub(super) fn take_over<T>(&mut self, act: impl FnOnce(&mut Connection) -> T) -> rusqlite::Result<T> {
+        let outcome = act(&mut self.connection);
+        self.last = read_facts(&self.connection)?.last;
+        self.begin()?;
+        Ok(outcome)
+    }
+
+    pub(super) fn facts(&self) -> rusqlite::Result<Facts> {
+        read_facts(&self.connection)
+    }
+
+    pub(super) fn delivery(&self) -> DeliveryState {
+        self.delivery.clone()
+    }
+
+    pub(super) fn unannounced(&self) -> Option<(u64, u64)> {
+        self.unannounced
+    }
+
+    /// Stores what is new in a batch, and the memos.
+    pub(super) fn append(&mut self, batch: &Batch, memos: &Memos, limits: &Limits) -> rusqlite::Result<Answer> {
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut last = self.last;
+        let mut announced = false;
+        {
+            let mut insert = transaction.prepare_cached(
+                "INSERT INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            )?;
+            let (mut server_logs, mut request_logs) = (Lines::of("server_logs"), Lines::of("request_logs"));
+            for (index, envelope) in batch.events.iter().enumerate().filter(|(_, envelope)| envelope.seq > self.last) {
+                let text = match json(&mut self.body, envelope) {
+                    Ok(text) => text,
+                    Err(reason) => return Ok(Answer::Invalid(Some(index), reason)),
+                };
+                let Facets { kind, team, user, instance, server } = Facets::of(&envelope.event);
+                let at = envelope.timestamp.as_millisecond();
+                insert.execute(params![number(envelope.seq), at, kind, team, user, instance, server, text])?;
+                last = last.max(envelope.seq);
+                match &envelope.event {
+                    Event::ServerLogs { of, logs } => {
+                        for line in logs {
+                            server_logs.insert(&transaction, envelope.seq, of, line.timestamp, line)?;
+                        }
+                    }
+                    Event::RequestLogs { of, requests } => {
+                        for line in requests {
+                            request_logs.insert(&transaction, envelope.seq, of, line.timestamp, line)?;
+                        }
+                    }
+                    Event::EventsDropped { from_seq, to_seq } => {
+                        announced |= self.unannounced.is_some_and(|(from, to)| *from_seq <= from && to <= *to_seq);
+                    }
+                    _ => {}
+                }
+            }
+            server_logs.trim(&transaction, limits.server_logs_max)?;
+            request_logs.trim(&transaction, limits.request_logs_max)?;
+        }
+        write_memos(&transaction, memos)?;
+        if announced {
+            set(&transaction, "unannounced", &None::<(u64, u64)>)?;
+        }
+        transaction.commit()?;
+        self.last = last;
+        if announced {
+            self.unannounced = None;
+        }
+        self.checkpoint()?;
+        Ok(Answer::Accepted)
+    }
+
+    /// Stores the memos alone.
+    pub(super) fn remember(&mut self, memos: &Memos) -> rusqlite::Result<()> {
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        write_memos(&transaction, memos)?;
+        transaction.commit()
+    }
+
+    /// The next stored events after `after`, and whether damage was met: then they end before it.
+    pub(super) fn outbox(&mut self, after: u64, max: usize) -> rusqlite::Result<Vec<(u64, String)>> {
+        let mut rows = Vec::new();
+        chunk(&self.connection, after, max, |row| {
+            rows.push((row.seq, row.body()?.to_owned()));
+            Ok(())
+        })?;
+        self.handed_out = rows.last().map_or(self.handed_out, |(seq, _)| self.handed_out.max(*seq));
+        Ok(rows)
+    }
+
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> rusqlite::Result<()> {
+        let state = DeliveryState { cursor: self.delivery.cursor.max(settled), sending };
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        set(&transaction, "cursor", &state.cursor)?;
+        set(&transaction, "sending", &state.sending)?;
+        transaction.commit()?;
+        self.handed_out = self.handed_out.max(state.cursor);
+        self.delivery = state;
+        Ok(())
+    }
+
+    /// See [`Journal::expect_nobody`](super::Journal::expect_nobody).
+    pub(super) fn expect_nobody(&mut self) -> rusqlite::Result<()> {
+        self.connection.execute("DELETE FROM meta WHERE key IN ('cursor', 'sending')", [])?;
+        Ok(())
+    }
+
+    pub(super) fn command(&self, id: &str) -> rusqlite::Result<Option<CommandRecord>> {
+        let mut select = self.connection.prepare_cached("SELECT result FROM commands WHERE id = ?1")?;
+        let found = select.query_row([id], |row| row.get::<_, Option<String>>(0)).optional()?;
+        Ok(found.map(|result| result.map_or(CommandRecord::Begun, CommandRecord::Done)))
+    }
+
+    pub(super) fn record_command(&self, id: &str, result: Option<&str>, now: Timestamp) -> rusqlite::Result<()> {
+        // One that is done does not begin again.
+        let mut upsert = self.connection.prepare_cached(
+            "INSERT INTO commands (id, at, result) VALUES (?1, ?2, ?3)
+             ON CONFLICT (id) DO UPDATE SET at = excluded.at, result = coalesce(excluded.result, result)",
+        )?;
+        upsert.execute(params![id, now.as_millisecond(), result])?;
+        Ok(())
+    }
+
+    /// Events from `from` to `to` are gone and nobody has been told.
+    pub(super) fn dropped(&mut self, from: u64, to: u64) -> rusqlite::Result<()> {
+        let (from, to) = self.unannounced.map_or((from, to), |(first, last)| (first.min(from), last.max(to)));
+        set(&self.connection, "unannounced", &Some((from, to)))?;
+        self.unannounced = Some((from, to));
+        Ok(())
+    }
+
+    pub(super) fn extent(&self) -> rusqlite::Result<Extent> {
+        let mut select =
+            self.connection.prepare_cached("SELECT (SELECT min(seq) FROM events), (SELECT max(seq) FROM events)")?;
+        let (first, last) =
+            select.query_row([], |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?)))?;
+        let bytes = self.pages()?.0 * self.page_size + self.wal_len;
+        Ok(Extent { first: first.map(i64::unsigned_abs), last: last.map(i64::unsigned_abs), bytes })
+    }
+
+    /// Pages of the file, and those of them that are free.
+    fn pages(&self) -> rusqlite::Result<(u64, u64)> {
+        let value = |sql: &str| {
+            self.connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, i64>(0)).map(i64::unsigned_abs)
+        };
+        Ok((value("PRAGMA page_count")?, value("PRAGMA freelist_count")?))
+    }
+
+    /// Makes room if there is too much, in one step; whether there is more to do. What is delivered goes first, then the
+    /// oldest of what is not, which is counted if `delivers`.
+    pub(super) fn make_room(&mut self, size_max: u64, delivers: bool, pruning: &mut Pruning) -> rusqlite::Result<bool> {
+        let (pages, free) = self.pages()?;
+        let used = (pages - free.min(pages)) * self.page_size;
+        let limit = if pruning.under_way { size_max / PRUNE_TO.1 * PRUNE_TO.0 } else { size_max };
+        if used <= limit {
+            pruning.under_way = false;
+            return Ok(false);
+        }
+        pruning.under_way = true;
+        let held = if delivers { (self.delivery.cursor, self.handed_out) } else { (0, 0) };
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut gone = delete_oldest(&transaction, 0, if delivers { Some(held.0) } else { None })?;
+        if gone.is_none() && delivers {
+            gone = delete_oldest(&transaction, held.1, None)?;
+            if let Some(gone) = &gone {
+                let (from, to) = self
+                    .unannounced
+                    .map_or((gone.first, gone.last), |(first, last)| (first.min(gone.first), last.max(gone.last)));
+                set(&transaction, "unannounced", &Some((from, to)))?;
+                self.unannounced = Some((from, to));
+                pruning.unsent += gone.count;
+            }
+        }
+        if gone.is_some() {
+            set(&transaction, "last", &self.last)?;
+        }
+        transaction.commit()?;
+        self.checkpoint()?;
+        // Where nothing can go it is the rest that is too large, and trying again changes nothing.
+        pruning.under_way = gone.is_some();
+        Ok(gone.is_some())
+    }
+
+    /// Removes what is too old, in one step; whether there is more to do.
+    pub(super) fn prune_old(&mut self, limits: &Limits, now: Timestamp, delivers: bool) -> rusqlite::Result<bool> {
+        let ago =
+            |age: Duration| now.as_millisecond().saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
+        let (events, lines, commands) =
+            (ago(limits.events_age_max), ago(limits.logs_age_max), now.as_millisecond() - COMMANDS_KEPT_MS);
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut removed = 0;
+        // The oldest first, up to the first that is young enough: the clock may have jumped, and the order is that of seq.
+        let through = {
+            let mut select = transaction.prepare_cached("SELECT seq, at FROM events ORDER BY seq LIMIT ?1")?;
+            let mut rows = select.query([PRUNE_MAX as i64])?;
+            let mut through = None;
+            while let Some(row) = rows.next()? {
+                let (seq, at) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?);
+                if at >= events || delivers && seq > number(self.delivery.cursor) {
+                    break;
+                }
+                through = Some(seq);
+            }
+            through
+        };
+        if let Some(through) = through {
+            removed += transaction.execute("DELETE FROM events WHERE seq <= ?1", [through])?;
+            set(&transaction, "last", &self.last)?;
+        }
+        for (table, before) in [("server_logs", lines), ("request_logs", lines)] {
+            let sql = format!("DELETE FROM {table} WHERE n IN (SELECT n FROM {table} WHERE at < ?1 LIMIT {PRUNE_MAX})");
+            removed += transaction.execute(&sql, [before])?;
+        }
+        transaction.execute("DELETE FROM commands WHERE at < ?1", [commands])?;
+        transaction.commit()?;
+        Ok(removed >= PRUNE_MAX)
+    }
+
+    /// Gives free pages back to the file system where they are many, in one step; whether there is more to do.
+    pub(super) fn shrink(&mut self, size_max: u64) -> rusqlite::Result<bool> {
+        let (pages, free) = self.pages()?;
+        let too_many = free > pages / 4 || pages * self.page_size > size_max;
+        if free < VACUUM_STEP / 2 || !too_many {
+            return Ok(false);
+        }
+        self.connection.execute_batch(&format!("PRAGMA incremental_vacuum({VACUUM_STEP})"))?;
+        self.checkpoint()?;
+        Ok(self.pages()?.0 < pages)
+    }
+
+    /// Takes the log in front of the database into it when it is long.
+    fn checkpoint(&mut self) -> rusqlite::Result<()> {
+        self.look_at_wal();
+        if self.wal_len < WAL_CHECKPOINT {
+            return Ok(());
+        }
+        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+        if self.wal_len > WAL_MAX {
+            self.connection.busy_timeout(READER_PATIENCE)?;
+            let restarted = self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
+            self.connection.busy_timeout(BUSY_TIMEOUT)?;
+            if let Err(error) = restarted {
+                tracing::debug!(%error, bytes = self.wal_len, "somebody reads the journal without a pause");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Making room goes on for several steps, and some of what goes was still to be delivered.
+#[derive(Debug, Default)]
+pub(super) struct Pruning {
+    under_way: bool,
+    pub(super) unsent: u64,
+}
+
+struct Gone {
+    first: u64,
+    last: u64,
+    count: u64,
+}
+
+/// Deletes the oldest events after `after` and, if given, up to `through`.
+fn delete_oldest(transaction: &Transaction<'_>, after: u64, through: Option<u64>) -> rusqlite::Result<Option<Gone>> {
+    let through = through.map_or(i64::MAX, number);
+    let range = transaction.query_row(
+        "SELECT min(seq), max(seq), count(*) FROM (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
+        params![number(after), through, PRUNE_MAX as i64],
+        |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, i64>(2)?)),
+    )?;
+    let (Some(first), Some(last), count) = range else { return Ok(None) };
+    transaction.execute("DELETE FROM events WHERE seq BETWEEN ?1 AND ?2", [first, last])?;
+    Ok(Some(Gone { first: first.unsigned_abs(), last: last.unsigned_abs(), count: count.unsigned_abs() }))
+}
+
+/// The lines of one kind that a transaction adds, and whose they are.
+struct Lines {
+    table: &'static str,
+    insert: String,
+    instances: BTreeSet<std::sync::Arc<str>>,
+}
+
+impl Lines {
+    fn of(table: &'static str) -> Self {
+        let insert = format!(
+            "INSERT INTO {table} (seq, at, team, user, installation, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"
+        );
+        Self { table, insert, instances: BTreeSet::new() }
+    }
+
+    fn insert(
+        &mut self,
+        transaction: &Transaction<'_>,
+        seq: u64,
+        of: &Subject,
+        at: Timestamp,
+        line: &impl Serialize,
+    ) -> rusqlite::Result<()> {
+        // The event that holds it has just become JSON.
+        let Ok(body) = serde_json::to_string(line) else { return Ok(()) };
+        let Subject { installation_id, team_id, user_id, process_id, server_slug } = of;
+        let mut insert = transaction.prepare_cached(&self.insert)?;
+        insert.execute(params![
+            number(seq),
+            at.as_millisecond(),
+            team_id.as_str(),
+            user_id.as_str(),
+            installation_id.as_str(),
+            &**process_id,
+            server_slug.as_str(),
+            body
+        ])?;
+        if !self.instances.contains(process_id) {
+            self.instances.insert(process_id.clone());
+        }
+        Ok(())
+    }
+
+    /// Only the newest `max` of each instance stay.
+    fn trim(&self, transaction: &Transaction<'_>, max: usize) -> rusqlite::Result<()> {
+        if self.instances.is_empty() {
+            return Ok(());
+        }
+        let table = self.table;
+        let mut delete = transaction.prepare_cached(&format!(
+            "DELETE FROM {table} WHERE instance = ?1 AND n <=
+             (SELECT n FROM {table} WHERE instance = ?1 ORDER BY n DESC LIMIT 1 OFFSET ?2)"
+        ))?;
+        let max = i64::try_from(max).unwrap_or(i64::MAX);
+        for instance in &self.instances {
+            delete.execute(params![&**instance, max])?;
+        }
+        Ok(())
+    }
+}
+
+fn json<'a>(buffer: &'a mut Vec<u8>, envelope: &Envelope) -> Result<&'a str, String> {
+    buffer.clear();
+    serde_json::to_writer(&mut *buffer, envelope).map_err(|error| format!("cannot be written as JSON: {error}"))?;
+    std::str::from_utf8(buffer).map_err(|error| format!("is no text: {error}"))
+}
+
+fn write_memos(transaction: &Transaction<'_>, memos: &Memos) -> rusqlite::Result<()> {
+    for (instance, memo) in memos {
+        let key = [instance.team.as_str(), instance.user.as_str(), instance.installation.as_str()];
+        match memo {
+            Some(memo) => transaction
+                .prepare_cached(
+                    "INSERT OR REPLACE INTO memos (team, user, installation, body) VALUES (?1, ?2, ?3, ?4)",
+                )?
+                .execute(params![key[0], key[1], key[2], memo])?,
+            None => transaction
+                .prepare_cached("DELETE FROM memos WHERE team = ?1 AND user = ?2 AND installation = ?3")?
+                .execute(key)?,
+        };
+    }
+    Ok(())
+}
+
+/// What is known without writing anything.
+pub(super) fn read_facts(connection: &Connection) -> rusqlite::Result<Facts> {
+    let stored = connection.query_row("SELECT max(seq) FROM events", [], |row| row.get::<_, Option<i64>>(0))?;
+    let noted = get(connection, "last")?.and_then(|text| text.parse().ok()).unwrap_or(0);
+    let mut select = connection.prepare("SELECT team, user, installation, body FROM memos")?;
+    let memos = select.query_map([], |row| {
+        let text = |at| row.get::<_, String>(at);
+        Ok((InstanceId::new(text(0)?.as_str().into(), text(1)?.as_str().into(), text(2)?.as_str().into()), text(3)?))
+    })?;
+    Ok(Facts { last: stored.map_or(0, i64::unsigned_abs).max(noted), memos: memos.collect::<Result<_, _>>()? })
+}
+
+fn get(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
+    connection.prepare_cached("SELECT value FROM meta WHERE key = ?1")?.query_row([key], |row| row.get(0)).optional()
+}
+
+/// `value` as JSON: numbers are then their digits.
+fn set(connection: &Connection, key: &str, value: &impl Serialize) -> rusqlite::Result<()> {
+    let value = serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+    let mut upsert = connection.prepare_cached("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)")?;
+    upsert.execute([&key as &dyn ToSql, &value])?;
+    Ok(())
+}
+
+/// Device and inode of a file.
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// The path with something behind its name.
+pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// SQLite makes files that others may read, and gives its log the permissions of the database. A failure is left to
+/// SQLite to tell. The file is not opened if it is there: closing it would give up the locks that we hold on it.
+fn make_private(path: &Path) {
+    if let Some(directory) = path.parent() {
+        let _ = fs::DirBuilder::new().recursive(true).create(directory);
+        let _ = fs::set_permissions(directory, Permissions::from_mode(0o700));
+    }
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    if made.is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+        let _ = fs::set_permissions(path, Permissions::from_mode(0o600));
+    }
+}
