@@ -14,6 +14,7 @@ use mcp_satellite::config::{
     self, Answers, Auth, ConfigErrors, GatewayLimits, GatewayUser, LISTEN, Listen, Plan, Profile, SinkPlan, Tls,
     TokenHash,
 };
+use mcp_satellite::journal::Limits;
 use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, OnDegraded, Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, OnUpdate, RemoteTransport, Target};
@@ -351,6 +352,36 @@ fn an_empty_file_is_the_defaults() {
     assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, Listen::Anywhere));
     assert_eq!(plan.sink, SinkPlan::Journal);
     assert_eq!((plan.start_permits, plan.instances.len(), plan.warnings.len()), (None, 0, 0));
+}
+
+#[test]
+fn the_journal_is_limited_by_age_size_and_number() {
+    assert_eq!(parse("").unwrap().journal, Limits::default());
+    let text = "[journal]\nevents_age_max = \"7d\"\nsize_max = \"64MiB\"\nserver_logs_max = 1000\nrequest_logs_max = 0\nlogs_age_max = \"12h\"";
+    let expected = Limits {
+        events_age_max: Duration::from_secs(7 * 24 * 3600),
+        size_max: 64 << 20,
+        server_logs_max: 1000,
+        request_logs_max: 0,
+        logs_age_max: Duration::from_secs(12 * 3600),
+    };
+    assert_eq!(parse(text).unwrap().journal, expected);
+    for (text, said) in [
+        ("size_max = \"64KiB\"", "`size_max` leaves no room for what has to be kept"),
+        ("events_age_max = \"0s\"", "`events_age_max` is zero"),
+        ("logs_age_max = 7", "`logs_age_max` is a number"),
+        ("server_logs_max = -1", "`server_logs_max` is -1"),
+        ("keep = 3", "unknown key `keep` in `journal`"),
+    ] {
+        let errors = parse(&format!("[journal]\n{text}")).unwrap_err().to_string();
+        assert!(errors.contains(said), "{errors}");
+    }
+    // Where events go is another matter.
+    assert_eq!(parse("[events]\nsink = \"journal\"").unwrap().sink, SinkPlan::Journal);
+    let errors = parse("[events]\nkeep = 3").unwrap_err().to_string();
+    assert!(errors.contains("`keep` says nothing to this sink"), "{errors}");
+    let plan = parse("[events]\nsink = \"file\"").unwrap();
+    assert_eq!(plan.sink, SinkPlan::File { rotate_bytes: 64 * 1024 * 1024, keep: 8 });
 }
 
 #[test]
