@@ -68,7 +68,7 @@ fn row_of(home: &Home, user: &str, server: &str) -> Value {
 #[track_caller]
 fn variable(home: &Home, user: &str, name: &str) -> Value {
     let arguments = json!({"name": name}).to_string();
-    let outcome = home.satellite(&["call", "notes", "env", &arguments, "--user", user]).exits(0);
+    let outcome = home.satellite(&["call", "notes", "env", &arguments, "--user", user]);
     outcome.json()["content"][0]["text"].clone()
 }
 
@@ -352,7 +352,7 @@ fn a_remote_server_gets_its_users_value_as_header_or_query_and_keeps_its_session
     );
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let row = home.wait_status("search", "awaiting_user_config");
-    assert!(row["status_message"].as_str().unwrap().contains("Authorization X-Api-Key region tenant`"), "{row:#}");
+    assert!(row["status_message"].as_str().unwrap().contains("Authorization X-Api-Key tenant region`"), "{row:#}");
     for (argument, said) in [
         ("bearer_token=Bearer x", "begins with `Bearer`"),
         ("X-Api-Key=a\nb", "one line of printable characters"),
@@ -398,7 +398,7 @@ fn a_model_is_told_what_the_user_is_to_type() {
     assert!(outcome.stderr.contains("only one value can be read from stdin"), "{outcome:#?}");
     configure(&home, &["notes", "--user", "alice", "API_KEY=a-key", "PIN=a-pin"]).exits(0);
     let answer = client.call("execute_mcp_tool", &json!({"tool_path": "notes:echo", "arguments": {"text": "now"}}));
-    assert_eq!(answer["result"]["content"][0]["text"], "now", "{answer:#}");
+    assert_eq!(answer["result"]["structuredContent"]["text"], "now", "{answer:#}");
     satellite.terminate().exits(0);
 }
 
