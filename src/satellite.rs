@@ -589,17 +589,16 @@ impl Satellite {
         if let Some(delivery) = &self.delivery {
             delivery.hurry().await;
         }
-        let told = async {
-            if let Some(link) = &self.link {
-                link.end(self).await;
-            }
-        };
-        let (farewell, ()) = tokio::join!(self.runtime.shutdown(), told);
+        let farewell = self.runtime.shutdown().await;
         if let Some(delivery) = &self.delivery {
             let kept = delivery.finish(self.settings.batch.flush_timeout).await;
             if kept > 0 {
                 tracing::info!(kept, "some events were not taken in time; the next start sends them");
             }
+        }
+        // Whoever says anything after it is taken to live.
+        if let Some(link) = &self.link {
+            link.end(self).await;
         }
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();

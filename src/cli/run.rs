@@ -166,7 +166,7 @@ pub(super) async fn supervise(
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
     let mut tending = pin!(satellite.tend_credentials());
-    let mut linked = pin!(satellite.tend_link());
+    let mut linked = Box::pin(satellite.tend_link());
     // A server that is removed has its grace; meanwhile a signal is heard all the same.
     let (mut reloading, mut asked) = (None, None);
     loop {
