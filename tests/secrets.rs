@@ -50,7 +50,7 @@ impl Planted {
         let ours =
             |path: &PathBuf| path.extension().is_some_and(|extension| extension == "stdout" || extension == "stderr");
         files.extend(fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().path()).filter(ours));
-        assert!(files.iter().any(|path| path.ends_with("events.jsonl")), "{files:?}");
+        assert!(files.iter().any(|path| path.ends_with("journal/journal.db")), "{files:?}");
         for path in files {
             let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
             self.are_not_in(&path.display().to_string(), &text);
