@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::fs::File;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -28,8 +28,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::backend::link::{self, Fleet, Link, Specs};
+use crate::backend::wire::EventProgress;
 use crate::catalogue_cache::CatalogueCache;
-use crate::config::{Origin, Plan, Profile, SinkPlan};
+use crate::config::{BackendPlan, ConfigErrors, Document, Origin, Plan, Profile, SinkPlan};
 use crate::connect::Connectors;
 use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
@@ -93,6 +95,8 @@ pub(crate) struct Satellite {
     ending: CancellationToken,
     data_dir: PathBuf,
     settings: Settings,
+    /// None if there is no backend.
+    link: Option<Link>,
     /// None if its directory cannot be used.
     catalogues: Option<Arc<CatalogueCache>>,
     /// What was installed last: the snapshot may still be behind.
@@ -117,12 +121,24 @@ pub(crate) struct Applied {
     pub(crate) teams_count: usize,
     /// What asks something of its user, which may be given at any time.
     pub(crate) asked: Asked,
+    /// What the files say, and what the backend gives beside it.
+    files: Plan,
+    document: Option<Document>,
+}
+
+/// Where a configuration comes from.
+struct Came {
+    /// When it was asked for.
+    since: Instant,
+    /// What it is called there, where it has a name.
+    hash: Option<String>,
 }
 
 /// What of a plan is settled at the start and cannot be changed by a reload.
 #[derive(PartialEq)]
 struct Settings {
     name: String,
+    backend: Option<BackendPlan>,
     journal: Limits,
     sink: SinkPlan,
     batch: BatchPolicy,
@@ -138,6 +154,8 @@ impl Settings {
     fn of(plan: &Plan) -> Self {
         Self {
             name: plan.name.clone(),
+            // Another token is taken on.
+            backend: plan.backend.clone().map(|backend| BackendPlan { token: None, ..backend }),
             journal: plan.journal.clone(),
             sink: plan.sink.clone(),
             batch: plan.batch.clone(),
@@ -170,23 +188,30 @@ impl Satellite {
         let journal = tokio::task::spawn_blocking(move || Journal::open(&place, limits)).await;
         let journal = journal.map_err(std::io::Error::other).flatten().map_err(machine("open the journal"))?;
         let mut next_seq = journal.next_seq();
-        let way: Option<(String, Arc<dyn EventSink>)> = match &plan.sink {
-            SinkPlan::Journal => None,
-            SinkPlan::File { rotate_bytes, keep } => {
+        let link = link_of(&plan, &data_dir, &journal)?;
+        let way: Option<(String, Arc<dyn EventSink>)> = match (&link, &plan.sink) {
+            (Some(link), _) => Some(("backend".to_owned(), link.way())),
+            (None, SinkPlan::Journal) => None,
+            (None, SinkPlan::File { rotate_bytes, keep }) => {
                 let (way, next) = FileSink::open(&data_dir, *rotate_bytes, *keep).map_err(in_data_dir)?;
                 next_seq = next_seq.max(next);
                 Some(("file".to_owned(), Arc::new(way)))
             }
-            SinkPlan::Stdout => {
+            (None, SinkPlan::Stdout) => {
                 let way = StdoutSink::new().map_err(machine("write events to stdout"))?;
                 Some(("stdout".to_owned(), Arc::new(way)))
             }
-            SinkPlan::Http { url, token } => {
+            (None, SinkPlan::Http { url, token }) => {
                 let way = HttpSink::new(url, token.as_ref())
                     .map_err(|why| StartError::Machine { what: "send events over HTTP", why: why.into() })?;
                 Some((way.shown(), Arc::new(way)))
             }
         };
+        let (files, document) = (plan.clone(), remembered(&plan, &data_dir).await);
+        let (plan, document) = document.map_or((plan, None), |(whole, document)| (whole, Some(document)));
+        if let (Some(link), Some(document)) = (&link, &document) {
+            link.has_taken_on(document.hash.clone()).await;
+        }
         let delivery = way.map(|(to, way)| Arc::new(Delivery::start(journal.clone(), &to, way, &plan.batch)));
         if delivery.is_none() {
             journal.expect_nobody();
@@ -244,10 +269,11 @@ impl Satellite {
             // Ends with the runtime.
             drop(tokio::spawn(catalogues.watch(runtime.clone())));
         }
-        let sleeper = runtime.clone();
+        let (sleeper, linked) = (runtime.clone(), link.clone());
         let suspends = AbortOnDropHandle::new(tokio::spawn(suspend::watch(move |asleep| {
             tracing::info!(seconds = asleep.as_secs(), "the machine was suspended; what is overdue is done now");
             sleeper.woke(asleep);
+            linked.iter().for_each(Link::woke);
         })));
         let values = Arc::new(Values::open(&data_dir));
         let applied: Arc<tokio::sync::Mutex<Applied>> = Arc::default();
@@ -260,6 +286,7 @@ impl Satellite {
                 name: plan.name.clone(),
                 connector: connector.clone(),
                 endpoint: endpoint.clone(),
+                link: link.clone(),
                 journal: journal.clone(),
                 delivery: delivery.clone(),
                 configurer: Configurer {
@@ -288,6 +315,7 @@ impl Satellite {
             ending,
             data_dir,
             settings,
+            link,
             catalogues,
             known,
             values,
@@ -295,7 +323,9 @@ impl Satellite {
             _suspends: suspends,
             _lock: lock,
         };
-        satellite.install(plan, satellite.applied.clone().lock_owned().await).await;
+        let mut applied = satellite.applied.clone().lock_owned().await;
+        (applied.files, applied.document) = (files, document);
+        satellite.install(plan, applied, Came { since: Instant::now(), hash: None }).await;
         // A client that comes now finds everything by its name; those that came earlier have waited.
         if let Some(place) = place {
             satellite.endpoint.open(place, &satellite.runtime)?;
@@ -319,18 +349,43 @@ impl Satellite {
     }
 
     /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new.
-    pub(crate) async fn apply(&self, plan: Plan) {
+    pub(crate) async fn apply(&self, files: Plan) {
+        let since = Instant::now();
         let mut applied = self.applied.clone().lock_owned().await;
+        let there = |plan: &Plan| plan.backend.as_ref().map(|backend| backend.url.clone());
+        if there(&files) != there(&applied.files) {
+            drop(applied);
+            return self.refuse("another [backend] takes a restart of the satellite".to_owned()).await;
+        }
+        let plan = match &applied.document {
+            Some(document) => files.clone().with(document),
+            None => Ok(files.clone()),
+        };
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(errors) => {
+                drop(applied);
+                let why = format!("what the backend gives does not go with it: {}", errors.in_a_line());
+                return self.refuse(why).await;
+            }
+        };
+        if let (Some(link), Some(backend)) = (&self.link, &files.backend) {
+            link.renew(backend);
+        }
+        applied.files = files;
+        self.take(plan, applied, Came { since, hash: None }).await;
+    }
+
+    async fn take(&self, plan: Plan, mut applied: OwnedMutexGuard<Applied>, came: Came) -> Specs {
         // A look at credentials that began before knows those who may not come in any more.
         applied.generation += 1;
         self.endpoint.apply(plan.gateway.clone(), &self.runtime).await;
-        self.install(plan, applied).await;
+        self.install(plan, applied, came).await
     }
 
     /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched. `applied` is held until all
     /// is installed, and not while what goes takes its time.
-    async fn install(&self, plan: Plan, applied: OwnedMutexGuard<Applied>) {
-        let started = Instant::now();
+    async fn install(&self, plan: Plan, applied: OwnedMutexGuard<Applied>, came: Came) -> Specs {
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
         }
@@ -342,6 +397,7 @@ impl Satellite {
         self.connector.withhold(plan.secret_variables);
         let (asked, specs) = self.values.merge(plan.instances);
         let config_hash = ConfigHash::of(&specs);
+        let whole: Specs = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
         self.forget_values(&wanted, applied.generation).await;
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
@@ -375,8 +431,8 @@ impl Satellite {
         let (mut memos, mut tools) = known.await.unwrap_or_default();
         let installs = async {
             let mut applied = applied;
-            let (origin, generation) = (plan.origin, applied.generation);
-            *applied = Applied { generation, origin, config_hash, server_count, teams_count, asked };
+            (applied.origin, applied.config_hash, applied.asked) = (plan.origin, config_hash, asked);
+            (applied.server_count, applied.teams_count) = (server_count, teams_count);
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
@@ -395,15 +451,19 @@ impl Satellite {
         for id in &wanted {
             self.runtime.wait_for(id, |_| true).await;
         }
-        let fetch_duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::info!(%config_hash, server_count, teams_count, change_detected, "configuration applied");
+        // And what has changed as it is now.
+        self.runtime.see().await;
+        let fetch_duration_ms = u64::try_from(came.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let config_hash = came.hash.unwrap_or_else(|| config_hash.to_string());
+        tracing::info!(config_hash, server_count, teams_count, change_detected, "configuration applied");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
-            config_hash: config_hash.to_string(),
+            config_hash,
             server_count,
             teams_count,
             change_detected,
             fetch_duration_ms,
         });
+        whole
     }
 
     /// Forgets what users have given for what is not there any more. At the start a plan without any instance may be one
@@ -456,6 +516,9 @@ impl Satellite {
         let started = Instant::now();
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let files = files.join(", ");
+        if let (Some(link), Some(backend)) = (&self.link, &plan.backend) {
+            link.renew(backend);
+        }
         let mut servers = 0_usize;
         let is_remote = |config: &InstanceConfig| matches!(config.target, Target::Remote { .. });
         let (asked, specs) = self.values.merge(plan.instances.into_iter().filter(is_remote));
@@ -506,6 +569,14 @@ impl Satellite {
         });
     }
 
+    /// Does what the backend wants, and tells it how the satellite is. Never ends by itself.
+    pub(crate) async fn tend_link(&self) {
+        match &self.link {
+            Some(link) => link.run(self).await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Resolves when the runtime has ended, whoever ended it.
     pub(crate) async fn ended(&self) {
         self.root.clone().await;
@@ -523,7 +594,12 @@ impl Satellite {
         if let Some(delivery) = &self.delivery {
             delivery.hurry().await;
         }
-        let farewell = self.runtime.shutdown().await;
+        let told = async {
+            if let Some(link) = &self.link {
+                link.end(self).await;
+            }
+        };
+        let (farewell, ()) = tokio::join!(self.runtime.shutdown(), told);
         if let Some(delivery) = &self.delivery {
             let kept = delivery.finish(self.settings.batch.flush_timeout).await;
             if kept > 0 {
@@ -560,6 +636,65 @@ impl Satellite {
         // An error says that it panicked: the reaper sees to the rest.
         let _ = tokio::task::spawn_blocking(move || connector.end_all(LAST_ANSWERS)).await;
     }
+}
+
+impl Fleet for Satellite {
+    fn runtime(&self) -> &RuntimeHandle {
+        &self.runtime
+    }
+
+    fn take_on(&self, document: Document, since: Instant) -> BoxFuture<'_, Result<Arc<Specs>, ConfigErrors>> {
+        async move {
+            let mut applied = self.applied.clone().lock_owned().await;
+            let (files, hash) = (applied.files.clone(), document.hash.clone());
+            // Thousands of servers take their time, and others wait for this thread.
+            let reading = tokio::task::spawn_blocking(move || (files.with(&document), document));
+            let (plan, document) = reading.await.map_err(|error| ConfigErrors::fault(&error))?;
+            let plan = plan?;
+            applied.document = Some(document);
+            Ok(Arc::new(self.take(plan, applied, Came { since, hash: Some(hash) }).await))
+        }
+        .boxed()
+    }
+
+    fn events(&self) -> EventProgress {
+        let backlog = self.delivery.as_ref().map_or(0, |delivery| delivery.status().backlog);
+        EventProgress { journalled_through: self.journal.status().journalled_through, backlog }
+    }
+}
+
+/// The link to the backend, if there is one.
+fn link_of(plan: &Plan, data_dir: &Path, journal: &Journal) -> Result<Option<Link>, StartError> {
+    let Some(backend) = &plan.backend else { return Ok(None) };
+    let options = link::Options {
+        name: plan.name.clone(),
+        plan: backend.clone(),
+        data_dir: data_dir.to_owned(),
+        done: Arc::new(journal.clone()),
+        // Each of the standard library's is another one.
+        seed: RandomState::new().build_hasher().finish(),
+    };
+    let machine =
+        |why: link::LinkError| StartError::Machine { what: "get ready to reach the backend", why: why.into() };
+    Link::new(options).map(Some).map_err(machine)
+}
+
+/// What the backend gave last, and the whole plan with it: a start does not wait for the backend.
+async fn remembered(plan: &Plan, data_dir: &Path) -> Option<(Plan, Document)> {
+    let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.to_owned());
+    let reading = tokio::task::spawn_blocking(move || {
+        let document = Link::remembered(&data_dir, &url)?;
+        match plan.with(&document) {
+            Ok(whole) => Some((whole, document)),
+            Err(errors) => {
+                let errors = errors.in_a_line();
+                tracing::error!(errors, "what the backend gave last cannot be used any more; it is asked again");
+                None
+            }
+        }
+    });
+    // An error says that it panicked: then nothing is known.
+    reading.await.ok().flatten()
 }
 
 /// See [`StdioConnector::reclaim`]; off the runtime's threads, because it waits for processes to die.

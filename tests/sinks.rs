@@ -1,4 +1,4 @@
-//! The three sinks and the journal, against real files, a real pipe and a real HTTP server.
+//! The three ways of events, against real files, a real pipe and a real HTTP server.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{self, File, OpenOptions};
@@ -7,10 +7,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::thread;
 
 use jiff::Timestamp;
-use mcp_satellite::journal::{self, Follow, Query};
 use mcp_satellite::sink::file::FileSink;
 use mcp_satellite::sink::stdout::StdoutSink;
 use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
@@ -71,12 +69,10 @@ fn seqs_in(path: &Path) -> Vec<u64> {
     text.lines().map(|line| serde_json::from_str::<Envelope>(line).unwrap().seq).collect()
 }
 
-fn stored(dir: &TempDir, query: Query) -> Vec<u64> {
-    let mut events = journal::read(dir.path(), query).unwrap();
-    let seqs = events.by_ref().map(|event| event.seq).collect();
-    assert!(events.take_error().is_none());
-    assert_eq!(events.skipped(), 0);
-    seqs
+/// The seqs in all files, in order.
+fn stored(dir: &TempDir) -> Vec<u64> {
+    let full = full_files(dir).into_iter().filter(|path| path.is_file());
+    full.chain([current(dir)]).filter(|path| path.exists()).flat_map(|path| seqs_in(&path)).collect()
 }
 
 fn range(seqs: std::ops::RangeInclusive<u64>) -> Vec<u64> {
@@ -99,7 +95,8 @@ mod file {
         let (sink, next_seq) = FileSink::open(dir.path().join("new"), LARGE, 1).unwrap();
         assert_eq!(next_seq, 1);
         assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
-        let back: Vec<_> = journal::read(dir.path().join("new"), Query::default()).unwrap().collect();
+        let text = fs::read_to_string(dir.path().join("new/events.jsonl")).unwrap();
+        let back: Vec<Envelope> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(back, range(1..=3).into_iter().map(event).collect::<Vec<_>>());
     }
 
@@ -116,7 +113,7 @@ mod file {
             assert_eq!(seqs_in(path).len(), 2, "a batch goes whole into one file");
             assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
         }
-        assert_eq!(stored(&dir, Query::default()), range(15..=20));
+        assert_eq!(stored(&dir), range(15..=20));
     }
 
     #[tokio::test]
@@ -126,7 +123,7 @@ mod file {
         assert_eq!(sink.send(batch(1..=5)).await, Answer::Accepted);
         assert_eq!(sink.send(batch(6..=10)).await, Answer::Accepted);
         assert_eq!(full_files(&dir).len(), 1);
-        assert_eq!(stored(&dir, Query::default()), range(1..=10));
+        assert_eq!(stored(&dir), range(1..=10));
     }
 
     #[tokio::test]
@@ -141,7 +138,7 @@ mod file {
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(next_seq, 8);
         assert_eq!(sink.send(batch(8..=9)).await, Answer::Accepted);
-        assert_eq!(stored(&dir, Query::default()), range(1..=9));
+        assert_eq!(stored(&dir), range(1..=9));
     }
 
     #[tokio::test]
@@ -171,9 +168,9 @@ mod file {
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(next_seq, 3);
         assert_eq!(sink.send(batch(3..=3)).await, Answer::Accepted);
-        let mut events = journal::read(dir.path(), Query::default()).unwrap();
-        assert_eq!(events.by_ref().map(|event| event.seq).collect::<Vec<_>>(), range(1..=3));
-        assert_eq!(events.skipped(), 1);
+        let text = fs::read_to_string(current(&dir)).unwrap();
+        let seqs = text.lines().filter_map(|line| serde_json::from_str::<Envelope>(line).ok()).map(|event| event.seq);
+        assert_eq!(seqs.collect::<Vec<_>>(), range(1..=3));
     }
 
     #[tokio::test]
@@ -289,164 +286,6 @@ mod stdout {
         });
         assert_eq!(answer, Answer::Accepted);
         assert_eq!(sink.send(batch(1..=3000)).await, Answer::Accepted);
-    }
-}
-
-mod journal_reading {
-    use super::*;
-
-    #[tokio::test]
-    async fn events_are_chosen_by_seq_type_instance_server_team_and_user() {
-        let dir = tempdir().unwrap();
-        let (sink, _) = FileSink::open(dir.path(), 600, 100).unwrap();
-        let timestamp = Timestamp::UNIX_EPOCH;
-        let of = |seq, team, user| Envelope {
-            seq,
-            timestamp,
-            event: Event::Disconnected { of: subject(team, user), was_intentional: true },
-        };
-        let client = Event::ClientDisconnected {
-            team_id: "acme".into(),
-            user_id: "bob".into(),
-            session_id: "s".into(),
-            duration: 1,
-            tool_execution_count: 0,
-            reason: "closed".into(),
-        };
-        let throttled = Event::TeamThrottled { team_id: "acme".into(), exits_in_window: 61, window_seconds: 60 };
-        let events = vec![
-            event(1),
-            of(2, "acme", "bob"),
-            of(3, "globex", "alice"),
-            Envelope { seq: 4, timestamp, event: client },
-            Envelope { seq: 5, timestamp, event: throttled },
-            Envelope { seq: 6, timestamp, event: Event::EventsDropped { from_seq: 7, to_seq: 8 } },
-            of(9, "acme", "alice"),
-        ];
-        for event in events {
-            let batch = Arc::new(Batch { id: event.seq, events: vec![event] });
-            assert_eq!(sink.send(batch).await, Answer::Accepted);
-        }
-        assert!(full_files(&dir).len() > 1, "the choice is made across files");
-        let some = |text: &str| Some(text.to_owned());
-        let all = Query::default;
-        assert_eq!(stored(&dir, all()), [1, 2, 3, 4, 5, 6, 9]);
-        for since in 0..10 {
-            let expected: Vec<_> = [1, 2, 3, 4, 5, 6, 9].into_iter().filter(|seq| *seq > since).collect();
-            assert_eq!(stored(&dir, Query { since: Some(since), ..all() }), expected);
-        }
-        let types = vec!["mcp.tool.executed".into(), "events.dropped".into()];
-        assert_eq!(stored(&dir, Query { types, ..all() }), [1, 6]);
-        assert_eq!(stored(&dir, Query { instance: some("filesystem-acme-alice-abc123"), ..all() }), [1, 9]);
-        assert_eq!(stored(&dir, Query { server: some("filesystem"), ..all() }), [1, 2, 3, 9]);
-        assert_eq!(stored(&dir, Query { team: some("acme"), ..all() }), [1, 2, 4, 5, 9]);
-        assert_eq!(stored(&dir, Query { user: some("bob"), ..all() }), [2, 4]);
-        let both = Query { team: some("acme"), user: some("alice"), since: Some(1), ..all() };
-        assert_eq!(stored(&dir, both), [9]);
-    }
-
-    #[tokio::test]
-    async fn files_before_the_wanted_seq_are_not_opened() {
-        let dir = tempdir().unwrap();
-        let (sink, _) = FileSink::open(dir.path(), 1, 100).unwrap();
-        for seq in 1..=5 {
-            assert_eq!(sink.send(batch(seq..=seq)).await, Answer::Accepted);
-        }
-        let second = &full_files(&dir)[1];
-        fs::remove_file(second).unwrap();
-        fs::create_dir(second).unwrap();
-        assert_eq!(stored(&dir, Query { since: Some(2), ..Query::default() }), [3, 4, 5]);
-
-        let mut events = journal::read(dir.path(), Query::default()).unwrap();
-        assert_eq!(events.by_ref().map(|event| event.seq).collect::<Vec<_>>(), [1]);
-        assert!(events.take_error().unwrap().to_string().starts_with("cannot read the events in "));
-    }
-
-    #[test]
-    fn damaged_and_unknown_lines_are_counted_and_passed_over() {
-        let dir = tempdir().unwrap();
-        let unknown = line(2).replace("mcp.tool.executed", "mcp.tool.invented");
-        append(&current(&dir), &format!("{}{unknown}{{\"seq\":3,\n\u{0}\n{}{}", line(1), line(4), &line(5)[..30]));
-        let mut events = journal::read(dir.path(), Query::default()).unwrap();
-        assert_eq!(events.by_ref().map(|event| event.seq).collect::<Vec<_>>(), [1, 4]);
-        assert_eq!(events.skipped(), 3, "a line that is still being written is not damaged");
-    }
-
-    #[test]
-    fn a_directory_that_is_not_there_is_an_error_and_an_empty_one_is_not() {
-        let dir = tempdir().unwrap();
-        assert_eq!(stored(&dir, Query::default()), Vec::<u64>::new());
-        let error = journal::read(dir.path().join("nowhere"), Query::default()).unwrap_err();
-        assert!(error.to_string().starts_with("cannot read "), "{error}");
-    }
-
-    #[test]
-    fn following_gives_each_event_once_as_it_is_completed() {
-        let dir = tempdir().unwrap();
-        let mut follow = Follow::new(dir.path(), Query { since: Some(1), ..Query::default() });
-        let mut poll = || follow.poll().unwrap().map(|event| event.seq);
-        assert_eq!(poll(), None);
-        append(&current(&dir), &(line(1) + &line(2)));
-        assert_eq!((poll(), poll()), (Some(2), None));
-
-        let (half, rest) = (&line(3)[..50], &line(3)[50..]);
-        append(&current(&dir), half);
-        assert_eq!(poll(), None);
-        append(&current(&dir), rest);
-        assert_eq!((poll(), poll()), (Some(3), None));
-
-        // A satellite that was killed in the middle of a line, and its next start.
-        append(&current(&dir), &line(4)[..50]);
-        assert_eq!(poll(), None);
-        assert_eq!(FileSink::open(dir.path(), LARGE, 5).unwrap().1, 4);
-        append(&current(&dir), &line(4));
-        assert_eq!((poll(), poll()), (Some(4), None));
-
-        // Lines that come after the last poll and before two rotations.
-        append(&current(&dir), &line(5));
-        fs::rename(current(&dir), dir.path().join("events.00000000000000000001.jsonl")).unwrap();
-        append(&dir.path().join("events.00000000000000000006.jsonl"), &(line(6) + &line(7)));
-        assert_eq!((poll(), poll(), poll(), poll()), (Some(5), Some(6), Some(7), None));
-        append(&current(&dir), &line(8));
-        assert_eq!((poll(), poll()), (Some(8), None));
-    }
-
-    #[tokio::test]
-    async fn readers_beside_a_writer_that_rotates_miss_nothing_and_see_nothing_twice() {
-        const LAST: u64 = 600;
-        let dir = tempdir().unwrap();
-        let (sink, _) = FileSink::open(dir.path(), 2000, 1000).unwrap();
-        let path = dir.path().to_owned();
-        let follower = thread::spawn(move || {
-            let mut follow = Follow::new(path, Query::default());
-            let mut seen = Vec::new();
-            while seen.last() != Some(&LAST) {
-                match follow.poll().unwrap() {
-                    Some(event) => seen.push(event.seq),
-                    None => thread::yield_now(),
-                }
-            }
-            assert_eq!(follow.skipped(), 0);
-            seen
-        });
-        let path = dir.path().to_owned();
-        let reader = thread::spawn(move || {
-            let mut count = 0;
-            while count < LAST {
-                let events = journal::read(&path, Query::default()).unwrap();
-                let seqs: Vec<_> = events.map(|event| event.seq).collect();
-                let now = seqs.len() as u64;
-                assert!(now >= count, "what was there is still there");
-                assert_eq!(seqs, range(1..=now));
-                count = now;
-            }
-        });
-        for seq in (1..=LAST).step_by(3) {
-            assert_eq!(sink.send(batch(seq..=seq + 2)).await, Answer::Accepted);
-        }
-        assert_eq!(follower.join().unwrap(), range(1..=LAST));
-        reader.join().unwrap();
-        assert!(full_files(&dir).len() > 20);
     }
 }
 

@@ -37,12 +37,7 @@ impl Refused {
     pub(super) fn in_a_line(&self) -> String {
         match self {
             Self::NoSource => NO_SOURCE.to_owned(),
-            Self::Config(errors) => {
-                let item = |item: config::Item| {
-                    format!("{}:{}:{}: {} ({})", item.file, item.line, item.column, item.message, item.hint)
-                };
-                errors.items().into_iter().map(item).collect::<Vec<_>>().join("; ")
-            }
+            Self::Config(errors) => errors.in_a_line(),
         }
     }
 }

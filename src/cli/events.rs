@@ -1,12 +1,19 @@
 //! `satellite events`, `satellite logs`
 
+use std::io;
+use std::time::Duration;
+
 use clap::Args;
-use mcp_satellite_actors::model::event::{Envelope, Event, LogLine, Subject};
+use mcp_satellite_actors::model::event::{Envelope, Event, LogLine, RequestLine, Subject};
+use serde::Serialize;
 
 use super::{DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say};
 use crate::console::api::{EventQuery, InstanceStatus, Selector};
 use crate::console::client::{Client, ClientError};
-use crate::journal;
+use crate::journal::{self, Logs as Stored};
+
+/// A satellite that is waited for is looked for this often.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Args)]
 pub(super) struct Events {
@@ -15,7 +22,7 @@ pub(super) struct Events {
     /// Only events after this number
     #[arg(long, value_name = "SEQ")]
     since: Option<u64>,
-    /// Go on with what happens, until interrupted
+    /// Go on with what happens, until interrupted, also over restarts of the satellite
     #[arg(long)]
     follow: bool,
     /// Only this type, such as mcp.server.crashed; may be repeated
@@ -33,9 +40,15 @@ pub(super) struct Events {
 pub(super) struct Logs {
     #[command(flatten)]
     target: Target,
-    /// Go on with what it writes, until interrupted
+    /// Go on with what it writes, until interrupted, also over restarts of the satellite
     #[arg(long)]
     follow: bool,
+    /// The calls of its tools instead of what it writes
+    #[arg(long)]
+    requests: bool,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     data_dir: DataDir,
 }
@@ -81,25 +94,67 @@ impl Logs {
             Err(ClientError::NotRunning { .. }) => (None, Some(selector.server), selector.team, selector.user),
             Err(error) => return Err(error.into()),
         };
-        let types = Some("mcp.server.logs".to_owned());
-        let query = EventQuery { since: None, follow: self.follow, types, team: None, instance: instance.clone() };
-        let wanted = |envelope: &Envelope| {
-            envelope.event.subject().is_some_and(|of| {
-                let name = &*of.process_id;
-                instance.as_ref().is_none_or(|instance| instance == name)
-                    && server.as_ref().is_none_or(|server| server == of.server_slug.as_str() || server == name)
-                    && team.as_ref().is_none_or(|team| is_of_team(of, team))
-                    && user.as_ref().is_none_or(|user| is_of_user(of, user))
-            })
+        let wanted = |of: &Subject| {
+            let name = &*of.process_id;
+            instance.as_ref().is_none_or(|instance| instance == name)
+                && server.as_ref().is_none_or(|server| server == of.server_slug.as_str() || server == name)
+                && team.as_ref().is_none_or(|team| is_of_team(of, team))
+                && user.as_ref().is_none_or(|user| is_of_user(of, user))
         };
-        read(&self.data_dir, query, wanted, |envelope| {
-            if let Event::ServerLogs { logs, .. } = &envelope.event {
-                for line in logs {
-                    say(&log_line(line));
-                }
-            }
+        // What has been told by now is stored after this. Without a satellite it is.
+        match client.post::<()>("/v1/flush", &()).await {
+            Ok(()) | Err(ClientError::NotRunning { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let show = Show { json: self.json };
+        let directory = data_directory(&self.data_dir)?;
+        let (kind, through) = if self.requests {
+            let stored =
+                journal::request_logs(directory, wanted).map_err(|error| unreadable(&self.data_dir, &error))?;
+            ("mcp.request.logs", show.stored(&stored, request_line))
+        } else {
+            let stored = journal::server_logs(directory, wanted).map_err(|error| unreadable(&self.data_dir, &error))?;
+            ("mcp.server.logs", show.stored(&stored, log_line))
+        };
+        if !self.follow {
+            return Ok(DONE);
+        }
+        let types = Some(kind.to_owned());
+        let query = EventQuery { since: Some(through), follow: true, types, team: None, instance: instance.clone() };
+        let wanted =
+            |envelope: &Envelope| envelope.event.kind() == kind && envelope.event.subject().is_some_and(&wanted);
+        // A satellite that was not there to resolve the name tells of others as well.
+        read(&self.data_dir, query, wanted, |envelope| match &envelope.event {
+            _ if !wanted(envelope) => {}
+            Event::ServerLogs { logs, .. } => logs.iter().for_each(|line| show.line(line, log_line)),
+            Event::RequestLogs { requests, .. } => requests.iter().for_each(|line| show.line(line, request_line)),
+            _ => {}
         })
         .await
+    }
+}
+
+/// How lines are shown.
+#[derive(Clone, Copy)]
+struct Show {
+    json: bool,
+}
+
+impl Show {
+    fn line<T: Serialize>(self, line: &T, in_words: fn(&T) -> String) {
+        // A line was JSON when it was stored.
+        say(&if self.json { serde_json::to_string(line).unwrap_or_default() } else { in_words(line) });
+    }
+
+    /// Shows what is stored; the last event that it is of.
+    fn stored<T: Serialize>(self, stored: &Stored<T>, in_words: fn(&T) -> String) -> u64 {
+        for logged in &stored.lines {
+            self.line(&logged.line, in_words);
+        }
+        if stored.skipped > 0 {
+            complain(&format!("{} stored lines could not be read and were left out", stored.skipped));
+        }
+        stored.through
     }
 }
 
@@ -114,72 +169,86 @@ fn is_of_user(of: &Subject, user: &str) -> bool {
 }
 
 /// Reads events from the satellite if one runs, which knows what `query` wants, else those that are `wanted` from what it
-/// stored.
+/// stored. Who follows goes on with what is stored when the satellite ends, and with the next one from there.
 async fn read(
     data_dir: &DataDir,
-    query: EventQuery,
+    mut query: EventQuery,
     wanted: impl Fn(&Envelope) -> bool,
     mut show: impl FnMut(&Envelope),
 ) -> Result<u8, Failed> {
     let client = Client::new(&data_dir.data_dir)?;
-    let mut lines = match client.stream("/v1/events", &query).await {
-        Ok(lines) => lines,
-        Err(ClientError::NotRunning { .. }) if query.follow => {
-            let message = format!(
-                "no satellite is running on `{}`; without --follow the stored events are shown",
-                data_dir.data_dir.display()
-            );
-            return Err(Failed::new(NO_SATELLITE, message));
-        }
-        Err(ClientError::NotRunning { .. }) => return stored(data_dir, query.since, wanted, show),
-        Err(error) => return Err(error.into()),
-    };
-    let mut last = query.since;
+    let mut told = false;
     loop {
-        match lines.next().await {
-            Ok(Some(line)) => match serde_json::from_slice::<Envelope>(&line) {
-                Ok(envelope) => {
-                    last = Some(envelope.seq);
-                    show(&envelope);
+        match client.stream("/v1/events", &query).await {
+            Ok(mut lines) => {
+                told = false;
+                loop {
+                    match lines.next().await {
+                        Ok(Some(line)) => match serde_json::from_slice::<Envelope>(&line) {
+                            Ok(envelope) => {
+                                query.since = Some(envelope.seq);
+                                show(&envelope);
+                            }
+                            Err(error) => complain(&format!("an event could not be read: {error}")),
+                        },
+                        Ok(None) if !query.follow => return Ok(DONE),
+                        Err(error) if !query.follow => return Err(error.into()),
+                        // What happens does not end by itself: the satellite did, and its last events may be stored only.
+                        Ok(None) | Err(_) => break,
+                    }
                 }
-                Err(error) => complain(&format!("an event could not be read: {error}")),
-            },
-            Ok(None) if !query.follow => return Ok(DONE),
-            Err(error) if !query.follow => return Err(error.into()),
-            // What happens does not end by itself: the satellite did, and its last events may be stored only.
-            Ok(None) | Err(_) => {
-                stored(data_dir, last, wanted, show)?;
-                return Err(Failed::new(FAILED, "the satellite has ended"));
             }
+            Err(ClientError::NotRunning { .. }) => {}
+            // It is on its way out, or in.
+            Err(_) if told => {}
+            Err(error) => return Err(error.into()),
         }
+        query.since = stored(data_dir, query.since, &wanted, &mut show)?;
+        if !query.follow {
+            return Ok(DONE);
+        }
+        if !told {
+            told = true;
+            let shown = data_dir.data_dir.display();
+            complain(&format!("no satellite is running on `{shown}`; waiting for one"));
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
+/// Shows what is stored after `since`; where to go on.
 fn stored(
     data_dir: &DataDir,
     since: Option<u64>,
     wanted: impl Fn(&Envelope) -> bool,
     mut show: impl FnMut(&Envelope),
-) -> Result<u8, Failed> {
+) -> Result<Option<u64>, Failed> {
     let query = journal::Query { since, ..journal::Query::default() };
-    let unreadable =
-        |error| Failed::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.data_dir.display()));
-    if !data_dir.data_dir.is_dir() {
-        let message = format!("there is no data directory `{}`; name it with --data-dir", data_dir.data_dir.display());
-        return Err(Failed::new(NO_SATELLITE, message));
-    }
-    let mut events = journal::read(&data_dir.data_dir, query).map_err(unreadable)?;
+    let mut events = journal::read(data_directory(data_dir)?, query).map_err(|error| unreadable(data_dir, &error))?;
     for envelope in events.by_ref().filter(wanted) {
         show(&envelope);
     }
     if let Some(error) = events.take_error() {
-        return Err(unreadable(error));
+        return Err(unreadable(data_dir, &error));
     }
     match events.skipped() {
         0 => {}
-        count => complain(&format!("{count} stored lines could not be read and were left out")),
+        count => complain(&format!("{count} stored events could not be read and were left out")),
     }
-    Ok(DONE)
+    Ok(events.passed())
+}
+
+fn data_directory(data_dir: &DataDir) -> Result<&std::path::Path, Failed> {
+    let directory = &data_dir.data_dir;
+    if !directory.is_dir() {
+        let message = format!("there is no data directory `{}`; name it with --data-dir", directory.display());
+        return Err(Failed::new(NO_SATELLITE, message));
+    }
+    Ok(directory)
+}
+
+fn unreadable(data_dir: &DataDir, error: &io::Error) -> Failed {
+    Failed::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.data_dir.display()))
 }
 
 /// `   118  06:33:01.204Z  mcp.server.crashed  memory-acme-alice-m1  exit_code=null reason="killed by SIGKILL" …`
@@ -199,4 +268,14 @@ fn in_words(envelope: &Envelope) -> String {
 fn log_line(line: &LogLine) -> String {
     let level = format!("{:?}", line.level).to_uppercase();
     format!("{:.3} {level:<5} {}", line.timestamp, printable(&line.message))
+}
+
+/// `2026-11-21T06:33:01.204Z ok     12 ms  read_file {"path":"/etc/hosts"} → {"content":[…]}`
+fn request_line(line: &RequestLine) -> String {
+    let RequestLine { tool_name, tool_params, tool_response, response_time_ms, success, error_message, timestamp } =
+        line;
+    let outcome = if *success { "ok" } else { "failed" };
+    let answer = error_message.clone().unwrap_or_else(|| tool_response.to_string());
+    printable(&format!("{timestamp:.3} {outcome:<6} {response_time_ms:>6} ms  {tool_name} {tool_params} → {answer}"))
+        .to_string()
 }

@@ -166,6 +166,7 @@ pub(super) async fn supervise(
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
     let mut tending = pin!(satellite.tend_credentials());
+    let mut linked = pin!(satellite.tend_link());
     // A server that is removed has its grace; meanwhile a signal is heard all the same.
     let (mut reloading, mut asked) = (None, None);
     loop {
@@ -183,6 +184,7 @@ pub(super) async fn supervise(
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
             () = &mut tending => {}
+            () = &mut linked => {}
             Some(()) = OptionFuture::from(reloading.as_mut()) => reloading = None,
             // What changes meanwhile is seen by the next look after it.
             texts = changed(&mut files), if reloading.is_none() => asked = Some(Reload::Changed(texts)),

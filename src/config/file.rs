@@ -6,6 +6,7 @@ use std::time::Duration;
 use toml_span::Span;
 use toml_span::value::Value;
 
+use super::backend::Backend;
 use super::errors::Findings;
 use super::gateway::Gateway;
 use super::policy::{self, Batching, TeamBudget};
@@ -21,6 +22,7 @@ pub(super) struct File {
     pub(super) cgroups: Typed<String>,
     pub(super) watch: Typed<bool>,
     pub(super) gateway: Gateway,
+    pub(super) backend: Backend,
     pub(super) journal: Journal,
     pub(super) events: Events,
     pub(super) policy: policy::Tier,
@@ -133,6 +135,7 @@ impl File {
             file.watch = fields.flag("watch");
         });
         file.gateway = fields.section("gateway", Gateway::read);
+        file.backend = fields.section("backend", Backend::read);
         file.journal = fields.section("journal", Journal::read);
         file.events = fields.section("events", Events::read);
         fields.section("policy", |fields| {

@@ -8,6 +8,7 @@
 //!
 //! A plan knows what it was made of (`origin`), so that a credential that changes in its file is taken on.
 
+mod backend;
 mod check;
 mod errors;
 mod file;
@@ -26,6 +27,7 @@ use std::path::Path;
 use mcp_satellite_actors::model::secret::Secret;
 use toml_span::ErrorKind;
 
+pub use backend::{BackendPlan, Document, PollIntervals};
 pub use errors::{ConfigErrors, Item};
 pub use gateway::{Answers, Auth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, Listen, Tls, TokenHash};
 pub use plan::{Base, KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
@@ -101,6 +103,17 @@ pub fn parse_mcp_json(
     parse_json(name, text, base, environment, Files::default())
 }
 
+/// Reads what a backend gives. See [`Document`].
+fn parse_document(name: &str, text: &str, base: &Base) -> Result<Plan, ConfigErrors> {
+    let mut findings = Findings::default();
+    let Some(tree) = mcp_json::parse(text, &mut findings) else {
+        return findings.settle(&Source { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
+    };
+    let source = Source { name, text, shown: secrets::shown(text, &tree) };
+    let file = file::File::read(tree, &mut findings);
+    finish(file, Kind::Document(Box::new(base.clone())), &source, &|_| None, Files::default(), findings)
+}
+
 /// `files` are those that were read before.
 fn parse_toml(
     name: &str,
@@ -152,10 +165,11 @@ fn finish(
     mut findings: Findings,
 ) -> Result<Plan, ConfigErrors> {
     let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
-    let mut surroundings = Surroundings { environment, folder, read: BTreeMap::new(), files };
+    let closed = matches!(kind, Kind::Document(_));
+    let mut surroundings = Surroundings { environment, folder, closed, read: BTreeMap::new(), files };
     let base = match &kind {
         Kind::Toml => &Base::default(),
-        Kind::McpJson(base) => base,
+        Kind::McpJson(base) | Kind::Document(base) => base,
     };
     let plan = teams::build(file, base, source, &mut surroundings, &mut findings);
     let Surroundings { read, files, .. } = surroundings;

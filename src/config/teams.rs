@@ -58,6 +58,7 @@ pub(super) fn build(
     plan.team_budget = file.team_budget.meant();
     let held = file.policy.over(&base.held, check.findings);
     plan.base = Base { allowed_commands: check.allowed.clone(), held: held.clone() };
+    plan.backend = file.backend.meant(&mut check, &file.servers, &file.teams, &file.events.sink);
     let (sink, batch) = check.sink(file.events);
     plan.journal = check.journal(&file.journal);
     plan.sink = sink;

@@ -355,6 +355,57 @@ pub struct SatelliteStatus {
     /// Where MCP clients come in; nothing if they do not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<EndpointStatus>,
+    /// The backend; nothing if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<BackendStatus>,
+}
+
+/// The link to a backend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendStatus {
+    /// Whether it answered as it should when it was last asked.
+    pub connected: bool,
+    /// Where it is.
+    pub url: String,
+    /// What it calls this satellite; nothing as long as it is not registered.
+    pub satellite_id: Option<String>,
+    /// When it last answered anything: RFC 3339.
+    pub last_contact: Option<String>,
+    /// What is wrong now.
+    pub last_error: Option<String>,
+    /// How often it is asked for commands: `immediate`, `high`, `normal` or `idle`; or `registering`, or `backing_off`.
+    pub mode: String,
+    /// How long until it is asked again.
+    pub next_poll_ms: Option<u64>,
+    /// Commands that wait or are being carried out.
+    pub commands: usize,
+    /// Events that wait to be sent.
+    pub backlog: u64,
+    /// Of its configuration that is applied.
+    pub config_hash: Option<String>,
+}
+
+/// One line, for people.
+impl fmt::Display for BackendStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let connected = if self.connected { "connected" } else { "not connected" };
+        write!(f, "backend: {} {connected}", self.url)?;
+        if let Some(id) = &self.satellite_id {
+            write!(f, " as {id}")?;
+        }
+        write!(f, ", {}", self.mode)?;
+        if let Some(next) = self.next_poll_ms {
+            write!(f, ", asked again in {:.0} s", (next as f64 / 1000.0).ceil())?;
+        }
+        if let Some(last) = &self.last_contact {
+            write!(f, ", last contact {last}")?;
+        }
+        write!(f, ", {} events to send", self.backlog)?;
+        match &self.last_error {
+            Some(error) => write!(f, "\n  {error}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The MCP endpoint.

@@ -22,6 +22,7 @@ use super::api::{
     CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, Reconnected,
     SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
+use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::delivery::Delivery;
 use crate::endpoint::Endpoint;
@@ -38,6 +39,7 @@ pub(crate) struct Console {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) connector: StdioConnector,
     pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) link: Option<Link>,
     pub(crate) journal: Journal,
     pub(crate) delivery: Option<Arc<Delivery>>,
     pub(crate) configurer: Configurer,
@@ -114,6 +116,7 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
         .route("/v1/configure", post(configure))
         .route("/v1/resolve", post(resolve_name))
         .route("/v1/events", get(events))
+        .route("/v1/flush", post(flush))
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(Arc::new(console));
     if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(ending).await {
@@ -143,6 +146,10 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         held_by: console.connector.held_by(),
         events: console.runtime.event_statistics().into(),
         endpoint: console.endpoint.status(),
+        backend: console
+            .link
+            .as_ref()
+            .map(|link| link.status(console.delivery.as_ref().map_or(0, |delivery| delivery.status().backlog))),
         journal: Some(console.journal.status()),
         delivery: console.delivery.as_ref().map(|delivery| delivery.status()),
     };
@@ -271,6 +278,12 @@ fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, 
     }
 }
 
+/// What was told before is stored after this, or cannot be.
+async fn flush(State(console): State<Arc<Console>>) -> Json<()> {
+    console.runtime.flush().await;
+    Json(())
+}
+
 /// JSON lines. What is stored comes from the journal, what is new from the batcher: subscribed before the flush, so
 /// that nothing falls between the two.
 async fn events(State(console): State<Arc<Console>>, Query(query): Query<EventQuery>) -> Response {
@@ -327,6 +340,8 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
                 Ok(envelope) => {
                     last = envelope.seq;
                     if filter.matches(&envelope) {
+                        // Who is told of an event will find it after a restart, too, under the same number.
+                        console.journal.stored(envelope.seq).await;
                         lines.send(line(&envelope)).await.map_err(|_| Torn::Left)?;
                     }
                 }
@@ -342,19 +357,13 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
 async fn stored(data_dir: &Path, filter: journal::Query, last: u64, lines: &Lines) -> Result<u64, Torn> {
     let (directory, lines) = (data_dir.to_owned(), lines.clone());
     let reading = tokio::task::spawn_blocking(move || {
-        // The filter is applied here and not by the reader, which would not tell the numbers that it passes over.
-        let all = journal::Query { since: filter.since, ..journal::Query::default() };
-        let mut events = journal::read(directory, all).map_err(Torn::Unreadable)?;
-        let mut last = last;
+        let mut events = journal::read(directory, filter).map_err(Torn::Unreadable)?;
         for envelope in events.by_ref() {
-            last = envelope.seq;
-            if filter.matches(&envelope) {
-                lines.blocking_send(line(&envelope)).map_err(|_| Torn::Left)?;
-            }
+            lines.blocking_send(line(&envelope)).map_err(|_| Torn::Left)?;
         }
         match events.take_error() {
             Some(error) => Err(Torn::Unreadable(error)),
-            None => Ok(last),
+            None => Ok(events.passed().unwrap_or(last)),
         }
     });
     reading.await.unwrap_or_else(|error| Err(Torn::Unreadable(io::Error::other(error))))

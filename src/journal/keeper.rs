@@ -20,8 +20,10 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use mcp_satellite_actors::seam::{Answer, Batch};
+use rusqlite::ErrorCode;
 use tokio::sync::watch;
 
+use super::gone::Gone;
 use super::mark::Mark;
 use super::read::is_damage;
 use super::salvage::{put_aside, salvage};
@@ -53,11 +55,11 @@ pub(super) struct Keeper {
     damaged: Option<PathBuf>,
     /// The last event that is known to be stored, or to have been.
     through: u64,
-    /// Gone, and not yet noted in a database: from, to.
-    dropped: Option<(u64, u64)>,
-    /// What the hook was told last.
-    announced: Option<(u64, u64)>,
+    /// Events that are gone, and that not yet noted in a database.
+    gone: Gone,
     tidied: Option<Instant>,
+    /// Whether all are there who want to be told, and who keep what is not delivered: nothing goes for its age before.
+    attended: bool,
 }
 
 /// The time of day, but for jumps forward while we run: they must not make everything old at once.
@@ -125,18 +127,20 @@ impl Keeper {
             pruning: Pruning::default(),
             damaged: None,
             through: 0,
-            dropped: None,
-            announced: None,
+            gone: Gone::default(),
             tidied: None,
+            attended: false,
         };
         let was_there = identity(&keeper.path).is_some();
         let mut facts = None;
-        let _ = keeper.ready_with(&mut facts);
+        // An error is the state.
+        let _ = keeper.ready(&mut facts);
         if facts.is_none() && was_there {
             // It cannot be opened for writing; what it knows may be read all the same.
             facts = read::open(&keeper.data_dir).ok().flatten().and_then(|connection| read_facts(&connection).ok());
         }
         keeper.number(was_there, facts);
+        keeper.note_gone();
         keeper.show();
         keeper
     }
@@ -149,7 +153,7 @@ impl Keeper {
         let used = if known && !self.mark.is_ahead() { last } else { last.max(reserved) };
         if used > last {
             let first = if self.damaged.is_some() && last == 0 { 1 } else { last + 1 };
-            self.drop_range(first, used);
+            self.gone.add(first, used);
         }
         self.through = last;
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
@@ -157,9 +161,8 @@ impl Keeper {
             shared.memos = facts.map(|facts| facts.memos).unwrap_or_default();
             shared.appended.send_replace(last);
         }
-        if let Err(error) = self.mark.note(used, self.store.is_none()) {
-            tracing::debug!(%error, "cannot note how far the numbers of events are used");
-        }
+        // Numbers that were skipped now are told to be gone: they count as stored.
+        self.mark.note(used, Some(self.store.is_none()));
     }
 
     fn run(&mut self, inbox: &mpsc::Receiver<Job>) {
@@ -179,33 +182,24 @@ impl Keeper {
 
     pub(super) fn append(&mut self, batch: &Batch) -> Answer {
         let last = batch.events.last().map_or(0, |envelope| envelope.seq);
-        if let Err(error) = self.mark.note(last, self.store.is_none()) {
-            tracing::debug!(%error, "cannot note how far the numbers of events are used");
-        }
+        self.mark.note(last, None);
         let memos = self.take_memos();
         let limits = self.limits.clone();
-        match self.with(|store| store.append(batch, &memos, &limits)) {
-            Ok(answer) => {
-                if answer != Answer::Accepted {
-                    self.put_memos_back(memos);
-                    return answer;
-                }
+        let answer = self.with(|store| store.append(batch, &memos, &limits));
+        if answer != Ok(Answer::Accepted) {
+            self.put_memos_back(memos);
+        }
+        match answer {
+            Ok(Answer::Accepted) => {
                 self.through = self.through.max(last);
+                self.recovered();
+                self.mark.note(last, Some(false));
                 self.make_room();
                 self.show();
-                if let Err(error) = self.mark.note(last, false) {
-                    tracing::debug!(%error, "cannot note how far the numbers of events are used");
-                }
-                answer
+                Answer::Accepted
             }
-            Err(error) => {
-                self.put_memos_back(memos);
-                // From now on these numbers may be seen without being stored.
-                if let Err(error) = self.mark.note(last, true) {
-                    tracing::debug!(%error, "cannot note how far the numbers of events are used");
-                }
-                Answer::Unavailable(error.to_string())
-            }
+            Ok(answer) => answer,
+            Err(error) => Answer::Unavailable(error.to_string()),
         }
     }
 
@@ -246,14 +240,19 @@ impl Keeper {
         }
     }
 
+    /// There is a hook.
+    pub(super) fn attend(&mut self) {
+        self.attended = true;
+        self.tidied = None;
+        self.announce();
+    }
+
     /// Tells the hook what is gone, once.
     pub(super) fn announce(&mut self) {
-        let gone = self.store.as_ref().map_or(self.dropped, Store::unannounced);
         let hook = self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(hook), Some((from, to))) = (&*hook, gone)
-            && self.announced != gone
-        {
-            self.announced = gone;
+        let Some(hook) = &*hook else { return };
+        // What no database knows of is told when one does.
+        for (from, to) in self.store.as_mut().map(Store::tell).unwrap_or_default() {
             hook(from, to);
         }
     }
@@ -268,39 +267,29 @@ impl Keeper {
 
     /// Does something with the database, which is opened if need be. What fails is the state.
     fn with<T>(&mut self, mut act: impl FnMut(&mut Store) -> rusqlite::Result<T>) -> Result<T, JournalError> {
-        self.ready_with(&mut None)?;
-        let Some(store) = &mut self.store else { return Err(JournalError::Closed) };
-        let error = match act(store) {
-            Ok(done) => {
-                self.recovered();
-                return Ok(done);
+        self.ready(&mut None)?;
+        for attempt in 0.. {
+            let delivers = self.delivers();
+            let Some(store) = &mut self.store else { break };
+            match act(store) {
+                Ok(done) => return Ok(done),
+                Err(error) if attempt == 0 && is_damage(&error) => self.begin_anew(&error)?,
+                Err(error) if attempt == 0 && is_full(&error) => store.squeeze(delivers),
+                Err(error) => return Err(self.failed(&error)),
             }
-            Err(error) => error,
-        };
-        if !is_damage(&error) {
-            return Err(self.failed(&error));
         }
-        self.begin_anew(&error)?;
-        let Some(store) = &mut self.store else { return Err(JournalError::Closed) };
-        match act(store) {
-            Ok(done) => Ok(done),
-            Err(error) => Err(self.failed(&error)),
-        }
+        Err(JournalError::Closed)
     }
 
     /// Sees to it that there is a database that can be found where it should be.
-    fn ready_with(&mut self, facts: &mut Option<Facts>) -> Result<(), JournalError> {
+    fn ready(&mut self, facts: &mut Option<Facts>) -> Result<(), JournalError> {
         if self.closed {
             return Err(JournalError::Closed);
         }
-        if let Some(store) = &mut self.store {
-            if store.is_in_place() {
-                return Ok(());
-            }
-            tracing::error!(path = %self.path.display(), "the journal is not where it was; another one is begun");
-            // Takes what is in the log into the database, wherever that is now.
-            self.store = None;
-            self.mark.lost();
+        match self.store.as_mut().map(Store::is_in_place) {
+            Some(true) => return Ok(()),
+            Some(false) => self.abandon(),
+            None => {}
         }
         let was_there = identity(&self.path).is_some();
         match Store::open(&self.path, facts) {
@@ -308,9 +297,9 @@ impl Keeper {
                 let last = store.last();
                 self.store = Some(store);
                 if last < self.through {
-                    self.drop_range(if was_there { last + 1 } else { 1 }, self.through);
+                    self.gone.add(if was_there { last + 1 } else { 1 }, self.through);
                 }
-                self.note_dropped();
+                self.note_gone();
                 self.recovered();
                 Ok(())
             }
@@ -323,10 +312,25 @@ impl Keeper {
         }
     }
 
+    /// The files that are open are not those that others find.
+    fn abandon(&mut self) {
+        let Some(mut store) = self.store.take() else { return };
+        if store.is_database_in_place() {
+            tracing::error!(path = %self.path.display(), "somebody has deleted the log of the journal; it is mended");
+            store.rescue();
+        } else {
+            tracing::error!(path = %self.path.display(), "somebody has deleted the journal; another one is begun");
+            self.gone.merge(&store.into_gone());
+            self.mark.lost();
+        }
+    }
+
     /// The database is damaged.
     fn begin_anew(&mut self, error: &rusqlite::Error) -> Result<(), JournalError> {
         // Our locks and its log go before it is renamed.
-        self.store = None;
+        if let Some(store) = self.store.take() {
+            self.gone.merge(&store.into_gone());
+        }
         let aside = match put_aside(&self.path, self.time.now()) {
             Ok(aside) => aside,
             Err(error) => return Err(self.failed(&error)),
@@ -345,24 +349,29 @@ impl Keeper {
         let last = store.last();
         self.store = Some(store);
         if let Some((from, to)) = salvaged.lost {
-            self.drop_range(from, to);
+            self.gone.add(from, to);
         }
         if last < self.through {
-            self.drop_range(last + 1, self.through);
+            self.gone.add(last + 1, self.through);
         }
-        self.note_dropped();
+        self.note_gone();
         self.recovered();
         Ok(())
     }
 
-    fn failed(&mut self, error: &dyn std::error::Error) -> JournalError {
+    fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> JournalError {
         let reason = format!("the journal {} cannot be used: {error}", self.path.display());
         if self.reason.as_ref() != Some(&reason) {
             tracing::error!("{reason}; events are kept in memory, and it is tried again");
         }
         self.reason = Some(reason.clone());
-        // What is wrong may be wrong with the open file only, and is found out by opening it again.
-        self.store = None;
+        if !error.downcast_ref().is_some_and(is_full) {
+            // What is wrong may be wrong with the open file only, and is found out by opening it again. On a full disk it is
+            // not: there what is stored can still be read and delivered.
+            self.store = None;
+        }
+        // From now on numbers may be seen that are not stored.
+        self.mark.note(self.through, Some(true));
         self.shared.status.send_modify(|status| {
             status.state = JournalState::Memory;
             status.reason = Some(reason.clone());
@@ -370,6 +379,7 @@ impl Keeper {
         JournalError::Unavailable(reason)
     }
 
+    /// Something was written.
     fn recovered(&mut self) {
         if self.reason.take().is_some() {
             tracing::info!(path = %self.path.display(), "the journal is written again");
@@ -377,14 +387,10 @@ impl Keeper {
         }
     }
 
-    fn drop_range(&mut self, from: u64, to: u64) {
-        self.dropped = Some(self.dropped.map_or((from, to), |(first, last)| (first.min(from), last.max(to))));
-    }
-
-    fn note_dropped(&mut self) {
-        let (Some((from, to)), Some(store)) = (self.dropped, &mut self.store) else { return };
-        if store.dropped(from, to).is_ok() {
-            self.dropped = None;
+    fn note_gone(&mut self) {
+        let Some(store) = &mut self.store else { return };
+        if store.lost(&self.gone).is_ok() {
+            self.gone = Gone::default();
             self.announce();
         }
     }
@@ -421,7 +427,7 @@ impl Keeper {
     /// Makes room until somebody wants something.
     fn tidy(&mut self) {
         self.tidied = Some(Instant::now());
-        if self.closed || self.ready_with(&mut None).is_err() {
+        if self.closed || self.ready(&mut None).is_err() || !self.attended {
             return;
         }
         let (limits, now, delivers) = (self.limits.clone(), self.time.age(), self.delivers());
@@ -480,4 +486,8 @@ impl Keeper {
         });
         self.shared.appended.send_if_modified(|appended| std::mem::replace(appended, through) != through);
     }
+}
+
+fn is_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
 }

@@ -44,9 +44,15 @@ impl Mark {
         self.ahead
     }
 
-    /// Numbers up to `seq` are used; `ahead` if the database may not have them. The file is written only where that
-    /// changes what it says. An error leaves it to the next time.
-    pub(super) fn note(&mut self, seq: u64, ahead: bool) -> io::Result<()> {
+    /// Numbers up to `seq` are used, and `ahead` says whether the database may lack some; it stays as it is if that is
+    /// not known. The file is written only where that changes what it says. A failure leaves it to the next time.
+    pub(super) fn note(&mut self, seq: u64, ahead: Option<bool>) {
+        if let Err(error) = self.write(seq, ahead.unwrap_or(self.ahead)) {
+            tracing::debug!(%error, path = %self.path.display(), "cannot note how far the numbers of events are used");
+        }
+    }
+
+    fn write(&mut self, seq: u64, ahead: bool) -> io::Result<()> {
         if self.written && seq < self.reserved && ahead == self.ahead {
             return Ok(());
         }
@@ -77,13 +83,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut mark = Mark::read(dir.path());
         assert_eq!((mark.reserved(), mark.is_ahead()), (0, false));
-        mark.note(5, false).unwrap();
+        mark.note(5, Some(false));
         let again = Mark::read(dir.path());
         assert_eq!((again.reserved(), again.is_ahead()), (10_005, false));
-        mark.note(10_006, true).unwrap();
+        mark.note(10_006, Some(true));
         let again = Mark::read(dir.path());
         assert_eq!((again.reserved(), again.is_ahead()), (20_006, true));
-        mark.note(10_007, false).unwrap();
+        mark.note(10_007, None);
+        assert!(Mark::read(dir.path()).is_ahead());
+        mark.note(10_007, Some(false));
         assert!(!Mark::read(dir.path()).is_ahead());
         std::fs::write(dir.path().join("seq"), "0000000000").unwrap();
         assert_eq!(Mark::read(dir.path()).reserved(), 0);
@@ -93,11 +101,11 @@ mod tests {
     fn a_mark_is_not_written_for_each_event() {
         let dir = tempfile::tempdir().unwrap();
         let mut mark = Mark::read(dir.path());
-        mark.note(1, false).unwrap();
+        mark.note(1, Some(false));
         std::fs::remove_file(dir.path().join("seq")).unwrap();
-        mark.note(9_999, false).unwrap();
+        mark.note(9_999, Some(false));
         assert!(!dir.path().join("seq").exists());
-        mark.note(10_001, false).unwrap();
+        mark.note(10_001, Some(false));
         assert!(dir.path().join("seq").exists());
     }
 }

@@ -13,6 +13,7 @@
 //! power: the disk is asked to sync at checkpoints only). A disk that is full, read-only or broken is a state that is
 //! told and tried again, never an end: events then stay in the batcher's memory, within its limit.
 
+mod gone;
 mod keeper;
 mod mark;
 mod read;
@@ -231,13 +232,13 @@ impl Journal {
 
     /// Has `hook` told, from the journal's thread, from where to where events have gone that nobody has got: for want
     /// of room, or with a damaged file. It is told again after a restart unless an `events.dropped` with these numbers has been
-    /// appended. What happened before is told now.
+    /// appended. What happened before is told now, and nothing goes for its age before this.
     pub fn on_dropped(&self, hook: impl Fn(u64, u64) + Send + 'static) {
         *self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
-        self.tell(|keeper| keeper.announce());
+        self.tell(Keeper::attend);
     }
 
-    /// There is somebody to whom events are delivered: from now on the journal counts what is not, keeps it beyond its age, and
+    /// There is somebody to whom events are delivered; to be said before [`Journal::on_dropped`]. From now on the journal counts what is not, keeps it beyond its age, and
     /// tells what goes before it is.
     pub fn expect_delivery(&self) {
         self.shared.delivers.store(true, Ordering::Release);

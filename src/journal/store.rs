@@ -15,6 +15,7 @@ use rusqlite::types::ToSql;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
 use serde::Serialize;
 
+use super::gone::Gone;
 use super::read::{Facets, chunk, number};
 use super::schema::{self, SchemaError};
 use super::{CommandRecord, DeliveryState, Limits, Sending};
@@ -60,8 +61,7 @@ pub(super) struct Store {
     delivery: DeliveryState,
     /// The last event that delivery has seen: it may be on its way, so it is not what goes for want of room.
     handed_out: u64,
-    /// Gone without having been delivered and not announced in an event that is stored: from, to.
-    unannounced: Option<(u64, u64)>,
+    gone: Gone,
     body: Vec<u8>,
 }
 
@@ -114,7 +114,7 @@ impl Store {
             last,
             delivery: DeliveryState::default(),
             handed_out: 0,
-            unannounced: None,
+            gone: Gone::default(),
             body: Vec::new(),
         };
         store.begin()?;
@@ -129,18 +129,22 @@ impl Store {
         let cursor = get(&transaction, "cursor")?.and_then(|text| text.parse().ok()).unwrap_or(self.last);
         set(&transaction, "cursor", &cursor)?;
         let sending = get(&transaction, "sending")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
-        self.unannounced =
-            get(&transaction, "unannounced")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
+        let gone = get(&transaction, "gone")?.and_then(|text| serde_json::from_str(&text).ok());
         transaction.commit()?;
+        self.gone = Gone::from_stored(gone.unwrap_or_default());
         self.handed_out = sending.as_ref().map_or(cursor, |sending: &Sending| sending.last.max(cursor));
         self.delivery = DeliveryState { cursor, sending };
         self.look_at_wal();
         Ok(())
     }
 
+    pub(super) fn is_database_in_place(&self) -> bool {
+        identity(&self.path) == Some(self.identity)
+    }
+
     /// Whether what is written here can be found at its path by others, and after our end.
     pub(super) fn is_in_place(&mut self) -> bool {
-        if identity(&self.path) != Some(self.identity) {
+        if !self.is_database_in_place() {
             return false;
         }
         let known = self.wal;
@@ -174,15 +178,11 @@ impl Store {
         self.delivery.clone()
     }
 
-    pub(super) fn unannounced(&self) -> Option<(u64, u64)> {
-        self.unannounced
-    }
-
     /// Stores what is new in a batch, and the memos.
     pub(super) fn append(&mut self, batch: &Batch, memos: &Memos, limits: &Limits) -> rusqlite::Result<Answer> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut last = self.last;
-        let mut announced = false;
+        let (mut gone, mut announced) = (self.gone.clone(), false);
         {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
@@ -209,7 +209,7 @@ impl Store {
                         }
                     }
                     Event::EventsDropped { from_seq, to_seq } => {
-                        announced |= self.unannounced.is_some_and(|(from, to)| *from_seq <= from && to <= *to_seq);
+                        announced |= gone.stored(*from_seq, *to_seq);
                     }
                     _ => {}
                 }
@@ -219,14 +219,13 @@ impl Store {
         }
         write_memos(&transaction, memos)?;
         if announced {
-            set(&transaction, "unannounced", &None::<(u64, u64)>)?;
+            set(&transaction, "gone", &gone.to_stored())?;
         }
         transaction.commit()?;
         self.last = last;
-        if announced {
-            self.unannounced = None;
-        }
-        self.checkpoint()?;
+        self.gone = gone;
+        // What was committed stays so, whatever becomes of the checkpoint.
+        self.checkpoint_if_long();
         Ok(Answer::Accepted)
     }
 
@@ -281,12 +280,50 @@ impl Store {
         Ok(())
     }
 
-    /// Events from `from` to `to` are gone and nobody has been told.
-    pub(super) fn dropped(&mut self, from: u64, to: u64) -> rusqlite::Result<()> {
-        let (from, to) = self.unannounced.map_or((from, to), |(first, last)| (first.min(from), last.max(to)));
-        set(&self.connection, "unannounced", &Some((from, to)))?;
-        self.unannounced = Some((from, to));
+    /// More events are gone and nobody has been told.
+    pub(super) fn lost(&mut self, more: &Gone) -> rusqlite::Result<()> {
+        let mut gone = self.gone.clone();
+        gone.merge(more);
+        if gone != self.gone {
+            set(&self.connection, "gone", &gone.to_stored())?;
+            self.gone = gone;
+        }
         Ok(())
+    }
+
+    /// What is to be told now.
+    pub(super) fn tell(&mut self) -> Vec<(u64, u64)> {
+        self.gone.tell()
+    }
+
+    /// What is gone, should this database be gone as well.
+    pub(super) fn into_gone(self) -> Gone {
+        self.gone
+    }
+
+    /// The disk is full: what is delivered makes room, and the log is used again from its beginning.
+    pub(super) fn squeeze(&mut self, delivers: bool) {
+        if let Err(error) = self.try_squeeze(delivers) {
+            tracing::debug!(%error, "nothing can be made of the full disk");
+        }
+    }
+
+    fn try_squeeze(&mut self, delivers: bool) -> rusqlite::Result<()> {
+        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+        if delivers {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            delete_oldest(&transaction, 0, Some(self.delivery.cursor))?;
+            transaction.commit()?;
+            self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Takes what is in the log into the database: somebody has deleted the log.
+    pub(super) fn rescue(&mut self) {
+        if let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
+            tracing::warn!(%error, "what is in the deleted log of the journal cannot be kept");
+        }
     }
 
     pub(super) fn extent(&self) -> rusqlite::Result<Extent> {
@@ -319,15 +356,13 @@ impl Store {
         pruning.under_way = true;
         let held = if delivers { (self.delivery.cursor, self.handed_out) } else { (0, 0) };
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut told = self.gone.clone();
         let mut gone = delete_oldest(&transaction, 0, if delivers { Some(held.0) } else { None })?;
         if gone.is_none() && delivers {
             gone = delete_oldest(&transaction, held.1, None)?;
             if let Some(gone) = &gone {
-                let (from, to) = self
-                    .unannounced
-                    .map_or((gone.first, gone.last), |(first, last)| (first.min(gone.first), last.max(gone.last)));
-                set(&transaction, "unannounced", &Some((from, to)))?;
-                self.unannounced = Some((from, to));
+                told.add(gone.first, gone.last);
+                set(&transaction, "gone", &told.to_stored())?;
                 pruning.unsent += gone.count;
             }
         }
@@ -335,7 +370,8 @@ impl Store {
             set(&transaction, "last", &self.last)?;
         }
         transaction.commit()?;
-        self.checkpoint()?;
+        self.gone = told;
+        self.checkpoint_if_long();
         // Where nothing can go it is the rest that is too large, and trying again changes nothing.
         pruning.under_way = gone.is_some();
         Ok(gone.is_some())
@@ -384,24 +420,28 @@ impl Store {
             return Ok(false);
         }
         self.connection.execute_batch(&format!("PRAGMA incremental_vacuum({VACUUM_STEP})"))?;
-        self.checkpoint()?;
+        self.checkpoint_if_long();
         Ok(self.pages()?.0 < pages)
     }
 
-    /// Takes the log in front of the database into it when it is long.
-    fn checkpoint(&mut self) -> rusqlite::Result<()> {
+    /// Takes the log in front of the database into it when it is long. If that fails, the next transaction says why.
+    fn checkpoint_if_long(&mut self) {
         self.look_at_wal();
-        if self.wal_len < WAL_CHECKPOINT {
-            return Ok(());
+        if self.wal_len >= WAL_CHECKPOINT
+            && let Err(error) = self.checkpoint()
+        {
+            tracing::debug!(%error, bytes = self.wal_len, "the log of the journal cannot be taken into it now");
         }
+    }
+
+    fn checkpoint(&self) -> rusqlite::Result<()> {
         self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
         if self.wal_len > WAL_MAX {
+            // Somebody reads without a pause.
             self.connection.busy_timeout(READER_PATIENCE)?;
             let restarted = self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
             self.connection.busy_timeout(BUSY_TIMEOUT)?;
-            if let Err(error) = restarted {
-                tracing::debug!(%error, bytes = self.wal_len, "somebody reads the journal without a pause");
-            }
+            restarted?;
         }
         Ok(())
     }
@@ -414,14 +454,15 @@ pub(super) struct Pruning {
     pub(super) unsent: u64,
 }
 
-struct Gone {
+/// What was removed.
+struct Removed {
     first: u64,
     last: u64,
     count: u64,
 }
 
 /// Deletes the oldest events after `after` and, if given, up to `through`.
-fn delete_oldest(transaction: &Transaction<'_>, after: u64, through: Option<u64>) -> rusqlite::Result<Option<Gone>> {
+fn delete_oldest(transaction: &Transaction<'_>, after: u64, through: Option<u64>) -> rusqlite::Result<Option<Removed>> {
     let through = through.map_or(i64::MAX, number);
     let range = transaction.query_row(
         "SELECT min(seq), max(seq), count(*) FROM (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
@@ -430,7 +471,7 @@ fn delete_oldest(transaction: &Transaction<'_>, after: u64, through: Option<u64>
     )?;
     let (Some(first), Some(last), count) = range else { return Ok(None) };
     transaction.execute("DELETE FROM events WHERE seq BETWEEN ?1 AND ?2", [first, last])?;
-    Ok(Some(Gone { first: first.unsigned_abs(), last: last.unsigned_abs(), count: count.unsigned_abs() }))
+    Ok(Some(Removed { first: first.unsigned_abs(), last: last.unsigned_abs(), count: count.unsigned_abs() }))
 }
 
 /// The lines of one kind that a transaction adds, and whose they are.

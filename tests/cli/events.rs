@@ -106,16 +106,27 @@ fn following_sees_a_kill_as_it_happens() {
 }
 
 #[test]
-fn following_shows_the_end_too_and_says_that_it_is_the_end() {
+fn following_shows_the_end_too_and_goes_on_with_the_next_satellite() {
     let home = Home::new();
-    let satellite = with_servers(&home, &[("notes", &[])]);
+    // Nothing is there to follow yet but the directory.
+    fs::create_dir_all(home.data_dir()).unwrap();
     let following = home.background(&["events", "--json", "--follow"]);
-    following.wait_stdout(|text| text.contains("mcp.server.started"));
-    satellite.terminate().exits(0);
-    let outcome = following.finish().exits(1);
-    assert_eq!(outcome.stderr, "satellite: the satellite has ended\n");
-    assert_eq!(outcome.json_lines(), home.events());
-    assert_eq!(home.events().last().unwrap()["type"], "mcp.server.stopped");
+    following.wait_stderr(|text| text.contains("no satellite is running on") && text.contains("waiting for one"));
+    for (times, killed) in (1..).zip([false, true, false]) {
+        let satellite = with_servers(&home, &[("notes", &[])]);
+        following.wait_stdout(|text| text.matches("mcp.server.started").count() == times);
+        if killed {
+            satellite.kill();
+        } else {
+            satellite.terminate().exits(0);
+        }
+        following.wait_stderr(|text| text.matches("waiting for one").count() == times + 1);
+    }
+    let stored = home.events();
+    let text = following.wait_stdout(|text| text.lines().count() == stored.len());
+    assert_eq!(json_lines(&text), stored);
+    without_a_gap(&stored, 1);
+    assert_eq!(stored.last().unwrap()["type"], "mcp.server.stopped");
 }
 
 #[test]
@@ -128,8 +139,6 @@ fn events_can_be_read_when_the_satellite_is_down() {
     assert_eq!(after[..before.len()], before);
     let chosen = home.satellite(&["events", "--json", "--type", "mcp.server.stopped"]).exits(0).json_lines();
     assert_eq!(chosen.len(), 1);
-    let outcome = home.satellite(&["events", "--follow"]).exits(3);
-    assert!(outcome.stderr.contains("no satellite is running"), "{outcome:#?}");
 }
 
 #[test]
@@ -189,7 +198,18 @@ fn following_logs_shows_lines_as_they_come() {
     let first = following.wait_stdout(|text| text.contains("tick"));
     following.wait_stdout(|text| text.lines().count() > first.lines().count());
     satellite.terminate().exits(0);
-    following.finish().exits(1);
+    following.wait_stderr(|text| text.contains("waiting for one"));
+    let before = following.stdout().lines().count();
+    let satellite = with_servers(
+        &home,
+        &[
+            ("chatty", &["--stderr-lines-per-second", "5", "--stderr-text", "tick"]),
+            ("mute", &["--stderr-text", "nobody asked"]),
+        ],
+    );
+    let text = following.wait_stdout(|text| text.lines().count() > before);
+    assert!(!text.contains("nobody asked"), "{text}");
+    satellite.terminate().exits(0);
 }
 
 #[test]

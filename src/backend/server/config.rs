@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use ring::hmac;
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use super::App;
@@ -51,7 +52,7 @@ fn names(value: &HeaderValue, hash: &str) -> bool {
 pub(super) fn of_satellite(db: &Transaction<'_>, satellite: &str) -> Result<Config, Refusal> {
     let own = kept(db, satellite)?;
     let config = if own.is_some() { own } else { kept(db, FOR_ALL)? };
-    config.map_or_else(|| meant(ConfigWanted::default()), Ok)
+    config.map_or_else(|| meant(db, ConfigWanted::default()), Ok)
 }
 
 fn kept(db: &Transaction<'_>, scope: &str) -> Result<Option<Config>, Refusal> {
@@ -61,11 +62,12 @@ fn kept(db: &Transaction<'_>, scope: &str) -> Result<Option<Config>, Refusal> {
 }
 
 /// With its hash, by which it is told from others.
-fn meant(wanted: ConfigWanted) -> Result<Config, Refusal> {
-    let text = serde_json::to_string(&wanted)?;
-    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+fn meant(db: &Transaction<'_>, wanted: ConfigWanted) -> Result<Config, Refusal> {
+    let key: Vec<u8> =
+        db.prepare_cached("SELECT value FROM keys WHERE name = 'config'")?.query_row([], |row| row.get(0))?;
+    let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), &serde_json::to_vec(&wanted)?);
     let ConfigWanted { servers, teams } = wanted;
-    Ok(Config { hash: keys::hexadecimal(digest.as_ref()), servers, teams })
+    Ok(Config { hash: keys::hexadecimal(tag.as_ref()), servers, teams })
 }
 
 /// `GET /api/admin/config`
@@ -87,9 +89,9 @@ pub(super) async fn put_for_all(
     body: Body,
 ) -> Result<Json<ConfigKept>, Refusal> {
     let wanted: ConfigWanted = body::take(body, LARGE_MAX, Form::ConfigWanted, &app.schemas).await?;
-    let (config, now) = (meant(wanted)?, app.now());
+    let now = app.now();
     let kept = app.database.run(move |db| {
-        let before = of_satellite(db, FOR_ALL)?;
+        let (before, config) = (of_satellite(db, FOR_ALL)?, meant(db, wanted)?);
         keep(db, FOR_ALL, &config, now)?;
         let all = "SELECT id FROM satellites WHERE id NOT IN (SELECT scope FROM configs) ORDER BY name";
         let all = db.prepare(all)?.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
@@ -113,10 +115,10 @@ pub(super) async fn put(
     body: Body,
 ) -> Result<Json<ConfigKept>, Refusal> {
     let wanted: ConfigWanted = body::take(body, LARGE_MAX, Form::ConfigWanted, &app.schemas).await?;
-    let (config, now) = (meant(wanted)?, app.now());
+    let now = app.now();
     let kept = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
-        let before = of_satellite(db, &satellite)?;
+        let (before, config) = (of_satellite(db, &satellite)?, meant(db, wanted)?);
         keep(db, &satellite, &config, now)?;
         tell(db, vec![satellite], &before, config, now)
     });

@@ -94,3 +94,10 @@ CREATE TABLE changes (
     body TEXT NOT NULL,
     at INTEGER NOT NULL
 ) STRICT;
+
+CREATE TABLE keys (
+    name TEXT PRIMARY KEY,
+    value BLOB NOT NULL
+) STRICT;
+-- The hash of a configuration is told to others, and a short credential could be guessed from one that anybody can make.
+INSERT INTO keys (name, value) VALUES ('config', randomblob(32));

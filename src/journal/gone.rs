@@ -1,0 +1,98 @@
+//! Which events are gone without anybody having got them, until an event that says so is stored.
+
+/// Ranges beyond so many are told as one.
+const RANGES_MAX: usize = 100;
+
+/// Ranges of numbers, both ends included.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Gone {
+    untold: Vec<(u64, u64)>,
+    /// Told, and the event is not stored yet.
+    told: Vec<(u64, u64)>,
+}
+
+impl Gone {
+    /// As it was stored: whether it was told is not known.
+    pub(super) fn from_stored(ranges: Vec<(u64, u64)>) -> Self {
+        let mut gone = Self::default();
+        ranges.into_iter().for_each(|(from, to)| gone.add(from, to));
+        gone
+    }
+
+    /// As it is stored.
+    pub(super) fn to_stored(&self) -> Vec<(u64, u64)> {
+        self.told.iter().chain(&self.untold).copied().collect()
+    }
+
+    pub(super) fn add(&mut self, from: u64, to: u64) {
+        if from > to {
+            return;
+        }
+        self.untold.push((from, to));
+        self.untold.sort_unstable();
+        let mut merged: Vec<(u64, u64)> = Vec::new();
+        for &(from, to) in &self.untold {
+            match merged.last_mut() {
+                Some(last) if from <= last.1.saturating_add(1) => last.1 = last.1.max(to),
+                _ => merged.push((from, to)),
+            }
+        }
+        if let (true, Some(first), Some(last)) = (merged.len() > RANGES_MAX, merged.first(), merged.last()) {
+            merged = vec![(first.0, last.1)];
+        }
+        self.untold = merged;
+    }
+
+    /// Takes on what another one holds.
+    pub(super) fn merge(&mut self, other: &Self) {
+        for (from, to) in other.to_stored() {
+            if !self.told.contains(&(from, to)) {
+                self.add(from, to);
+            }
+        }
+    }
+
+    /// What is to be told now.
+    pub(super) fn tell(&mut self) -> Vec<(u64, u64)> {
+        let now = std::mem::take(&mut self.untold);
+        self.told.extend(&now);
+        now
+    }
+
+    /// An event that says so is stored. Whether that is news.
+    pub(super) fn stored(&mut self, from: u64, to: u64) -> bool {
+        let before = self.told.len() + self.untold.len();
+        for ranges in [&mut self.told, &mut self.untold] {
+            ranges.retain(|(first, last)| !(from <= *first && *last <= to));
+        }
+        self.told.len() + self.untold.len() < before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_told_once_and_forgotten_when_that_is_stored() {
+        let mut gone = Gone::default();
+        gone.add(5, 7);
+        gone.add(8, 9);
+        gone.add(20, 20);
+        assert_eq!(gone.tell(), [(5, 9), (20, 20)]);
+        assert_eq!(gone.tell(), []);
+        gone.add(10, 12);
+        assert_eq!(Gone::from_stored(gone.to_stored()).tell(), [(5, 12), (20, 20)], "nothing is stored yet");
+        assert_eq!(gone.tell(), [(10, 12)]);
+        assert!(gone.stored(5, 9));
+        assert!(!gone.stored(5, 9));
+        assert_eq!(gone.to_stored(), [(20, 20), (10, 12)]);
+    }
+
+    #[test]
+    fn too_many_ranges_become_one() {
+        let mut gone = Gone::default();
+        (0..=RANGES_MAX as u64).for_each(|at| gone.add(at * 10, at * 10));
+        assert_eq!(gone.tell(), [(0, RANGES_MAX as u64 * 10)]);
+    }
+}

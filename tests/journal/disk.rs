@@ -1,0 +1,131 @@
+//! Disks that are full or read-only.
+
+use std::fs;
+
+use mcp_satellite::journal::{self, Query};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::seam::Answer;
+
+use super::crash;
+use super::support::*;
+
+const MIB: usize = 1 << 20;
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_nothing_is_lost_or_stored_twice() {
+    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let journal = open(disk.path());
+    append_all(&journal, 1..=1_000).await;
+    disk.fill(0);
+    for _ in 0..3 {
+        let reason = unavailable(journal.append(batch(1_001..=10_000)).await);
+        assert!(reason.contains("journal.db cannot be used: database or disk is full"), "{reason}");
+        assert_eq!(in_memory(&journal), reason);
+    }
+    assert_eq!(stored(disk.path()), range(1..=1_000), "what is stored can be read");
+    assert_eq!(journal.outbox(0, 10_000).await.unwrap().len(), 1_000, "and delivered");
+    journal.stored(5_000).await;
+    assert_eq!(journal.status().journalled_through, 1_000);
+
+    disk.relieve();
+    assert_eq!(journal.append(batch(1_001..=2_000)).await, Answer::Accepted);
+    is_ok(&journal);
+    assert_eq!(stored(disk.path()), range(1..=2_000));
+}
+
+#[tokio::test]
+async fn on_a_full_disk_what_is_delivered_makes_room() {
+    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let journal = open(disk.path());
+    journal.expect_delivery();
+    let told = Told::by(&journal);
+    append_all(&journal, 1..=4_000).await;
+    disk.fill(0);
+    let mut next = 4_001;
+    while journal.append(batch(next..=next + 99)).await == Answer::Accepted {
+        next += 100;
+    }
+    in_memory(&journal);
+    let mut after = 0;
+    for _ in 0..20 {
+        let sent = journal.outbox(after, 1_000).await.unwrap();
+        after = sent.last().map_or(after, |event| event.seq);
+        journal.sending(after, None).await.unwrap();
+        assert_eq!(journal.append(batch(next..=next + 99)).await, Answer::Accepted, "{:?}", journal.status());
+        next += 100;
+    }
+    is_ok(&journal);
+    assert_eq!(told.ranges(&journal).await, [], "nothing was lost for it");
+    assert_eq!(*stored(disk.path()).last().unwrap(), next - 1);
+}
+
+#[tokio::test]
+async fn a_full_disk_at_the_start_holds_up_nothing() {
+    let Some(disk) = Disk::new(MIB) else { return };
+    disk.fill(0);
+    let journal = open(disk.path());
+    in_memory(&journal);
+    assert_eq!(journal.next_seq(), 1);
+    unavailable(journal.append(batch(1..=5)).await);
+    disk.relieve();
+    assert_eq!(journal.append(batch(1..=5)).await, Answer::Accepted);
+    is_ok(&journal);
+    assert_eq!(stored(disk.path()), range(1..=5));
+}
+
+#[tokio::test]
+async fn numbers_that_were_seen_while_the_disk_was_full_are_not_used_again() {
+    let Some(disk) = Disk::new(2 * MIB) else { return };
+    let journal = open(disk.path());
+    append_all(&journal, 1..=100).await;
+    disk.fill(0);
+    unavailable(journal.append(batch(101..=20_000)).await);
+    journal.close().await;
+    disk.relieve();
+    let journal = open(disk.path());
+    let next = journal.next_seq();
+    assert!(next > 20_000, "{next}");
+    assert_eq!(Told::by(&journal).ranges(&journal).await, [(101, next - 1)]);
+    append_all(&journal, next..=next).await;
+    journal.close().await;
+    assert_eq!(open(disk.path()).next_seq(), next + 1, "once it is well no number is skipped");
+}
+
+#[tokio::test]
+async fn a_read_only_disk_is_told_and_what_it_holds_is_known() {
+    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let id = InstanceId::new("acme".into(), "alice".into(), "abc123".into());
+    let journal = open(disk.path());
+    journal.remember(&id, "{}".into());
+    append_all(&journal, 1..=100).await;
+    journal.close().await;
+    disk.remount(true);
+    assert_eq!(stored(disk.path()), range(1..=100), "without a log there is nothing to share memory for");
+    let journal = open(disk.path());
+    assert!(in_memory(&journal).contains("cannot be used"), "{journal:?}");
+    assert_eq!((journal.next_seq(), journal.memos().len()), (101, 1));
+    assert_eq!(journal.status().journalled_through, 100);
+    unavailable(journal.append(batch(101..=110)).await);
+    journal.forget(&id);
+
+    disk.remount(false);
+    assert_eq!(journal.append(batch(101..=110)).await, Answer::Accepted);
+    is_ok(&journal);
+    assert_eq!(stored(disk.path()), range(1..=110));
+    journal.close().await;
+    assert!(open(disk.path()).memos().is_empty(), "what was to be remembered meanwhile is not lost");
+}
+
+#[tokio::test]
+async fn what_a_killed_satellite_has_left_can_be_read_on_a_read_only_disk() {
+    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let killed = crash::killed_after(50);
+    fs::create_dir(journal::directory(disk.path())).unwrap();
+    for file in fs::read_dir(journal::directory(killed.home.path())).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), journal::directory(disk.path()).join(file.file_name())).unwrap();
+    }
+    disk.remount(true);
+    let found: Vec<u64> = journal::read(disk.path(), Query::default()).unwrap().map(|event| event.seq).collect();
+    killed.holds(&found);
+}

@@ -1,0 +1,14 @@
+//! The journal against real SQLite files, and what really happens to them: `kill -9`, full and read-only disks, damage,
+//! files that vanish, clocks that jump. Disks that are full or read-only are mounted, which takes root; without it these tests
+//! are skipped loudly, and fail with `MCP_MOUNTS=required`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod crash;
+mod damage;
+mod disk;
+mod outbox;
+mod reading;
+mod retention;
+mod schema;
+mod storing;
+mod support;

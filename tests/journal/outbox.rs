@@ -1,0 +1,88 @@
+//! What is still to be delivered, and how far that is.
+
+use std::sync::{Arc, Mutex};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use mcp_satellite::journal::{DeliveryState, Journal, JournalSink, Sending};
+use mcp_satellite_actors::model::event::Envelope;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+
+use super::support::*;
+
+fn seqs(events: &[Envelope]) -> Vec<u64> {
+    events.iter().map(|event| event.seq).collect()
+}
+
+#[tokio::test]
+async fn the_outbox_is_read_in_order_behind_the_cursor_and_goes_on_after_a_restart() {
+    let home = Home::new();
+    let journal = home.open();
+    journal.expect_delivery();
+    let begun = journal.delivery().await.unwrap();
+    assert_eq!((begun.cursor, begun.sending), (0, None));
+    append_all(&journal, 1..=250).await;
+    assert_eq!(is_ok(&journal).backlog, 250);
+    let first = journal.outbox(0, 100).await.unwrap();
+    assert_eq!(seqs(&first), range(1..=100));
+    assert_eq!(first[0], event_at(1, first[0].timestamp));
+    let sending = Some(Sending { id: 7, first: 1, last: 100, refused: vec![3] });
+    journal.sending(0, sending.clone()).await.unwrap();
+    journal.close().await;
+
+    let journal = home.open();
+    journal.expect_delivery();
+    let state = journal.delivery().await.unwrap();
+    assert_eq!(state, DeliveryState { cursor: 0, sending });
+    journal.sending(100, None).await.unwrap();
+    assert_eq!(is_ok(&journal).backlog, 150);
+    assert_eq!(seqs(&journal.outbox(100, 1_000).await.unwrap()), range(101..=250));
+    journal.sending(90, None).await.unwrap();
+    assert_eq!(journal.delivery().await.unwrap().cursor, 100, "it never goes back");
+}
+
+#[tokio::test]
+async fn an_event_that_cannot_be_read_does_not_hold_up_the_others() {
+    let home = Home::new().filled(1..=5).await;
+    home.sqlite().execute("UPDATE events SET body = '{}' WHERE seq = 3", []).unwrap();
+    assert_eq!(seqs(&home.open().outbox(0, 10).await.unwrap()), [1, 2, 4, 5]);
+}
+
+#[derive(Clone, Default)]
+struct Way(Arc<Mutex<Vec<u64>>>);
+
+impl EventSink for Way {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        self.0.lock().unwrap().extend(seqs(&batch.events));
+        std::future::ready(Answer::Accepted).boxed()
+    }
+}
+
+#[tokio::test]
+async fn events_go_their_way_from_memory_while_the_disk_takes_none_and_nothing_waits_there() {
+    let Some(disk) = Disk::new(4 << 20) else { return };
+    let journal: Journal = open(disk.path());
+    journal.expect_delivery();
+    let way = Way::default();
+    let sink = JournalSink::new(journal.clone(), Some(Arc::new(way.clone())));
+    assert!(sink.is_prompt());
+    assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
+    let went = || way.0.lock().unwrap().clone();
+    assert_eq!(went(), [0; 0], "what is stored is delivered from there");
+
+    disk.fill(0);
+    unavailable(sink.send(batch(4..=20_000)).await);
+    assert_eq!(went(), [0; 0], "what is stored is older, and has not been delivered");
+    disk.relieve();
+    journal.sending(3, None).await.unwrap();
+    disk.fill(0);
+    assert_eq!(sink.send(batch(4..=20_000)).await, Answer::Accepted);
+    assert_eq!(went(), range(4..=20_000));
+    in_memory(&journal);
+
+    disk.relieve();
+    assert_eq!(sink.send(batch(20_001..=20_001)).await, Answer::Accepted);
+    assert_eq!(went(), range(4..=20_000));
+    assert_eq!(stored(disk.path()), [1, 2, 3, 20_001]);
+    is_ok(&journal);
+}

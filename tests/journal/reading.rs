@@ -1,0 +1,162 @@
+//! Readers: beside a writer, after it, and without one.
+
+use std::fs;
+use std::thread;
+
+use jiff::Timestamp;
+use mcp_satellite::journal::{self, Follow, Query};
+use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::seam::Answer;
+
+use super::support::*;
+
+#[tokio::test]
+async fn events_are_chosen_by_seq_type_instance_server_team_and_user() {
+    let home = Home::new();
+    let journal = home.open();
+    let timestamp = Timestamp::from_millisecond(now().as_millisecond()).unwrap();
+    let of = |seq, team, user| Envelope {
+        seq,
+        timestamp,
+        event: Event::Disconnected { of: subject(team, user), was_intentional: true },
+    };
+    let client = Event::ClientDisconnected {
+        team_id: "acme".into(),
+        user_id: "bob".into(),
+        session_id: "s".into(),
+        duration: 1,
+        tool_execution_count: 0,
+        reason: "closed".into(),
+    };
+    let throttled = Event::TeamThrottled { team_id: "acme".into(), exits_in_window: 61, window_seconds: 60 };
+    let events = vec![
+        event(1),
+        of(2, "acme", "bob"),
+        of(3, "globex", "alice"),
+        Envelope { seq: 4, timestamp, event: client },
+        Envelope { seq: 5, timestamp, event: throttled },
+        Envelope { seq: 6, timestamp, event: Event::EventsDropped { from_seq: 7, to_seq: 8 } },
+        of(9, "acme", "alice"),
+    ];
+    assert_eq!(journal.append(batch_of(events)).await, Answer::Accepted);
+    let some = |text: &str| Some(text.to_owned());
+    let all = Query::default;
+    let chosen = |query| chosen(home.path(), query);
+    assert_eq!(chosen(all()), [1, 2, 3, 4, 5, 6, 9]);
+    for since in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, u64::MAX] {
+        let expected: Vec<_> = [1, 2, 3, 4, 5, 6, 9].into_iter().filter(|seq| *seq > since).collect();
+        assert_eq!(chosen(Query { since: Some(since), ..all() }), expected);
+    }
+    let types = vec!["mcp.tool.executed".into(), "events.dropped".into()];
+    assert_eq!(chosen(Query { types, ..all() }), [1, 6]);
+    assert_eq!(chosen(Query { instance: some("filesystem-acme-alice-abc123"), ..all() }), [1, 9]);
+    assert_eq!(chosen(Query { server: some("filesystem"), ..all() }), [1, 2, 3, 9]);
+    assert_eq!(chosen(Query { team: some("acme"), ..all() }), [1, 2, 4, 5, 9]);
+    assert_eq!(chosen(Query { user: some("bob"), ..all() }), [2, 4]);
+    let both = Query { team: some("acme"), user: some("alice"), since: Some(1), ..all() };
+    assert_eq!(chosen(both), [9]);
+
+    let mut events = journal::read(home.path(), Query { user: some("bob"), ..all() }).unwrap();
+    assert_eq!(events.by_ref().count(), 2);
+    assert_eq!(events.passed(), Some(9), "also what was not wanted is passed");
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_an_error_and_one_without_a_journal_is_not() {
+    let home = Home::new();
+    assert_eq!(home.stored(), [0; 0]);
+    let error = journal::read(home.path().join("nowhere"), Query::default()).unwrap_err();
+    assert!(error.to_string().starts_with("cannot read "), "{error}");
+    fs::create_dir(journal::directory(home.path())).unwrap();
+    fs::write(home.database(), "").unwrap();
+    assert_eq!(home.stored(), [0; 0], "a journal that is just being made is empty");
+    assert_eq!(journal::server_logs(home.path(), |_| true).unwrap().lines, []);
+}
+
+#[tokio::test]
+async fn events_of_a_version_that_knows_more_are_counted_and_passed_over() {
+    let home = Home::new().filled(1..=5).await;
+    let sqlite = home.sqlite();
+    sqlite.execute("UPDATE events SET body = replace(body, 'executed', 'invented') WHERE seq = 2", []).unwrap();
+    sqlite.execute("UPDATE events SET body = '{' WHERE seq = 4", []).unwrap();
+    let mut events = journal::read(home.path(), Query::default()).unwrap();
+    assert_eq!(events.by_ref().map(|event| event.seq).collect::<Vec<_>>(), [1, 3, 5]);
+    assert_eq!(events.skipped(), 2);
+}
+
+#[tokio::test]
+async fn following_gives_each_event_once_over_gaps_restarts_and_another_file() {
+    let home = Home::new();
+    let mut follow = Follow::new(home.path(), Query { since: Some(1), ..Query::default() });
+    let mut poll = || follow.poll().unwrap().map(|event| event.seq);
+    assert_eq!(poll(), None);
+    let journal = home.open();
+    assert_eq!(poll(), None);
+    journal.append(batch_of(vec![event(1), event(2)])).await;
+    assert_eq!((poll(), poll()), (Some(2), None));
+    journal.append(batch_of(vec![event(5), event(1_000_000)])).await;
+    assert_eq!((poll(), poll(), poll()), (Some(5), Some(1_000_000), None));
+    journal.close().await;
+    assert_eq!(poll(), None);
+    let journal = home.open();
+    append_all(&journal, 1_000_001..=1_000_001).await;
+    assert_eq!((poll(), poll()), (Some(1_000_001), None));
+
+    journal.close().await;
+    fs::remove_dir_all(journal::directory(home.path())).unwrap();
+    assert_eq!(poll(), None);
+    let journal = home.open();
+    append_all(&journal, 1_000_002..=1_000_003).await;
+    assert_eq!((poll(), poll(), poll()), (Some(1_000_002), Some(1_000_003), None));
+}
+
+#[tokio::test]
+async fn readers_beside_a_writer_miss_nothing_and_see_nothing_twice() {
+    const LAST: u64 = 20_000;
+    let home = Home::new();
+    let journal = home.open();
+    let path = home.path().to_owned();
+    let follower = thread::spawn(move || {
+        let mut follow = Follow::new(path, Query::default());
+        let mut seen = Vec::new();
+        while seen.last() != Some(&LAST) {
+            match follow.poll().unwrap() {
+                Some(event) => seen.push(event.seq),
+                None => thread::yield_now(),
+            }
+        }
+        assert_eq!(follow.skipped(), 0);
+        seen
+    });
+    let path = home.path().to_owned();
+    let reader = thread::spawn(move || {
+        let mut count = 0;
+        while count < LAST {
+            let seqs = stored(&path);
+            let now = seqs.len() as u64;
+            assert!(now >= count, "what was there is still there");
+            assert_eq!(seqs, range(1..=now));
+            count = now;
+        }
+    });
+    for seq in (1..=LAST).step_by(100) {
+        assert_eq!(journal.append(batch(seq..=seq + 99)).await, Answer::Accepted);
+    }
+    assert_eq!(follower.join().unwrap(), range(1..=LAST));
+    reader.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_reader_that_stays_in_its_transaction_holds_up_nobody() {
+    let home = Home::new().filled(1..=10).await;
+    let sqlite = home.sqlite();
+    sqlite.execute_batch("BEGIN").unwrap();
+    let count = |sqlite: &rusqlite::Connection| {
+        sqlite.query_row("SELECT count(*) FROM events", [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    assert_eq!(count(&sqlite), 10);
+    let journal = home.open();
+    append_all(&journal, 11..=5_000).await;
+    assert_eq!(count(&sqlite), 10, "it sees the moment at which it began");
+    assert_eq!(home.stored(), range(1..=5_000));
+}

@@ -1,0 +1,150 @@
+//! What is stored, in which transactions, and what is remembered beside events.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use mcp_satellite::journal::{self, CommandRecord, Journal, Limits, server_logs as read_server_logs};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::seam::Answer;
+
+use super::support::*;
+
+#[tokio::test]
+async fn events_are_stored_and_read_back_as_they_were() {
+    let home = Home::new();
+    let journal = home.open();
+    assert_eq!(journal.next_seq(), 1);
+    let events: Vec<_> = (1..=3).map(event).collect();
+    assert_eq!(journal.append(batch_of(events.clone())).await, Answer::Accepted);
+    assert_eq!(journal::read(home.path(), journal::Query::default()).unwrap().collect::<Vec<_>>(), events);
+    let status = is_ok(&journal);
+    assert_eq!((status.journalled_through, status.first_seq, status.last_seq), (3, Some(1), Some(3)));
+    assert_eq!((status.path, status.backlog), (home.database(), 0));
+    assert!(status.bytes > 0);
+    assert_eq!(*journal.appended().borrow(), 3);
+}
+
+#[tokio::test]
+async fn only_the_owner_may_read_what_is_stored() {
+    let home = Home::new();
+    let journal = home.open();
+    append_all(&journal, 1..=10).await;
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&journal::directory(home.path())), 0o700);
+    let files: Vec<_> =
+        fs::read_dir(journal::directory(home.path())).unwrap().map(|file| file.unwrap().path()).collect();
+    assert_eq!(files.len(), 4, "database, log, shared memory, numbers: {files:?}");
+    for file in files {
+        assert_eq!(mode(&file), 0o600, "{file:?}");
+    }
+}
+
+#[tokio::test]
+async fn numbers_go_on_after_a_restart_and_a_repeated_batch_is_not_stored_twice() {
+    let home = Home::new().filled(1..=7).await;
+    let journal = home.open();
+    assert_eq!(journal.next_seq(), 8);
+    assert_eq!(is_ok(&journal).journalled_through, 7);
+    for _ in 0..2 {
+        assert_eq!(journal.append(batch(6..=9)).await, Answer::Accepted);
+    }
+    assert_eq!(home.stored(), range(1..=9));
+    let files: Vec<_> =
+        fs::read_dir(journal::directory(home.path())).unwrap().map(|file| file.unwrap().file_name()).collect();
+    journal.close().await;
+    assert!(files.len() > fs::read_dir(journal::directory(home.path())).unwrap().count(), "a tidy end leaves no log");
+    assert_eq!(home.open().next_seq(), 10);
+}
+
+#[tokio::test]
+async fn a_batch_is_stored_whole_or_not_at_all() {
+    let home = Home::new();
+    let journal = home.open();
+    append_all(&journal, 1..=5).await;
+    // Somebody's trigger stands for whatever may go wrong in the middle.
+    home.sqlite()
+        .execute_batch(
+            "CREATE TRIGGER t BEFORE INSERT ON events WHEN new.seq = 50 BEGIN SELECT raise(ABORT, 'no'); END",
+        )
+        .unwrap();
+    assert!(unavailable(journal.append(batch(6..=60)).await).ends_with("no"));
+    assert_eq!(home.stored(), range(1..=5));
+    assert_eq!(journal.status().journalled_through, 5);
+    home.sqlite().execute_batch("DROP TRIGGER t").unwrap();
+    assert_eq!(journal.append(batch(6..=60)).await, Answer::Accepted);
+    assert_eq!(home.stored(), range(1..=60));
+    is_ok(&journal);
+}
+
+#[tokio::test]
+async fn logs_of_each_instance_are_kept_within_their_limit() {
+    let home = Home::new();
+    let limits = Limits { server_logs_max: 5, request_logs_max: 3, ..Limits::default() };
+    let journal = Journal::open(home.path(), limits).unwrap();
+    journal.append(batch_of(vec![server_logs(1, "alice", 1..=4), server_logs(2, "bob", 1..=2)])).await;
+    journal.append(batch_of(vec![server_logs(3, "alice", 5..=8), request_logs(4, "alice", 1..=20)])).await;
+    let of = |user: &'static str| {
+        let logs = read_server_logs(home.path(), |of| of.user_id.as_str() == user).unwrap();
+        logs.lines.into_iter().map(|logged| (logged.seq, logged.line.message)).collect::<Vec<_>>()
+    };
+    let line = |seq, number| (seq, format!("line {number}"));
+    assert_eq!(of("alice"), [line(1, 4), line(3, 5), line(3, 6), line(3, 7), line(3, 8)]);
+    assert_eq!(of("bob"), [line(2, 1), line(2, 2)]);
+    let calls = journal::request_logs(home.path(), |_| true).unwrap();
+    assert_eq!(calls.lines.iter().map(|logged| logged.line.response_time_ms).collect::<Vec<_>>(), [18, 19, 20]);
+    assert_eq!((calls.through, calls.skipped), (4, 0));
+    assert_eq!(*calls.lines[0].of.process_id, *subject("acme", "alice").process_id);
+
+    // The events that brought them are still whole.
+    assert_eq!(home.stored(), range(1..=4));
+}
+
+#[tokio::test]
+async fn memos_are_remembered_with_the_latest_of_each_instance() {
+    let home = Home::new();
+    let id = |user: &str| InstanceId::new("acme".into(), user.into(), "abc123".into());
+    let journal = home.open();
+    assert!(journal.memos().is_empty());
+    for count in 1..=100 {
+        journal.remember(&id("alice"), format!("{{\"count\":{count}}}"));
+    }
+    journal.remember(&id("bob"), "{}".into());
+    journal.remember(&id("carol"), "{}".into());
+    journal.forget(&id("carol"));
+    journal.close().await;
+    let journal = home.open();
+    let mut memos: Vec<_> = journal.memos().iter().collect();
+    memos.sort();
+    assert_eq!(memos, [(&id("alice"), &"{\"count\":100}".to_owned()), (&id("bob"), &"{}".to_owned())]);
+    journal.forget(&id("alice"));
+    journal.close().await;
+    assert_eq!(home.open().memos().keys().collect::<Vec<_>>(), [&id("bob")]);
+}
+
+#[tokio::test]
+async fn a_command_is_known_once_it_was_begun_also_after_a_restart() {
+    let home = Home::new();
+    let journal = home.open();
+    assert_eq!(journal.command("c1").await, Ok(None));
+    journal.command_begun("c1").await.unwrap();
+    journal.command_begun("c2").await.unwrap();
+    journal.command_done("c2", "{\"ok\":true}".into()).await.unwrap();
+    journal.command_begun("c2").await.unwrap();
+    journal.close().await;
+    assert_eq!(journal.command("c1").await, Err(journal::JournalError::Closed));
+    let journal = home.open();
+    assert_eq!(journal.command("c1").await, Ok(Some(CommandRecord::Begun)));
+    assert_eq!(journal.command("c2").await, Ok(Some(CommandRecord::Done("{\"ok\":true}".into()))));
+}
+
+#[tokio::test]
+async fn who_waits_for_an_event_to_be_stored_waits_for_the_transaction() {
+    let home = Home::new();
+    let journal = home.open();
+    let mut waiting = std::pin::pin!(journal.stored(2));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    append_all(&journal, 1..=1).await;
+    assert!(futures::poll!(&mut waiting).is_pending());
+    append_all(&journal, 2..=3).await;
+    waiting.await;
+}

@@ -1,0 +1,267 @@
+//! Events, a journal to put them into, and disks to put that on.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::fs;
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use mcp_satellite::journal::{self, Journal, JournalState, JournalStatus, Limits, Query};
+use mcp_satellite_actors::model::event::{Envelope, Event, LogLevel, LogLine, RequestLine, Subject};
+use mcp_satellite_actors::seam::{Answer, Batch};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use serde_json::json;
+use tempfile::{TempDir, tempdir};
+
+/// Nothing here takes a second; a test that waits for longer waits for what does not come.
+const GIVE_UP: Duration = Duration::from_secs(60);
+
+pub(crate) fn subject(team: &str, user: &str) -> Arc<Subject> {
+    Arc::new(Subject {
+        installation_id: "abc123".into(),
+        team_id: team.into(),
+        user_id: user.into(),
+        process_id: format!("filesystem-{team}-{user}-abc123").into(),
+        server_slug: "filesystem".into(),
+    })
+}
+
+pub(crate) fn now() -> Timestamp {
+    Timestamp::now()
+}
+
+pub(crate) fn event_at(seq: u64, at: Timestamp) -> Envelope {
+    let event = Event::ToolExecuted {
+        of: subject("acme", "alice"),
+        tool_name: format!("tool \n {seq}"),
+        duration_ms: 1,
+        success: true,
+        error_message: None,
+    };
+    // Milliseconds, as they are stored.
+    Envelope { seq, timestamp: Timestamp::from_millisecond(at.as_millisecond()).unwrap(), event }
+}
+
+pub(crate) fn event(seq: u64) -> Envelope {
+    event_at(seq, Timestamp::from_second(1_780_000_000 + i64::try_from(seq).unwrap()).unwrap())
+}
+
+pub(crate) fn batch_of(events: Vec<Envelope>) -> Arc<Batch> {
+    Arc::new(Batch { id: events[0].seq, events })
+}
+
+/// Today's, so that they are not too old.
+pub(crate) fn batch(seqs: RangeInclusive<u64>) -> Arc<Batch> {
+    let at = now();
+    batch_of(seqs.map(|seq| event_at(seq, at)).collect())
+}
+
+pub(crate) fn server_logs(seq: u64, user: &str, lines: RangeInclusive<u64>) -> Envelope {
+    let line = |line| LogLine {
+        level: LogLevel::Info,
+        message: format!("line {line}"),
+        metadata: json!({ "source": "stderr" }),
+        timestamp: event_at(0, now()).timestamp,
+    };
+    Envelope {
+        event: Event::ServerLogs { of: subject("acme", user), logs: lines.map(line).collect() },
+        ..event_at(seq, now())
+    }
+}
+
+pub(crate) fn request_logs(seq: u64, user: &str, calls: RangeInclusive<u64>) -> Envelope {
+    let call = |call| RequestLine {
+        tool_name: format!("tool {call}"),
+        tool_params: json!({ "call": call }),
+        tool_response: json!(null),
+        response_time_ms: call,
+        success: true,
+        error_message: None,
+        timestamp: event_at(0, now()).timestamp,
+    };
+    let event = Event::RequestLogs { of: subject("acme", user), requests: calls.map(call).collect() };
+    Envelope { event, ..event_at(seq, now()) }
+}
+
+pub(crate) fn range(seqs: RangeInclusive<u64>) -> Vec<u64> {
+    seqs.collect()
+}
+
+/// A data directory.
+pub(crate) struct Home {
+    pub(crate) dir: TempDir,
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        Self { dir: tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn database(&self) -> PathBuf {
+        journal::database(self.path())
+    }
+
+    pub(crate) fn open(&self) -> Journal {
+        open(self.path())
+    }
+
+    pub(crate) fn stored(&self) -> Vec<u64> {
+        stored(self.path())
+    }
+
+    /// Events, put there and left tidily.
+    pub(crate) async fn filled(self, seqs: RangeInclusive<u64>) -> Self {
+        let journal = self.open();
+        append_all(&journal, seqs).await;
+        journal.close().await;
+        self
+    }
+
+    /// A connection of somebody else.
+    pub(crate) fn sqlite(&self) -> rusqlite::Connection {
+        rusqlite::Connection::open(self.database()).unwrap()
+    }
+}
+
+pub(crate) fn open(data_dir: &Path) -> Journal {
+    Journal::open(data_dir, Limits::default()).unwrap()
+}
+
+pub(crate) async fn append_all(journal: &Journal, seqs: RangeInclusive<u64>) {
+    let seqs = range(seqs);
+    for seqs in seqs.chunks(1_000) {
+        assert_eq!(journal.append(batch(seqs[0]..=*seqs.last().unwrap())).await, Answer::Accepted);
+    }
+}
+
+/// The numbers of what a reader finds, which must be whole.
+pub(crate) fn stored(data_dir: &Path) -> Vec<u64> {
+    chosen(data_dir, Query::default())
+}
+
+pub(crate) fn chosen(data_dir: &Path, query: Query) -> Vec<u64> {
+    let mut events = journal::read(data_dir, query).unwrap();
+    let seqs = events.by_ref().map(|event| event.seq).collect();
+    assert!(events.take_error().is_none());
+    assert_eq!(events.skipped(), 0);
+    seqs
+}
+
+pub(crate) fn unavailable(answer: Answer) -> String {
+    match answer {
+        Answer::Unavailable(reason) => reason,
+        other => panic!("expected `Unavailable`, got {other:?}"),
+    }
+}
+
+/// The state is `memory`, and why.
+pub(crate) fn in_memory(journal: &Journal) -> String {
+    let status = journal.status();
+    assert_eq!(status.state, JournalState::Memory, "{status:?}");
+    status.reason.unwrap()
+}
+
+#[track_caller]
+pub(crate) fn is_ok(journal: &Journal) -> JournalStatus {
+    let status = journal.status();
+    assert_eq!((status.state, &status.reason), (JournalState::Ok, &None), "{status:?}");
+    status
+}
+
+/// What a journal tells to be gone.
+#[derive(Clone, Default)]
+pub(crate) struct Told(Arc<Mutex<Vec<(u64, u64)>>>);
+
+impl Told {
+    pub(crate) fn by(journal: &Journal) -> Self {
+        let told = Self::default();
+        let into = told.clone();
+        journal.on_dropped(move |from, to| into.0.lock().unwrap().push((from, to)));
+        told
+    }
+
+    pub(crate) fn now(&self) -> Vec<(u64, u64)> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// What was told until everything asked before was done.
+    pub(crate) async fn ranges(&self, journal: &Journal) -> Vec<(u64, u64)> {
+        let _ = journal.delivery().await;
+        self.now()
+    }
+
+    pub(crate) async fn numbers(&self, journal: &Journal) -> BTreeSet<u64> {
+        self.ranges(journal).await.into_iter().flat_map(|(from, to)| from..=to).collect()
+    }
+}
+
+/// Waits for a state, and returns what is in it.
+#[track_caller]
+pub(crate) fn wait_for<T: Debug>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < GIVE_UP, "gave up waiting for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A disk of a few megabytes.
+pub(crate) struct Disk {
+    pub(crate) dir: TempDir,
+}
+
+impl Disk {
+    /// `None` if this machine mounts nothing for us.
+    pub(crate) fn new(bytes: usize) -> Option<Self> {
+        let dir = tempdir().unwrap();
+        let options = format!("size={bytes},mode=700");
+        match mount(Some("tmpfs"), dir.path(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str())) {
+            Ok(()) => Some(Self { dir }),
+            Err(errno) => {
+                let why = format!("SKIPPED: a small disk cannot be mounted: {errno}");
+                assert!(std::env::var_os("MCP_MOUNTS").is_none_or(|needed| needed != "required"), "{why}");
+                writeln!(std::io::stderr(), "{why}").unwrap();
+                None
+            }
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn remount(&self, read_only: bool) {
+        let mode = if read_only { MsFlags::MS_RDONLY } else { MsFlags::empty() };
+        mount(None::<&str>, self.path(), None::<&str>, MsFlags::MS_REMOUNT | mode, None::<&str>).unwrap();
+    }
+
+    /// Takes all that is left but `free` bytes.
+    pub(crate) fn fill(&self, free: usize) {
+        let mut file = fs::File::create(self.path().join("filler")).unwrap();
+        while file.write_all(&[0; 4096]).is_ok() {}
+        let len = file.metadata().unwrap().len();
+        file.set_len(len.saturating_sub(free as u64)).unwrap();
+    }
+
+    pub(crate) fn relieve(&self) {
+        fs::remove_file(self.path().join("filler")).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // The machine is left as it was; a test that failed may still have files open there.
+        let _ = umount2(self.path(), MntFlags::MNT_DETACH);
+    }
+}
