@@ -289,7 +289,12 @@ impl Satellite {
                 link: link.clone(),
                 journal: journal.clone(),
                 delivery: delivery.clone(),
-                configurer: Configurer { runtime: runtime.clone(), values: values.clone(), applied: applied.clone() },
+                configurer: Configurer {
+                    runtime: runtime.clone(),
+                    values: values.clone(),
+                    catalogues: catalogues.clone(),
+                    applied: applied.clone(),
+                },
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 ending: ending.clone(),

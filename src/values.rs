@@ -21,6 +21,7 @@ use nix::fcntl::OFlag;
 use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
+use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{GivenBy, Required};
 use crate::satellite::{Applied, ConfigHash};
@@ -42,11 +43,20 @@ type Stored = HashMap<InstanceId, Given>;
 /// Instances of whose users something is asked, as configured.
 pub(crate) type Asked = HashMap<InstanceId, InstanceConfig>;
 
-/// The file: team → user → installation → key → value. No `Debug`: it holds secrets.
+/// The file. No `Debug`: it holds secrets.
 #[derive(Default, Serialize, Deserialize)]
 struct Form {
     version: u32,
-    teams: BTreeMap<String, BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>>,
+    teams: BTreeMap<String, Users>,
+}
+
+/// User → installation → key → value.
+type Users = BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>;
+
+/// What every form of the file has.
+#[derive(Deserialize)]
+struct OfVersion {
+    version: u32,
 }
 
 /// The values of one data directory.
@@ -211,19 +221,10 @@ impl State {
         let mut bytes = Vec::new();
         file.take(FILE_MAX).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
         let broken = |error: &serde_json::Error| format!("line {}, column {} is broken", error.line(), error.column());
-        let version = |version: u32| {
-            if version == VERSION {
-                Ok(())
-            } else {
-                Err(format!("it is of version {version}, and this satellite knows {VERSION}"))
-            }
-        };
-        #[derive(Deserialize)]
-        struct OfVersion {
-            version: u32,
+        let OfVersion { version } = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
+        if version != VERSION {
+            return Err(format!("it is of version {version}, and this satellite knows {VERSION}"));
         }
-        let of: OfVersion = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
-        version(of.version)?;
         let form: Form = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
         let mut stored = Stored::new();
         for (team, users) in form.teams {
@@ -399,6 +400,7 @@ impl Key {
 pub(crate) struct Configurer {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) values: Arc<Values>,
+    pub(crate) catalogues: Option<Arc<CatalogueCache>>,
     pub(crate) applied: Arc<tokio::sync::Mutex<Applied>>,
 }
 
@@ -421,9 +423,12 @@ impl Configurer {
             }
             return Err(Refused::BadInput("the configuration asks for no value of its user".to_owned()));
         };
-        let values = self.values.clone();
+        let (values, catalogues) = (self.values.clone(), self.catalogues.clone());
         let storing = tokio::task::spawn_blocking(move || {
             let changed = values.change(&config, &change)?;
+            if let Some(catalogues) = catalogues {
+                catalogues.keep_one(&changed.1);
+            }
             let keys = |keys: Vec<&String>| keys.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
             // Only what is asked for comes here.
             let (given, taken_back) = (keys(change.set.keys().collect()), keys(change.unset.iter().collect()));

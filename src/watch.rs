@@ -36,7 +36,7 @@ impl Texts {
     /// to write leaves such a file, and it would be the end of every server.
     fn after(mut self, before: &Self) -> Self {
         for (now, before) in [(&mut self.config, &before.config), (&mut self.mcp_json, &before.mcp_json)] {
-            let is_empty = |held: &Held| held.as_ref().is_ok_and(|text| is_blank(text));
+            let is_empty = |held: &Held| held.as_ref().is_ok_and(is_blank);
             if now.as_ref().is_some_and(is_empty) && !before.as_ref().is_some_and(is_empty) {
                 *now = Some(Err(Unread {
                     message: "the configuration is empty".to_owned(),

@@ -5,6 +5,7 @@
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "the seed of a test that has failed")]
 
 #[path = "cli/support.rs"]
 #[allow(dead_code, reason = "what the tests of the command line need beside this")]
@@ -325,7 +326,7 @@ impl Fleet {
                 parts.push(part);
             }
             shuffle(&mut parts, random);
-            parts.iter().for_each(|part| text.push_str(part));
+            text.push_str(&parts.concat());
             blocks.push(text);
         }
         shuffle(&mut blocks, random);

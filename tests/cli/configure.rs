@@ -236,6 +236,38 @@ fn a_value_comes_from_stdin_a_variable_or_a_file_as_well() {
 }
 
 #[test]
+fn a_lazy_server_is_discovered_with_what_was_given_once_and_sleeps_after_a_restart() {
+    let home = home();
+    let config = home.write(
+        "satellite.toml",
+        r#"
+[[teams]]
+id = "team_acme"
+slug = "acme"
+users = [{ id = "user_alice", slug = "alice" }]
+[[teams.installations]]
+id = "n1"
+server = "notes"
+keep = "lazy"
+user_required = ["API_KEY"]
+SIM
+"#,
+    );
+    let args = ["--config", config.to_str().unwrap()];
+    let satellite = home.run(&args);
+    home.wait_status("notes", "awaiting_user_config");
+    configure(&home, &["notes", "API_KEY=given-key"]).exits(0);
+    home.wait_row("notes", "asleep", |row| row["dormant"] == true);
+    satellite.terminate().exits(0);
+    let satellite = home.run(&args);
+    let row = home.wait_row("notes", "asleep", |row| row["dormant"] == true);
+    assert!(row["tools"].as_u64().unwrap() > 0 && row["restarts"] == 0 && row["messages"] == 0, "{row:#}");
+    assert_eq!(home.processes(), Vec::<i32>::new());
+    assert_eq!(variable(&home, "alice", "API_KEY"), "given-key");
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn what_is_not_asked_for_is_refused_with_what_is_and_nothing_is_changed() {
     let home = home();
     let outcome = configure(&home, &["notes", "API_KEY=x"]).exits(3);
