@@ -1,5 +1,6 @@
-//! What servers that are started only when they are called offer, kept over restarts of the satellite: one file for
-//! each configuration in `DIR/catalogues/`.
+//! What servers that sleep offer, kept over restarts of the satellite: one file for each configuration in
+//! `DIR/catalogues/`. Those that are started only when they are called have one as soon as they were discovered, the
+//! others when they fall asleep.
 //!
 //! A file is named by a keyed hash of the whole configuration, values included, so that a change of any of them is
 //! another name. The key is random and never leaves the directory: from a name nobody can find out a short secret by
@@ -91,15 +92,31 @@ impl CatalogueCache {
     pub(crate) fn keep(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, Arc<Catalogue>> {
         // Locked from here on, so that nothing is written that is removed here as unknown.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let lazy = || specs.iter().filter(|spec| spec.keep == Keep::Lazy);
-        let known: HashMap<_, _> = lazy().filter_map(|spec| Some((spec.id.clone(), self.read(spec)?))).collect();
+        let sleepers = || specs.iter().filter(|spec| may_sleep(spec));
+        let known: HashMap<_, _> = sleepers().filter_map(|spec| Some((spec.id.clone(), self.read(spec)?))).collect();
         let keep = |spec: &InstanceSpec| {
             let (name, last) = (self.name(spec), known.get(&spec.id).cloned());
             (spec.id.clone(), Kept { name, last, failed: false })
         };
-        *kept = lazy().map(keep).collect();
+        *kept = sleepers().map(keep).collect();
         self.remove_all_but(&kept.values().map(|kept| kept.name.as_str()).chain([KEY]).collect());
         known
+    }
+
+    /// From now on the tools of this one are kept under this configuration, which may be another than before.
+    pub(crate) fn keep_one(&self, spec: &InstanceSpec) {
+        if !may_sleep(spec) {
+            return;
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = self.name(spec);
+        if kept.get(&spec.id).is_some_and(|kept| kept.name == name) {
+            return;
+        }
+        if let Some(before) = kept.insert(spec.id.clone(), Kept { name, last: None, failed: false }) {
+            // What cannot be removed now is with the next configuration.
+            let _ = std::fs::remove_file(self.directory.join(before.name));
+        }
     }
 
     /// Keeps what is discovered, until the runtime has ended.
@@ -120,6 +137,9 @@ impl CatalogueCache {
         for (id, Kept { name, last, failed }) in kept.iter_mut() {
             let Some(view) = snapshot.get(id) else { continue };
             let Some(now) = &view.catalogue else { continue };
+            if view.spec.keep != Keep::Lazy && !view.dormant {
+                continue; // Should the satellite end now, it is started and discovered by the next one.
+            }
             let is_known = last.as_ref().is_some_and(|last| Arc::ptr_eq(last, now));
             if is_known || self.name(&view.spec) != *name {
                 continue;
@@ -130,7 +150,7 @@ impl CatalogueCache {
                     if !std::mem::replace(failed, true) {
                         tracing::warn!(
                             installation_name = %view.spec.name, %error,
-                            "cannot keep the tools of a lazy server; trying again"
+                            "cannot keep the tools of a server; trying again"
                         );
                     }
                 }
@@ -193,7 +213,7 @@ impl CatalogueCache {
     }
 
     /// Every part with its length before it, so that no two configurations come to the same bytes.
-    fn name(&self, spec: &InstanceSpec) -> String {
+    pub(crate) fn name(&self, spec: &InstanceSpec) -> String {
         let mut hash = hmac::Context::with_key(&self.key);
         let mut part = |bytes: &[u8]| {
             hash.update(&bytes.len().to_le_bytes());
@@ -237,6 +257,10 @@ impl CatalogueCache {
         }
         name
     }
+}
+
+fn may_sleep(spec: &InstanceSpec) -> bool {
+    spec.keep != Keep::AlwaysOn && !spec.is_remote()
 }
 
 fn why_unusable(read: &std::io::Result<Vec<u8>>) -> Option<String> {
@@ -437,13 +461,14 @@ mod tests {
         let old = spec(|_| {});
         let new = spec(|config| config.server_layer.args = vec!["b".into()]);
         let listed = spec(|config| (config.keep, config.installation) = (Keep::Listed, "listed".into()));
-        for spec in [&old, &new, &listed] {
+        let awake = spec(|config| (config.keep, config.installation) = (Keep::AlwaysOn, "awake".into()));
+        for spec in [&old, &new, &listed, &awake] {
             cache.write(spec, &catalogue()).unwrap();
         }
         std::fs::write(cache.directory.join("unfinished.new"), "half").unwrap();
-        let known = cache.keep(&[new.clone(), listed]);
-        assert_eq!(known.keys().collect::<Vec<_>>(), [&new.id]);
-        let mut left = vec![KEY.to_owned(), cache.name(&new)];
+        let known = cache.keep(&[new.clone(), listed.clone(), awake]);
+        assert_eq!(known.keys().collect::<HashSet<_>>(), HashSet::from([&new.id, &listed.id]));
+        let mut left = vec![KEY.to_owned(), cache.name(&new), cache.name(&listed)];
         left.sort();
         assert_eq!(files(&cache), left);
     }

@@ -12,6 +12,8 @@ pub mod config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
+#[cfg(feature = "journal")]
+pub mod delivery;
 #[cfg(feature = "cli")]
 mod endpoint;
 #[cfg(feature = "cli")]
@@ -21,9 +23,15 @@ mod http;
 #[cfg(feature = "journal")]
 pub mod journal;
 #[cfg(feature = "cli")]
+mod memories;
+#[cfg(feature = "cli")]
 mod reaper;
 #[cfg(feature = "cli")]
 mod satellite;
 pub mod sink;
+#[cfg(feature = "cli")]
+mod values;
+#[cfg(feature = "cli")]
+mod watch;
 
 pub use mcp_satellite_actors as actors;

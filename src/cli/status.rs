@@ -10,6 +10,8 @@ use mcp_satellite_actors::model::remote::{Connection, Health};
 use super::table::{rendered, status_cell, table};
 use super::{DONE, DataDir, Failed, Only, printable, say, to_json};
 use crate::console::api::{Filter, InstanceStatus, StatusReply};
+use crate::delivery::DeliveryStatus;
+use crate::journal::{JournalState, JournalStatus};
 
 const REFRESH: Duration = Duration::from_secs(1);
 const CLEAR_SCREEN: &str = "\x1b[2J\x1b[H";
@@ -70,12 +72,16 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         let clients = if endpoint.sessions == 1 { "client" } else { "clients" };
         format!("\n{endpoint} · {} {clients}", endpoint.sessions)
     });
+    let backend = satellite
+        .backend
+        .as_ref()
+        .map(|backend| format!("\n{}", backend.to_string().lines().map(printable).collect::<Vec<_>>().join("\n")));
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
-    let journal = satellite.journal.as_ref().and_then(|journal| journal.reason.as_ref());
-    let journal = journal.map(|reason| format!("\nevents are not stored, and kept in memory: {reason}"));
+    let journal = satellite.journal.as_ref().map(journal).unwrap_or_default();
+    let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
     format!(
         "{servers}\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
-         {sandboxed} in a sandbox · process trees are held by {}{}{}{}",
+         {sandboxed} in a sandbox · process trees are held by {}{}{}{}{journal}{delivery}",
         reply.instances.len(),
         satellite.name,
         satellite.version,
@@ -85,9 +91,33 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         events.queue_size,
         satellite.held_by,
         endpoint.unwrap_or_default(),
+        backend.unwrap_or_default(),
         complaint.unwrap_or_default(),
-        journal.unwrap_or_default(),
     )
+}
+
+/// What is wrong with the journal, if anything is.
+fn journal(journal: &JournalStatus) -> String {
+    let memory = match (&journal.state, &journal.reason) {
+        (JournalState::Memory, Some(reason)) => format!("\nevents are kept in memory only: {reason}"),
+        (JournalState::Memory, None) => "\nevents are kept in memory only".to_owned(),
+        (JournalState::Ok, _) => String::new(),
+    };
+    let damaged =
+        journal.damaged.as_ref().map(|aside| format!("\na damaged journal was put aside: {}", aside.display()));
+    format!("{memory}{}", damaged.unwrap_or_default())
+}
+
+/// What waits, and why.
+fn delivery(delivery: &DeliveryStatus) -> String {
+    let DeliveryStatus { to, backlog, last_error, .. } = delivery;
+    match last_error {
+        Some(reason) => {
+            format!("\n{backlog} events wait for {to}, which does not take them now: {}", printable(reason))
+        }
+        None if *backlog > 0 => format!("\n{backlog} events are on their way to {to}"),
+        None => String::new(),
+    }
 }
 
 fn instances(rows: &[InstanceStatus]) -> comfy_table::Table {

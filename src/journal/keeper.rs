@@ -217,19 +217,20 @@ impl Keeper {
         self.with(|store| Ok(store.delivery()))
     }
 
-    pub(super) fn sending(
-        &mut self,
-        settled: u64,
-        sending: Option<Sending>,
-        next_batch: u64,
-    ) -> Result<(), JournalError> {
-        match self.with(|store| store.sending(settled, sending, next_batch)) {
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
+        match self.with(|store| store.sending(settled, sending.clone())) {
             // On a full disk delivery goes on with what can be read: it is what makes room.
             Err(JournalError::Unavailable(_)) if self.store.is_some() => {}
             outcome => outcome?,
         }
         self.show();
         Ok(())
+    }
+
+    pub(super) fn expect_nobody(&mut self) {
+        if let Err(error) = self.with(Store::expect_nobody) {
+            tracing::debug!(%error, "cannot note that nobody is delivered to");
+        }
     }
 
     pub(super) fn command(&mut self, id: &str) -> Result<Option<CommandRecord>, JournalError> {

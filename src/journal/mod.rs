@@ -119,7 +119,7 @@ pub enum JournalError {
 }
 
 /// A batch that is with the backend, or was when the satellite was killed: the same events go again under the same id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sending {
     /// Of the batch.
     pub id: u64,
@@ -127,17 +127,18 @@ pub struct Sending {
     pub first: u64,
     /// Its last one.
     pub last: u64,
+    /// Between them, and no part of it: refused for good before.
+    #[serde(default)]
+    pub refused: Vec<u64>,
 }
 
 /// How far delivery is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeliveryState {
     /// Everything up to this event is taken, refused for good, or gone.
     pub cursor: u64,
     /// What is under way.
     pub sending: Option<Sending>,
-    /// The id of the next batch. A new journal begins at a random one, so that no id is used again.
-    pub next_batch: u64,
 }
 
 /// What is known of a command of the backend.
@@ -244,6 +245,12 @@ impl Journal {
         self.tell(Keeper::show);
     }
 
+    /// There is nobody to whom events are delivered. Should there be somebody with a later start, that one is told what
+    /// comes from then on.
+    pub fn expect_nobody(&self) {
+        self.tell(Keeper::expect_nobody);
+    }
+
     /// Stores a batch, in one transaction. What is stored already is passed over, so a batch may come again.
     /// `Accepted`, `Invalid` or `Unavailable`.
     pub fn append(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
@@ -275,8 +282,8 @@ impl Journal {
 
     /// Delivery has got so far: `settled` is the cursor, `sending` what is under way. One transaction. The cursor never goes
     /// back.
-    pub async fn sending(&self, settled: u64, sending: Option<Sending>, next_batch: u64) -> Result<(), JournalError> {
-        self.ask(move |keeper| keeper.sending(settled, sending, next_batch)).await
+    pub async fn sending(&self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
+        self.ask(move |keeper| keeper.sending(settled, sending)).await
     }
 
     /// What was remembered of instances when the journal was opened, as JSON.

@@ -8,15 +8,15 @@ use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 
 use super::Journal;
 
-/// Stores each batch. Where that cannot be done and nothing that is stored waits for its delivery, a batch goes its way from
-/// memory.
+/// Stores each batch. Where that cannot be done, a batch goes its way from memory.
 pub struct JournalSink {
     journal: Journal,
     way: Option<Arc<dyn EventSink>>,
 }
 
 impl JournalSink {
-    /// Stores in `journal`. `way` is where events go while the disk takes none.
+    /// Stores in `journal`. `way` is where events go while the disk takes none: it takes them when what is stored, which
+    /// is older, has gone before.
     pub fn new(journal: Journal, way: Option<Arc<dyn EventSink>>) -> Self {
         Self { journal, way }
     }
@@ -28,8 +28,7 @@ impl EventSink for JournalSink {
         async move {
             let answer = journal.append(Arc::clone(&batch)).await;
             match (answer, way) {
-                // What waits on the disk is older, and order is kept.
-                (Answer::Unavailable(_), Some(way)) if journal.status().backlog == 0 => way.send(batch).await,
+                (Answer::Unavailable(_), Some(way)) => way.send(batch).await,
                 (answer, _) => answer,
             }
         }

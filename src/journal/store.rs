@@ -130,21 +130,15 @@ impl Store {
     /// with the first event.
     fn begin(&mut self) -> Result<(), rusqlite::Error> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let next_batch = match get(&transaction, "next_batch")?.and_then(|text| text.parse().ok()) {
-            Some(next_batch) => next_batch,
-            // Ids of a journal that is lost must not be used again: a backend would take ours for repeats.
-            None => transaction
-                .query_row("SELECT (random() & 0x7fffffff) << 32", [], |row| row.get::<_, i64>(0))?
-                .unsigned_abs(),
-        };
-        set(&transaction, "next_batch", &next_batch)?;
-        let cursor = get(&transaction, "cursor")?.and_then(|text| text.parse().ok()).unwrap_or(0);
+        // Whoever is new is told what comes from now on.
+        let cursor = get(&transaction, "cursor")?.and_then(|text| text.parse().ok()).unwrap_or(self.last);
+        set(&transaction, "cursor", &cursor)?;
         let sending = get(&transaction, "sending")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
         let gone = get(&transaction, "gone")?.and_then(|text| serde_json::from_str(&text).ok());
         transaction.commit()?;
         self.gone = Gone::from_stored(gone.unwrap_or_default());
-        self.delivery = DeliveryState { cursor, sending, next_batch };
-        self.handed_out = sending.map_or(cursor, |sending: Sending| sending.last.max(cursor));
+        self.handed_out = sending.as_ref().map_or(cursor, |sending: &Sending| sending.last.max(cursor));
+        self.delivery = DeliveryState { cursor, sending };
         self.look_at_wal();
         Ok(())
     }
@@ -186,7 +180,7 @@ impl Store {
     }
 
     pub(super) fn delivery(&self) -> DeliveryState {
-        self.delivery
+        self.delivery.clone()
     }
 
     /// Stores what is new in a batch, and the memos.
@@ -264,8 +258,8 @@ impl Store {
 
     /// Delivery has got so far. Where that cannot be written it is known all the same, and written with the next
     /// transaction that succeeds: until then a `kill -9` has events sent again.
-    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>, next_batch: u64) -> rusqlite::Result<()> {
-        self.delivery = DeliveryState { cursor: self.delivery.cursor.max(settled), sending, next_batch };
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> rusqlite::Result<()> {
+        self.delivery = DeliveryState { cursor: self.delivery.cursor.max(settled), sending };
         self.handed_out = self.handed_out.max(self.delivery.cursor);
         self.delivery_pending = true;
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -273,6 +267,12 @@ impl Store {
         transaction.commit()?;
         self.delivery_pending = false;
         self.checkpoint_if_long();
+        Ok(())
+    }
+
+    /// See [`Journal::expect_nobody`](super::Journal::expect_nobody).
+    pub(super) fn expect_nobody(&mut self) -> rusqlite::Result<()> {
+        self.connection.execute("DELETE FROM meta WHERE key IN ('cursor', 'sending')", [])?;
         Ok(())
     }
 
@@ -566,8 +566,7 @@ fn write_memos(transaction: &Transaction<'_>, memos: &Memos) -> rusqlite::Result
 
 fn write_delivery(transaction: &Transaction<'_>, state: &DeliveryState) -> rusqlite::Result<()> {
     set(transaction, "cursor", &state.cursor)?;
-    set(transaction, "sending", &state.sending)?;
-    set(transaction, "next_batch", &state.next_batch)
+    set(transaction, "sending", &state.sending)
 }
 
 /// What is known without writing anything.

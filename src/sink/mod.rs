@@ -5,6 +5,4 @@ pub mod file;
 #[cfg(feature = "cli")]
 pub mod http;
 pub mod stdout;
-#[cfg(feature = "journal")]
-pub mod stored;
 mod writer;

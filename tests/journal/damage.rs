@@ -56,8 +56,7 @@ async fn a_damaged_page_costs_what_was_on_it_and_readers_pass_over_it() {
     let journal = home.open();
     journal.remember(&id, "{}".into());
     append_all(&journal, 1..=EVENTS).await;
-    let next_batch = journal.delivery().await.unwrap().next_batch;
-    journal.sending(10, None, next_batch + 5).await.unwrap();
+    journal.sending(10, None).await.unwrap();
     journal.close().await;
     // In the middle of the events.
     scribble(&home, size(&home) / 2 / 4096 * 4096, 3 * 4096);
@@ -89,7 +88,7 @@ async fn a_damaged_page_costs_what_was_on_it_and_readers_pass_over_it() {
     assert_eq!(skipped, 0);
     same(found, expected);
     let state = journal.delivery().await.unwrap();
-    assert_eq!((state.cursor, state.next_batch), (10, next_batch + 5), "what else was known is taken over");
+    assert_eq!(state.cursor, 10, "what else was known is taken over");
     append_all(&journal, EVENTS + 11..=EVENTS + 20).await;
     journal.close().await;
     assert_eq!(home.open().memos().len(), 1);

@@ -41,20 +41,18 @@ async fn on_a_full_disk_delivery_goes_on_and_is_not_forgotten() {
     append_all(&journal, 1..=1_000).await;
     disk.fill(0);
     unavailable(journal.append(batch(1_001..=20_000)).await);
-    let next_batch = journal.delivery().await.unwrap().next_batch;
     for after in (0..1_000).step_by(100) {
         assert_eq!(journal.outbox(after, 100).await.unwrap().len(), 100);
-        let sending = Some(Sending { id: next_batch + after, first: after + 1, last: after + 100 });
-        journal.sending(after, sending, next_batch + after + 1).await.unwrap();
-        journal.sending(after + 100, None, next_batch + after + 1).await.unwrap();
+        let sending = Some(Sending { id: 7 + after, first: after + 1, last: after + 100, refused: Vec::new() });
+        journal.sending(after, sending).await.unwrap();
+        journal.sending(after + 100, None).await.unwrap();
     }
     assert_eq!(journal.status().backlog, 0);
     in_memory(&journal);
     disk.relieve();
     append_all(&journal, 1_001..=1_001).await;
     journal.close().await;
-    let state = open(disk.path()).delivery().await.unwrap();
-    assert_eq!((state.cursor, state.next_batch), (1_000, next_batch + 901));
+    assert_eq!(open(disk.path()).delivery().await.unwrap().cursor, 1_000);
 }
 
 #[tokio::test]

@@ -26,29 +26,19 @@ async fn the_outbox_is_read_in_order_behind_the_cursor_and_goes_on_after_a_resta
     let first = journal.outbox(0, 100).await.unwrap();
     same(seqs(&first), range(1..=100));
     assert_eq!(first[0], event_at(1, first[0].timestamp));
-    let sending = Some(Sending { id: begun.next_batch, first: 1, last: 100 });
-    journal.sending(0, sending, begun.next_batch + 1).await.unwrap();
+    let sending = Some(Sending { id: 7, first: 1, last: 100, refused: vec![3] });
+    journal.sending(0, sending.clone()).await.unwrap();
     journal.close().await;
 
     let journal = home.open();
     journal.expect_delivery();
     let state = journal.delivery().await.unwrap();
-    assert_eq!(state, DeliveryState { cursor: 0, sending, next_batch: begun.next_batch + 1 });
-    journal.sending(100, None, state.next_batch).await.unwrap();
+    assert_eq!(state, DeliveryState { cursor: 0, sending });
+    journal.sending(100, None).await.unwrap();
     assert_eq!(is_ok(&journal).backlog, 150);
     assert_eq!(seqs(&journal.outbox(100, 1_000).await.unwrap()), range(101..=250));
-    journal.sending(90, None, state.next_batch).await.unwrap();
+    journal.sending(90, None).await.unwrap();
     assert_eq!(journal.delivery().await.unwrap().cursor, 100, "it never goes back");
-}
-
-#[tokio::test]
-async fn two_journals_do_not_begin_with_the_same_batch() {
-    let next = async |home: &Home| home.open().delivery().await.unwrap().next_batch;
-    let (one, other) = (Home::new(), Home::new());
-    let first = next(&one).await;
-    assert_ne!(first, next(&other).await);
-    assert_eq!(first, next(&one).await);
-    assert_eq!(first & 0xffff_ffff, 0);
 }
 
 #[tokio::test]
@@ -83,8 +73,7 @@ async fn events_go_their_way_from_memory_while_the_disk_takes_none_and_nothing_w
     disk.fill(0);
     unavailable(sink.send(batch(4..=20_000)).await);
     assert_eq!(went(), [0; 0], "what is stored is older, and has not been delivered");
-    let state = journal.delivery().await.unwrap();
-    journal.sending(3, None, state.next_batch).await.unwrap();
+    journal.sending(3, None).await.unwrap();
     assert_eq!(sink.send(batch(4..=20_000)).await, Answer::Accepted);
     same(went(), range(4..=20_000));
     in_memory(&journal);

@@ -58,7 +58,7 @@ async fn a_database_of_version_1_is_read_and_gone_on_with() {
     assert_eq!(journal.next_seq(), 42);
     assert_eq!(journal.memos().values().collect::<Vec<_>>(), ["{\"stopped\":true}"]);
     let state = journal.delivery().await.unwrap();
-    assert_eq!((state.cursor, state.next_batch), (40, 4_294_967_298));
+    assert_eq!(state.cursor, 40);
     assert_eq!(state.sending.map(|sending| (sending.id, sending.first, sending.last)), Some((4_294_967_297, 41, 41)));
     assert_eq!(journal.command("c1").await, Ok(Some(journal::CommandRecord::Done("{}".into()))));
     let logs = journal::server_logs(home.path(), |_| true).unwrap();

@@ -53,7 +53,7 @@ impl Statistics {
 }
 
 /// See [`Statistics::state`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Waiting for the next cycle.
@@ -143,12 +143,12 @@ impl Outbox {
     }
 
     /// Queues events that are numbered already, as they are read from where they are stored: in order, and behind all
-    /// that was queued before. What is not is passed over, so that nothing is sent twice. No limit is theirs: whoever
-    /// reads takes no more than it has room for.
+    /// that waits. What is not is passed over. No limit is theirs: whoever reads takes no more than it has room for.
     pub fn refill(&mut self, events: impl IntoIterator<Item = Envelope>) {
         for envelope in events {
-            if envelope.seq >= self.next_seq {
-                self.next_seq = envelope.seq.saturating_add(1);
+            let last = self.queue.back().or(self.in_flight.as_ref().and_then(|batch| batch.events.last()));
+            if last.is_none_or(|last| envelope.seq > last.seq) {
+                self.next_seq = self.next_seq.max(envelope.seq.saturating_add(1));
                 self.statistics.emitted += 1;
                 self.queue.push_back(envelope);
             }
