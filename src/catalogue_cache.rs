@@ -103,6 +103,22 @@ impl CatalogueCache {
         known
     }
 
+    /// From now on the tools of this one are kept under this configuration, which may be another than before.
+    pub(crate) fn keep_one(&self, spec: &InstanceSpec) {
+        if !may_sleep(spec) {
+            return;
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = self.name(spec);
+        if kept.get(&spec.id).is_some_and(|kept| kept.name == name) {
+            return;
+        }
+        if let Some(before) = kept.insert(spec.id.clone(), Kept { name, last: None, failed: false }) {
+            // What cannot be removed now is with the next configuration.
+            let _ = std::fs::remove_file(self.directory.join(before.name));
+        }
+    }
+
     /// Keeps what is discovered, until the runtime has ended.
     pub(crate) async fn watch(self: Arc<Self>, runtime: RuntimeHandle) {
         let mut snapshots = runtime.watch();

@@ -26,6 +26,31 @@ pub(crate) fn is_loopback(url: &Url) -> bool {
     host == "localhost" || host.ends_with(".localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
+/// A client for one place. Redirects are answers, never followed: what they point at was not configured.
+#[cfg(feature = "cli")]
+pub(crate) fn client(url: &Url) -> reqwest::Result<reqwest::Client> {
+    install_tls_provider();
+    let mut builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).user_agent(USER_AGENT);
+    if url.scheme() == "http" {
+        // A machine without CA certificates can send to a server that needs none.
+        builder = builder.tls_certs_only([]);
+    }
+    if is_loopback(url) {
+        builder = builder.no_proxy();
+    }
+    builder.build()
+}
+
+/// Why an exchange failed, by its root: the error's own text would show the whole URL. None if nothing but that is known.
+#[cfg(feature = "cli")]
+pub(crate) fn root_of(error: &reqwest::Error) -> Option<String> {
+    let mut root: &dyn std::error::Error = error;
+    while let Some(source) = root.source() {
+        root = source;
+    }
+    (!root.is::<reqwest::Error>()).then(|| root.to_string())
+}
+
 /// The pause that `Retry-After` asks for, in seconds or as a date.
 pub(crate) fn pause(value: &str, now: Timestamp) -> Option<Duration> {
     let asked = if let Ok(seconds) = value.trim().parse() {

@@ -29,5 +29,9 @@ mod reaper;
 #[cfg(feature = "cli")]
 mod satellite;
 pub mod sink;
+#[cfg(feature = "cli")]
+mod values;
+#[cfg(feature = "cli")]
+mod watch;
 
 pub use mcp_satellite_actors as actors;

@@ -2,8 +2,9 @@
 //! instances that the configuration asks for.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::fs::File;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -22,13 +23,15 @@ use mcp_satellite_actors::seam::EventSink;
 use mcp_satellite_actors::{Farewell, Installed, Known, Options, RuntimeHandle};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use tokio::sync::MutexGuard;
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::backend::link::{self, Fleet, Link, Specs};
+use crate::backend::wire::EventProgress;
 use crate::catalogue_cache::CatalogueCache;
-use crate::config::{Origin, Plan, Profile, SinkPlan};
+use crate::config::{BackendPlan, ConfigErrors, Document, Origin, Plan, Profile, SinkPlan};
 use crate::connect::Connectors;
 use crate::connect::isolation::{Isolation, Strictness};
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
@@ -45,6 +48,7 @@ use crate::reaper::Below;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
+use crate::values::{Asked, Configurer, Values};
 
 /// Answers on the control socket that are still being given at the end are not waited for longer than this.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
@@ -91,32 +95,50 @@ pub(crate) struct Satellite {
     ending: CancellationToken,
     data_dir: PathBuf,
     settings: Settings,
+    /// None if there is no backend.
+    link: Option<Link>,
     /// None if its directory cannot be used.
     catalogues: Option<Arc<CatalogueCache>>,
     /// What was installed last: the snapshot may still be behind.
     known: Mutex<HashSet<InstanceId>>,
     _suspends: AbortOnDropHandle<()>,
+    /// What users have given.
+    values: Arc<Values>,
     /// What the configuration was made of. Held while it is taken on, so that nothing older is taken on after it.
-    applied: tokio::sync::Mutex<Applied>,
+    applied: Arc<tokio::sync::Mutex<Applied>>,
     /// Held as long as the satellite lives.
     _lock: Flock<File>,
 }
 
 /// A configuration that was taken on.
 #[derive(Default)]
-struct Applied {
+pub(crate) struct Applied {
     /// Tells it from the one before.
     generation: u64,
     origin: Origin,
-    config_hash: String,
-    server_count: usize,
-    teams_count: usize,
+    pub(crate) config_hash: ConfigHash,
+    pub(crate) server_count: usize,
+    pub(crate) teams_count: usize,
+    /// What asks something of its user, which may be given at any time.
+    pub(crate) asked: Asked,
+    /// What the files say, and what the backend gives beside it.
+    files: Plan,
+    document: Option<Document>,
+}
+
+/// Where a configuration comes from.
+struct Came {
+    /// When it was asked for.
+    since: Instant,
+    /// What it is called there, where it has a name.
+    hash: Option<String>,
 }
 
 /// What of a plan is settled at the start and cannot be changed by a reload.
 #[derive(PartialEq)]
 struct Settings {
     name: String,
+    backend: Option<BackendPlan>,
     journal: Limits,
     sink: SinkPlan,
     batch: BatchPolicy,
@@ -132,6 +154,8 @@ impl Settings {
     fn of(plan: &Plan) -> Self {
         Self {
             name: plan.name.clone(),
+            // Another token is taken on.
+            backend: plan.backend.clone().map(|backend| BackendPlan { token: None, ..backend }),
             journal: plan.journal.clone(),
             sink: plan.sink.clone(),
             batch: plan.batch.clone(),
@@ -164,23 +188,30 @@ impl Satellite {
         let journal = tokio::task::spawn_blocking(move || Journal::open(&place, limits)).await;
         let journal = journal.map_err(std::io::Error::other).flatten().map_err(machine("open the journal"))?;
         let mut next_seq = journal.next_seq();
-        let way: Option<(String, Arc<dyn EventSink>)> = match &plan.sink {
-            SinkPlan::Journal => None,
-            SinkPlan::File { rotate_bytes, keep } => {
+        let link = link_of(&plan, &data_dir, &journal)?;
+        let way: Option<(String, Arc<dyn EventSink>)> = match (&link, &plan.sink) {
+            (Some(link), _) => Some(("backend".to_owned(), link.way())),
+            (None, SinkPlan::Journal) => None,
+            (None, SinkPlan::File { rotate_bytes, keep }) => {
                 let (way, next) = FileSink::open(&data_dir, *rotate_bytes, *keep).map_err(in_data_dir)?;
                 next_seq = next_seq.max(next);
                 Some(("file".to_owned(), Arc::new(way)))
             }
-            SinkPlan::Stdout => {
+            (None, SinkPlan::Stdout) => {
                 let way = StdoutSink::new().map_err(machine("write events to stdout"))?;
                 Some(("stdout".to_owned(), Arc::new(way)))
             }
-            SinkPlan::Http { url, token } => {
+            (None, SinkPlan::Http { url, token }) => {
                 let way = HttpSink::new(url, token.as_ref())
                     .map_err(|why| StartError::Machine { what: "send events over HTTP", why: why.into() })?;
                 Some((way.shown(), Arc::new(way)))
             }
         };
+        let (files, document) = (plan.clone(), remembered(&plan, &data_dir).await);
+        let (plan, document) = document.map_or((plan, None), |(whole, document)| (whole, Some(document)));
+        if let (Some(link), Some(document)) = (&link, &document) {
+            link.has_taken_on(document.hash.clone()).await;
+        }
         let delivery = way.map(|(to, way)| Arc::new(Delivery::start(journal.clone(), &to, way, &plan.batch)));
         if delivery.is_none() {
             journal.expect_nobody();
@@ -238,11 +269,14 @@ impl Satellite {
             // Ends with the runtime.
             drop(tokio::spawn(catalogues.watch(runtime.clone())));
         }
-        let sleeper = runtime.clone();
+        let (sleeper, linked) = (runtime.clone(), link.clone());
         let suspends = AbortOnDropHandle::new(tokio::spawn(suspend::watch(move |asleep| {
             tracing::info!(seconds = asleep.as_secs(), "the machine was suspended; what is overdue is done now");
             sleeper.woke(asleep);
+            linked.iter().for_each(Link::woke);
         })));
+        let values = Arc::new(Values::open(&data_dir));
+        let applied: Arc<tokio::sync::Mutex<Applied>> = Arc::default();
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let ending = CancellationToken::new();
         let console = tokio::spawn(server::serve(
@@ -252,8 +286,15 @@ impl Satellite {
                 name: plan.name.clone(),
                 connector: connector.clone(),
                 endpoint: endpoint.clone(),
+                link: link.clone(),
                 journal: journal.clone(),
                 delivery: delivery.clone(),
+                configurer: Configurer {
+                    runtime: runtime.clone(),
+                    values: values.clone(),
+                    catalogues: catalogues.clone(),
+                    applied: applied.clone(),
+                },
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 ending: ending.clone(),
@@ -261,7 +302,7 @@ impl Satellite {
         ));
         // An error says that it was aborted or panicked: ended all the same.
         let root = root.map(drop).boxed().shared();
-        let (settings, known, applied) = (Settings::of(&plan), Mutex::default(), tokio::sync::Mutex::default());
+        let (settings, known) = (Settings::of(&plan), Mutex::default());
         let satellite = Self {
             runtime,
             root,
@@ -274,13 +315,17 @@ impl Satellite {
             ending,
             data_dir,
             settings,
+            link,
             catalogues,
             known,
+            values,
             applied,
             _suspends: suspends,
             _lock: lock,
         };
-        satellite.install(plan, satellite.applied.lock().await).await;
+        let mut applied = satellite.applied.clone().lock_owned().await;
+        (applied.files, applied.document) = (files, document);
+        satellite.install(plan, applied, Came { since: Instant::now(), hash: None }).await;
         // A client that comes now finds everything by its name; those that came earlier have waited.
         if let Some(place) = place {
             satellite.endpoint.open(place, &satellite.runtime)?;
@@ -304,18 +349,43 @@ impl Satellite {
     }
 
     /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new.
-    pub(crate) async fn apply(&self, plan: Plan) {
-        let mut applied = self.applied.lock().await;
+    pub(crate) async fn apply(&self, files: Plan) {
+        let since = Instant::now();
+        let mut applied = self.applied.clone().lock_owned().await;
+        let there = |plan: &Plan| plan.backend.as_ref().map(|backend| backend.url.clone());
+        if there(&files) != there(&applied.files) {
+            drop(applied);
+            return self.refuse("another [backend] takes a restart of the satellite".to_owned()).await;
+        }
+        let plan = match &applied.document {
+            Some(document) => files.clone().with(document),
+            None => Ok(files.clone()),
+        };
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(errors) => {
+                drop(applied);
+                let why = format!("what the backend gives does not go with it: {}", errors.in_a_line());
+                return self.refuse(why).await;
+            }
+        };
+        if let (Some(link), Some(backend)) = (&self.link, &files.backend) {
+            link.renew(backend);
+        }
+        applied.files = files;
+        self.take(plan, applied, Came { since, hash: None }).await;
+    }
+
+    async fn take(&self, plan: Plan, mut applied: OwnedMutexGuard<Applied>, came: Came) -> Specs {
         // A look at credentials that began before knows those who may not come in any more.
         applied.generation += 1;
         self.endpoint.apply(plan.gateway.clone(), &self.runtime).await;
-        self.install(plan, applied).await;
+        self.install(plan, applied, came).await
     }
 
     /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched. `applied` is held until all
     /// is installed, and not while what goes takes its time.
-    async fn install(&self, plan: Plan, applied: MutexGuard<'_, Applied>) {
-        let started = Instant::now();
+    async fn install(&self, plan: Plan, applied: OwnedMutexGuard<Applied>, came: Came) -> Specs {
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
         }
@@ -325,9 +395,11 @@ impl Satellite {
             );
         }
         self.connector.withhold(plan.secret_variables);
-        let specs: Vec<InstanceSpec> = plan.instances.into_iter().map(InstanceConfig::merge).collect();
-        let config_hash = hash(&specs);
+        let (asked, specs) = self.values.merge(plan.instances);
+        let config_hash = ConfigHash::of(&specs);
+        let whole: Specs = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
+        self.forget_values(&wanted, applied.generation).await;
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
         let known = {
@@ -359,8 +431,8 @@ impl Satellite {
         let (mut memos, mut tools) = known.await.unwrap_or_default();
         let installs = async {
             let mut applied = applied;
-            let (origin, generation) = (plan.origin, applied.generation);
-            *applied = Applied { generation, origin, config_hash: config_hash.clone(), server_count, teams_count };
+            (applied.origin, applied.config_hash, applied.asked) = (plan.origin, config_hash, asked);
+            (applied.server_count, applied.teams_count) = (server_count, teams_count);
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
@@ -379,7 +451,10 @@ impl Satellite {
         for id in &wanted {
             self.runtime.wait_for(id, |_| true).await;
         }
-        let fetch_duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        // And what has changed as it is now.
+        self.runtime.see().await;
+        let fetch_duration_ms = u64::try_from(came.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let config_hash = came.hash.unwrap_or_else(|| config_hash.to_string());
         tracing::info!(config_hash, server_count, teams_count, change_detected, "configuration applied");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
             config_hash,
@@ -388,6 +463,18 @@ impl Satellite {
             change_detected,
             fetch_duration_ms,
         });
+        whole
+    }
+
+    /// Forgets what users have given for what is not there any more. At the start a plan without any instance may be one
+    /// that is still to come, and forgets nothing.
+    async fn forget_values(&self, wanted: &HashSet<InstanceId>, generation: u64) {
+        if generation == 0 && wanted.is_empty() {
+            return;
+        }
+        let (values, wanted) = (self.values.clone(), wanted.clone());
+        // An error says that it panicked: they are forgotten the next time.
+        let _ = tokio::task::spawn_blocking(move || values.keep_only(&wanted)).await;
     }
 
     /// Looks after the files that hold credentials of remote servers, and has the servers take on what changes. Never
@@ -418,20 +505,25 @@ impl Satellite {
                 tracing::warn!(%file, why, "a credential cannot be read again; what the file held before is used on");
             }
             if let Some(plan) = look.plan {
-                self.renew_credentials(plan, &look.changed, &applied).await;
+                self.renew_credentials(plan, &look.changed, &mut applied).await;
             }
         }
     }
 
     /// Has remote servers take on what `plan` gives them as headers and query. Nothing else of it is new, and no process
     /// is restarted because a file has changed: that is for a reload to do.
-    async fn renew_credentials(&self, plan: Plan, files: &[PathBuf], applied: &Applied) {
+    async fn renew_credentials(&self, plan: Plan, files: &[PathBuf], applied: &mut Applied) {
         let started = Instant::now();
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let files = files.join(", ");
+        if let (Some(link), Some(backend)) = (&self.link, &plan.backend) {
+            link.renew(backend);
+        }
         let mut servers = 0_usize;
-        for spec in plan.instances.into_iter().map(InstanceConfig::merge) {
-            let Target::Remote { .. } = spec.target else { continue };
+        let is_remote = |config: &InstanceConfig| matches!(config.target, Target::Remote { .. });
+        let (asked, specs) = self.values.merge(plan.instances.into_iter().filter(is_remote));
+        applied.asked.extend(asked);
+        for spec in specs {
             let Some(view) = self.runtime.status(&spec.id) else { continue };
             let InstanceSpec { headers, query, mask, .. } = spec;
             let renewed = InstanceSpec { headers, query, mask, ..(*view.spec).clone() };
@@ -453,7 +545,7 @@ impl Satellite {
         }
         tracing::info!(files, servers, "credentials of remote servers renewed");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
-            config_hash: applied.config_hash.clone(),
+            config_hash: applied.config_hash.to_string(),
             server_count: applied.server_count,
             teams_count: applied.teams_count,
             change_detected: true,
@@ -462,13 +554,27 @@ impl Satellite {
     }
 
     /// A configuration that cannot be used changes nothing, and says so.
-    pub(crate) fn refuse(&self, error_message: String) {
+    pub(crate) async fn refuse(&self, errors: String) {
+        let config_hash = self.applied.lock().await.config_hash;
+        tracing::error!(
+            errors,
+            %config_hash,
+            "the configuration cannot be used and nothing was changed; this one goes on"
+        );
         self.runtime.emitter().emit(Event::ConfigError {
             error_type: "invalid".to_owned(),
-            error_message,
+            error_message: errors,
             status_code: None,
             retry_in: None,
         });
+    }
+
+    /// Does what the backend wants, and tells it how the satellite is. Never ends by itself.
+    pub(crate) async fn tend_link(&self) {
+        match &self.link {
+            Some(link) => link.run(self).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Resolves when the runtime has ended, whoever ended it.
@@ -494,6 +600,10 @@ impl Satellite {
             if kept > 0 {
                 tracing::info!(kept, "some events were not taken in time; the next start sends them");
             }
+        }
+        // Whoever says anything after it is taken to live.
+        if let Some(link) = &self.link {
+            link.end(self).await;
         }
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -525,6 +635,65 @@ impl Satellite {
         // An error says that it panicked: the reaper sees to the rest.
         let _ = tokio::task::spawn_blocking(move || connector.end_all(LAST_ANSWERS)).await;
     }
+}
+
+impl Fleet for Satellite {
+    fn runtime(&self) -> &RuntimeHandle {
+        &self.runtime
+    }
+
+    fn take_on(&self, document: Document, since: Instant) -> BoxFuture<'_, Result<Arc<Specs>, ConfigErrors>> {
+        async move {
+            let mut applied = self.applied.clone().lock_owned().await;
+            let (files, hash) = (applied.files.clone(), document.hash.clone());
+            // Thousands of servers take their time, and others wait for this thread.
+            let reading = tokio::task::spawn_blocking(move || (files.with(&document), document));
+            let (plan, document) = reading.await.map_err(|error| ConfigErrors::fault(&error))?;
+            let plan = plan?;
+            applied.document = Some(document);
+            Ok(Arc::new(self.take(plan, applied, Came { since, hash: Some(hash) }).await))
+        }
+        .boxed()
+    }
+
+    fn events(&self) -> EventProgress {
+        let backlog = self.delivery.as_ref().map_or(0, |delivery| delivery.status().backlog);
+        EventProgress { journalled_through: self.journal.status().journalled_through, backlog }
+    }
+}
+
+/// The link to the backend, if there is one.
+fn link_of(plan: &Plan, data_dir: &Path, journal: &Journal) -> Result<Option<Link>, StartError> {
+    let Some(backend) = &plan.backend else { return Ok(None) };
+    let options = link::Options {
+        name: plan.name.clone(),
+        plan: backend.clone(),
+        data_dir: data_dir.to_owned(),
+        done: Arc::new(journal.clone()),
+        // Each of the standard library's is another one.
+        seed: RandomState::new().build_hasher().finish(),
+    };
+    let machine =
+        |why: link::LinkError| StartError::Machine { what: "get ready to reach the backend", why: why.into() };
+    Link::new(options).map(Some).map_err(machine)
+}
+
+/// What the backend gave last, and the whole plan with it: a start does not wait for the backend.
+async fn remembered(plan: &Plan, data_dir: &Path) -> Option<(Plan, Document)> {
+    let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.to_owned());
+    let reading = tokio::task::spawn_blocking(move || {
+        let document = Link::remembered(&data_dir, &url)?;
+        match plan.with(&document) {
+            Ok(whole) => Some((whole, document)),
+            Err(errors) => {
+                let errors = errors.in_a_line();
+                tracing::error!(errors, "what the backend gave last cannot be used any more; it is asked again");
+                None
+            }
+        }
+    });
+    // An error says that it panicked: then nothing is known.
+    reading.await.ok().flatten()
 }
 
 /// See [`StdioConnector::reclaim`]; off the runtime's threads, because it waits for processes to die.
@@ -568,17 +737,34 @@ async fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
 }
 
 /// Tells two configurations apart in events and logs. It goes to others, so no value of an environment, header, query or
-/// argument is in it, not even as a hash: a short secret could be guessed from that.
-fn hash(specs: &[InstanceSpec]) -> String {
-    let mut specs: Vec<&InstanceSpec> = specs.iter().collect();
-    specs.sort_by(|one, other| one.id.cmp(&other.id));
-    let mut hasher = DefaultHasher::new();
-    for spec in specs {
+/// argument is in it, not even as a hash: a short secret could be guessed from that. It is the sum of what its instances
+/// come to, so that one of them can be exchanged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ConfigHash(u64);
+
+impl ConfigHash {
+    fn of(specs: &[InstanceSpec]) -> Self {
+        Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(Self::part(spec))))
+    }
+
+    /// With another one in the place of one instance.
+    pub(crate) fn exchange(self, before: &InstanceSpec, after: &InstanceSpec) -> Self {
+        Self(self.0.wrapping_sub(Self::part(before)).wrapping_add(Self::part(after)))
+    }
+
+    fn part(spec: &InstanceSpec) -> u64 {
+        let mut hasher = DefaultHasher::new();
         let keys = |values: &BTreeMap<String, Secret>| values.keys().cloned().collect::<Vec<_>>();
         (&spec.name, keys(&spec.env), keys(&spec.headers), keys(&spec.query), spec.args.len()).hash(&mut hasher);
         let rest =
             (&spec.id, &spec.target, &spec.policy, &spec.missing, spec.keep, spec.on_update, spec.request_logging);
         format!("{rest:?}").hash(&mut hasher);
+        hasher.finish()
     }
-    format!("{:016x}", hasher.finish())
+}
+
+impl fmt::Display for ConfigHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
 }

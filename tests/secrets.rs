@@ -200,6 +200,95 @@ headers = {{ Authorization = "Bearer env:PLANTED_HEADER", X-Api-Key = "{header}"
 }
 
 #[test]
+fn what_a_user_configures_is_found_in_its_one_file_and_nowhere_else() {
+    let mut home = Home::new();
+    at_trace(&mut home);
+    let planted = Planted::new(&home, 6);
+    let secret = |number: usize| planted.cores[number].clone();
+    home.env.push(("PLANTED_IN_A_SHELL".to_owned(), secret(0)));
+    fs::write(home.path().join("key.pem"), format!("-----{}-----\nsecond-{}\n", secret(1), secret(2))).unwrap();
+    let config = home.write(
+        "satellite.toml",
+        r#"
+[policy.restart]
+delays = ["50ms"]
+[policy.logs]
+batch_delay = "50ms"
+[[teams]]
+id = "team_acme"
+slug = "acme"
+users = [{ id = "user_alice", slug = "alice" }]
+[[teams.installations]]
+id = "n1"
+server = "notes"
+user_required = ["API_KEY", "PEM"]
+SIM "--all-tools", "--stderr-text", "key={env:API_KEY} {env:PEM}"
+[[teams.installations]]
+id = "r1"
+server = "remote"
+transport = "http"
+url = "http://127.0.0.1:9/mcp"
+user_required = ["bearer_token", "X-Api-Key"]
+"#,
+    );
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_status("notes", "awaiting_user_config");
+    // As a value, as a key, and where there is none to give.
+    home.satellite(&["configure", "notes", "API_KEY=env:PLANTED_IN_A_SHELL", "PEM=file:key.pem"]).exits(0);
+    let typed_wrongly = home.path().join("typed");
+    fs::write(&typed_wrongly, secret(3)).unwrap();
+    let with_stdin = |args: &[&str]| {
+        let mut command = home.command(&[&["configure"], args].concat());
+        let stdin = fs::File::open(&typed_wrongly).unwrap();
+        command.arg("--data-dir").arg(home.data_dir()).stdin(std::process::Stdio::from(stdin));
+        home.start(command).finish()
+    };
+    with_stdin(&["remote", "API_KEY"]).exits(2);
+    with_stdin(&["nobody", "API_KEY"]).exits(2);
+    home.satellite(&["configure", "notes", &secret(4)]).exits(2);
+    home.satellite(&["configure", "notes", &format!("{}=1", secret(4))]).exits(2);
+    home.satellite(&["configure", "notes", "--unset", &secret(4)]).exits(2);
+    with_stdin(&["remote", "bearer_token", "--no-wait"]).exits(0);
+    let bearer = format!("Bearer {}", secret(5));
+    fs::write(&typed_wrongly, &bearer).unwrap();
+    with_stdin(&["remote", "bearer_token"]).exits(2);
+    with_stdin(&["remote", "X-Api-Key", "--no-wait"]).exits(0);
+    planted.are_in_no_arguments();
+
+    for text in [secret(0), format!("-----{}-----", secret(1)), format!("second-{}", secret(2))] {
+        let arguments = json!({"message": format!("login as {text} refused")}).to_string();
+        let outcome = home.satellite(&["call", "notes", "fail", &arguments]).exits(1);
+        assert!(outcome.stderr.contains("login as [secret] refused"), "{outcome:#?}");
+    }
+    home.satellite(&["call", "notes", "crash", r#"{"code": 9}"#]).exits(1);
+    home.wait_row("notes", "back", |row| row["status"] == "online" && row["restarts"] == 1);
+    home.satellite(&["call", "remote", "echo"]).exits(1);
+    home.satellite(&["configure", "notes", "--json"]).exits(0);
+    home.wait_event(0, "mcp.server.logs", |event| {
+        event["data"]["logs"][0]["message"].as_str().unwrap().contains("key=[secret] [secret]")
+    });
+    // Another configuration, good and bad.
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace("50ms", "60ms")).unwrap();
+    satellite.signal(Signal::SIGHUP);
+    home.wait_row("notes", "changed", |row| row["status"] == "online" && row["restarts"] == 2);
+    fs::write(&config, text.replace("server = ", "servr = ")).unwrap();
+    satellite.signal(Signal::SIGHUP);
+    home.wait_event(0, "config.error", |_| true);
+    look_at_everything(&home);
+    satellite.terminate().exits(0);
+
+    let values = home.data_dir().join("values.json");
+    let kept = fs::read_to_string(&values).unwrap();
+    for number in [0, 1, 2, 3, 5] {
+        assert!(kept.contains(&secret(number)), "{number}");
+    }
+    fs::remove_file(values).unwrap();
+    // What is not asked for was said again by nobody but the one who typed it: clap's own words are not ours.
+    planted.are_in_no_output(&home);
+}
+
+#[test]
 fn what_a_client_shows_and_what_it_is_given_is_found_nowhere() {
     let mut home = Home::new();
     at_trace(&mut home);

@@ -222,7 +222,7 @@ impl RuntimeHandle {
     }
 
     /// Who has changed something reads a snapshot that shows it: the team told the registry before it answered.
-    async fn see(&self) {
+    pub async fn see(&self) {
         let (reply, published) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::Barrier(reply));
         // An error says that the registry died meanwhile; the next one is told everything.

@@ -240,7 +240,7 @@ pub struct Received {
 
 /// What the satellite is to run: whole, every time. Its members have the names, forms and meanings of the tables of the
 /// same name in a configuration file.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Config {
     /// Tells it from others. The same words in `ETag` and `If-None-Match`.
     pub hash: String,
@@ -250,6 +250,14 @@ pub struct Config {
     /// `[[teams]]`, with `users` and `installations`.
     #[serde(default)]
     pub teams: Vec<Map<String, Value>>,
+}
+
+/// It may hold credentials.
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (servers, teams) = (self.servers.len(), self.teams.len());
+        f.debug_struct("Config").field("hash", &self.hash).field("servers", &servers).field("teams", &teams).finish()
+    }
 }
 
 /// Events on their way.
@@ -264,7 +272,7 @@ pub struct Events {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EventEnvelope {
     /// Counts up by one, also over restarts of the satellite.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 9_223_372_036_854_775_807_u64))]
     pub seq: u64,
     /// `mcp.server.crashed`, for example.
     #[serde(rename = "type")]

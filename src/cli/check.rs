@@ -11,6 +11,7 @@ use crate::config::Profile;
 use crate::config::{self, Auth, ConfigErrors, GatewayPlan, Listen, Plan};
 use crate::connect::isolation::{Finding, Isolation};
 use crate::connect::stdio::{StdioConnector, StdioOptions};
+use crate::watch::Texts;
 
 /// The files that say what to run.
 #[derive(Debug, Clone, Args)]
@@ -36,12 +37,7 @@ impl Refused {
     pub(super) fn in_a_line(&self) -> String {
         match self {
             Self::NoSource => NO_SOURCE.to_owned(),
-            Self::Config(errors) => {
-                let item = |item: config::Item| {
-                    format!("{}:{}:{}: {} ({})", item.file, item.line, item.column, item.message, item.hint)
-                };
-                errors.items().into_iter().map(item).collect::<Vec<_>>().join("; ")
-            }
+            Self::Config(errors) => errors.in_a_line(),
         }
     }
 }
@@ -62,10 +58,25 @@ impl Sources {
     /// The plan of all files together; every error of every file at once. `listen` is where its endpoint is to be,
     /// whatever they say.
     pub(super) fn load(&self, listen: Option<SocketAddr>) -> Result<Plan, Refused> {
-        let toml = self.config.as_deref().map(config::load);
+        self.plan(&self.read(), listen)
+    }
+
+    /// What the files hold now.
+    pub(super) fn read(&self) -> Texts {
+        Texts {
+            config: self.config.as_deref().map(config::held_by),
+            mcp_json: self.mcp_json.as_deref().map(config::held_by),
+        }
+    }
+
+    /// As [`Self::load`], of what the files held when they were read.
+    pub(super) fn plan(&self, texts: &Texts, listen: Option<SocketAddr>) -> Result<Plan, Refused> {
+        let toml = self.config.as_deref().zip(texts.config.as_ref());
+        let toml = toml.map(|(file, held)| config::load_held(file, held));
         // The satellite's own file says what the servers of the other one are held to, too.
         let base = toml.as_ref().and_then(|plan| plan.as_ref().ok()).map(|plan| plan.base.clone()).unwrap_or_default();
-        let json = self.mcp_json.as_deref().map(|file| config::load_mcp_json(file, &base));
+        let json = self.mcp_json.as_deref().zip(texts.mcp_json.as_ref());
+        let json = json.map(|(file, held)| config::load_mcp_json_held(file, held, &base));
         let plan = match (toml, json) {
             (None, None) => return Err(Refused::NoSource),
             (Some(plan), None) | (None, Some(plan)) => plan,

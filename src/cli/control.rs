@@ -141,7 +141,7 @@ impl Reconnect {
 }
 
 /// `files-acme-alice-f1 is online (pid 4711)`
-fn in_words(row: &InstanceStatus) -> String {
+pub(super) fn in_words(row: &InstanceStatus) -> String {
     let pid = row.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
     sentence(&row.instance, row.status, &pid, row.status_message.as_deref())
 }
@@ -152,7 +152,7 @@ fn sentence(instance: &str, status: Status, more: &str, why: Option<&str>) -> St
 }
 
 /// Waits until the instance is no longer on its way. It always arrives somewhere: every transition has its limit.
-async fn settled(client: &Client, mut row: InstanceStatus) -> Result<InstanceStatus, Failed> {
+pub(super) async fn settled(client: &Client, mut row: InstanceStatus) -> Result<InstanceStatus, Failed> {
     let selector = Selector { server: row.instance.clone(), team: None, user: None };
     // A remote server that was lost keeps its status while it is tried again.
     let connecting = |row: &InstanceStatus| {

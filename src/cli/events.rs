@@ -277,5 +277,4 @@ fn request_line(line: &RequestLine) -> String {
     let outcome = if *success { "ok" } else { "failed" };
     let answer = error_message.clone().unwrap_or_else(|| tool_response.to_string());
     printable(&format!("{timestamp:.3} {outcome:<6} {response_time_ms:>6} ms  {tool_name} {tool_params} → {answer}"))
-        .to_string()
 }

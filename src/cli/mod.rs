@@ -2,8 +2,10 @@
 
 #![expect(clippy::doc_markdown, reason = "these comments are the text of --help")]
 
+mod backend;
 mod check;
 mod completions;
+mod configure;
 mod control;
 mod demo;
 mod events;
@@ -79,8 +81,12 @@ enum Verb {
     Start(control::Control),
     /// Make the connection to a remote server anew, at once; a process is started again
     Reconnect(control::Reconnect),
+    /// Give a server what its configuration asks of its user
+    Configure(configure::Configure),
     /// Make a token for a client of the MCP endpoint, and what to write into the configuration for it
     Token(token::Token),
+    /// Be the control plane of satellites: gives them their configuration and commands, and keeps what they tell
+    Backend(backend::BackendVerb),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Be a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
@@ -200,7 +206,9 @@ pub fn main() -> ExitCode {
         Verb::Stop(verb) => in_runtime(verb.run()),
         Verb::Start(verb) => in_runtime(verb.run("start")),
         Verb::Reconnect(verb) => in_runtime(verb.run()),
+        Verb::Configure(verb) => in_runtime(verb.run()),
         Verb::Check(verb) => in_runtime(verb.run()),
+        Verb::Backend(verb) => in_runtime(verb.run()),
         Verb::Token(verb) => verb.run(),
         Verb::Completions(verb) => Ok(verb.run()),
     };

@@ -4,8 +4,8 @@ use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -20,6 +20,7 @@ use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, tell};
 use crate::config::{Plan, SinkPlan};
 use crate::reaper::Below;
 use crate::satellite::{Satellite, StartError};
+use crate::watch::{Texts, Watch};
 
 /// ractor and rmcp tell much that is no news to an operator, and rmcp tells payloads.
 const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";
@@ -96,12 +97,12 @@ impl Write for BesideTheBar {
 impl Run {
     pub(super) async fn run(self, below: Below) -> Result<u8, Failed> {
         self.log.init();
-        let (sources, listen) = (self.sources, self.listen);
-        let plan = sources.load(listen)?;
-        let reload: Reload = Box::new(move || sources.load(listen));
+        let files = Files { sources: self.sources, listen: self.listen };
+        let texts = files.sources.read();
+        let plan = files.plan(&texts)?;
         let servers = plan.instances.len();
         let events_on_stdout = plan.sink == SinkPlan::Stdout;
-        supervise(plan, &self.data_dir.data_dir, Some(reload), below, |satellite| {
+        supervise(plan, &self.data_dir.data_dir, Some((files, texts)), below, |satellite| {
             let dir = satellite.data_dir().display();
             if events_on_stdout {
                 // Whoever reads them wants nothing but events.
@@ -119,19 +120,40 @@ impl Run {
     }
 }
 
-/// Reads the configuration again.
-pub(super) type Reload = Box<dyn Fn() -> Result<Plan, Refused>>;
+/// The files that a plan is made of.
+#[derive(Debug, Clone)]
+pub(super) struct Files {
+    sources: Sources,
+    listen: Option<SocketAddr>,
+}
 
-/// Runs a plan until a signal ends it. SIGHUP reloads; where there is nothing to reload it ends, as a closed terminal
-/// means it to. `greet` is called when all are installed.
+impl Files {
+    fn plan(&self, texts: &Texts) -> Result<Plan, Refused> {
+        self.sources.plan(texts, self.listen)
+    }
+
+    /// Looks at them from now on; the plan that runs is made of `texts`.
+    fn watched(&self, texts: Texts, plan: &Plan) -> Watch {
+        let sources = self.sources.clone();
+        Watch::new(Arc::new(move || sources.read()), texts, plan.watch)
+    }
+}
+
+/// Runs a plan until a signal ends it. `files` are what it is made of, and what they held then: they are read again when
+/// they change, and on SIGHUP; where there are none that ends it, as a closed terminal means it to. `greet` is called
+/// when all are installed.
 pub(super) async fn supervise(
     plan: Plan,
     data_dir: &Path,
-    reload: Option<Reload>,
+    files: Option<(Files, Texts)>,
     below: Below,
     greet: impl FnOnce(&Satellite),
 ) -> Result<u8, Failed> {
     let servers = plan.instances.len();
+    let mut files = files.map(|(files, texts)| {
+        let watch = files.watched(texts, &plan);
+        (files, watch)
+    });
     let mut signals = Signals::new(below)?;
     let satellite = tokio::select! {
         started = Box::pin(Satellite::start(plan, data_dir)) => started.map_err(|error| {
@@ -144,14 +166,17 @@ pub(super) async fn supervise(
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
     let mut tending = pin!(satellite.tend_credentials());
+    let mut linked = Box::pin(satellite.tend_link());
     // A server that is removed has its grace; meanwhile a signal is heard all the same.
-    let (mut reloading, mut to_reload) = (None, false);
+    let (mut reloading, mut asked) = (None, None);
     loop {
-        if to_reload && reloading.is_none() {
-            let Some(reload) = &reload else { break };
-            to_reload = false;
+        if reloading.is_none()
+            && let Some(reload) = asked.take()
+        {
+            let Some((files, watch)) = &mut files else { break };
             progress.abort();
-            reloading = Some(Box::pin(reload_into(&satellite, reload)));
+            let plan = read_again(files, watch, reload);
+            reloading = plan.map(|plan| Box::pin(take_on(&satellite, plan)));
         }
         tokio::select! {
             () = satellite.ended() => {
@@ -159,10 +184,13 @@ pub(super) async fn supervise(
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
             () = &mut tending => {}
+            () = &mut linked => {}
             Some(()) = OptionFuture::from(reloading.as_mut()) => reloading = None,
+            // What changes meanwhile is seen by the next look after it.
+            texts = changed(&mut files), if reloading.is_none() => asked = Some(Reload::Changed(texts)),
             request = signals.next() => match request {
                 // A second one waits until the first is done with.
-                Request::Reload => to_reload = true,
+                Request::Reload => asked = Some(Reload::Asked),
                 Request::End => break,
             },
         }
@@ -187,14 +215,40 @@ pub(super) async fn supervise(
     }
 }
 
-async fn reload_into(satellite: &Satellite, reload: &Reload) {
-    match reload() {
+/// Why the configuration is taken on again.
+enum Reload {
+    /// A person wants it.
+    Asked,
+    /// The files hold this now.
+    Changed(Texts),
+}
+
+/// What the files hold when that is to be taken on; never, where there are none.
+async fn changed(files: &mut Option<(Files, Watch)>) -> Texts {
+    match files {
+        Some((_, watch)) => watch.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What the files mean now; nothing if it is what was refused before.
+fn read_again(files: &Files, watch: &mut Watch, reload: Reload) -> Option<Result<Plan, String>> {
+    let (texts, is_asked) = match reload {
+        Reload::Asked => (watch.read(), true),
+        Reload::Changed(texts) => (texts, false),
+    };
+    let plan = files.plan(&texts).map_err(|refused| refused.in_a_line());
+    let is_news = watch.tried(texts, plan.as_ref().err().cloned());
+    if let Ok(plan) = &plan {
+        watch.is_on = plan.watch;
+    }
+    (is_news || is_asked).then_some(plan)
+}
+
+async fn take_on(satellite: &Satellite, plan: Result<Plan, String>) {
+    match plan {
         Ok(plan) => satellite.apply(plan).await,
-        Err(refused) => {
-            let errors = refused.in_a_line();
-            tracing::error!(errors, "the configuration cannot be used and nothing was changed");
-            satellite.refuse(errors);
-        }
+        Err(errors) => satellite.refuse(errors).await,
     }
 }
 

@@ -72,12 +72,16 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         let clients = if endpoint.sessions == 1 { "client" } else { "clients" };
         format!("\n{endpoint} · {} {clients}", endpoint.sessions)
     });
+    let backend = satellite
+        .backend
+        .as_ref()
+        .map(|backend| format!("\n{}", backend.to_string().lines().map(printable).collect::<Vec<_>>().join("\n")));
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
     let journal = satellite.journal.as_ref().map(journal).unwrap_or_default();
     let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
     format!(
         "{servers}\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
-         {sandboxed} in a sandbox · process trees are held by {}{}{}{journal}{delivery}",
+         {sandboxed} in a sandbox · process trees are held by {}{}{}{}{journal}{delivery}",
         reply.instances.len(),
         satellite.name,
         satellite.version,
@@ -87,6 +91,7 @@ pub(super) fn picture(reply: &StatusReply) -> String {
         events.queue_size,
         satellite.held_by,
         endpoint.unwrap_or_default(),
+        backend.unwrap_or_default(),
         complaint.unwrap_or_default(),
     )
 }

@@ -326,9 +326,10 @@ impl<'a, 's> Check<'a, 's> {
         let mut told: Vec<String> = Vec::new();
         for instance in instances {
             let layers = [&instance.server_layer, &instance.team_layer, &instance.user_layer];
-            let has_credentials = layers
-                .into_iter()
-                .any(|layer| !layer.headers.is_empty() || layer.query.values().any(|value| value.secret));
+            let has_credentials = !instance.user_required.is_empty()
+                || layers
+                    .into_iter()
+                    .any(|layer| !layer.headers.is_empty() || layer.query.values().any(|value| value.secret));
             let Target::Remote { url, health_url, .. } = &instance.target else { continue };
             if !has_credentials {
                 continue;

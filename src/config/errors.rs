@@ -122,6 +122,19 @@ impl ConfigErrors {
         self
     }
 
+    /// A fault of ours while a configuration was read.
+    pub(crate) fn fault(why: &dyn fmt::Display) -> Self {
+        let message = format!("the configuration could not be read by a fault of the satellite's own: {why}");
+        Self::nowhere("", vec![(message, "this should be reported".to_owned())])
+    }
+
+    /// For a log or an event: one line, without a drawing.
+    pub(crate) fn in_a_line(&self) -> String {
+        let item =
+            |item: Item| format!("{}:{}:{}: {} ({})", item.file, item.line, item.column, item.message, item.hint);
+        self.items().into_iter().map(item).collect::<Vec<_>>().join("; ")
+    }
+
     /// How many there are; never 0.
     pub fn count(&self) -> usize {
         self.0.len()

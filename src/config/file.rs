@@ -6,6 +6,7 @@ use std::time::Duration;
 use toml_span::Span;
 use toml_span::value::Value;
 
+use super::backend::Backend;
 use super::errors::Findings;
 use super::gateway::Gateway;
 use super::policy::{self, Batching, TeamBudget};
@@ -19,7 +20,9 @@ pub(super) struct File {
     pub(super) allowed_commands: Vec<Text>,
     pub(super) isolation: Typed<String>,
     pub(super) cgroups: Typed<String>,
+    pub(super) watch: Typed<bool>,
     pub(super) gateway: Gateway,
+    pub(super) backend: Backend,
     pub(super) journal: Journal,
     pub(super) events: Events,
     pub(super) policy: policy::Tier,
@@ -32,6 +35,7 @@ pub(super) struct File {
 
 /// `[journal]`
 #[derive(Default)]
+#[expect(clippy::struct_field_names, reason = "limits, as they are typed")]
 pub(super) struct Journal {
     pub(super) events_age_max: Option<Duration>,
     pub(super) size_max: Typed<u64>,
@@ -129,8 +133,10 @@ impl File {
             file.allowed_commands = fields.texts("allowed_commands").unwrap_or_default();
             file.isolation = fields.text("isolation");
             file.cgroups = fields.text("cgroups");
+            file.watch = fields.flag("watch");
         });
         file.gateway = fields.section("gateway", Gateway::read);
+        file.backend = fields.section("backend", Backend::read);
         file.journal = fields.section("journal", Journal::read);
         file.events = fields.section("events", Events::read);
         fields.section("policy", |fields| {

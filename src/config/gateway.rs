@@ -493,8 +493,12 @@ impl Check<'_, '_> {
             return hash;
         }
         if super::secrets::reference(&text.value).is_none() {
-            let hint = "write \"sha256:…\" of it (`satellite token` makes both), \"env:NAME\" or \"file:PATH\", so that it \
-                        is not in this file";
+            let hint = if self.surroundings.closed {
+                "give \"sha256:…\" of it: nobody else needs the token itself"
+            } else {
+                "write \"sha256:…\" of it (`satellite token` makes both), \"env:NAME\" or \"file:PATH\", so that it is \
+                 not in this file"
+            };
             self.findings.error(text.span, format!("{what} is written out"), hint);
             return None;
         }
@@ -528,7 +532,7 @@ fn is_authority(text: &str) -> bool {
 }
 
 /// The letters of a bearer token: RFC 6750, 2.1.
-fn is_sendable(token: &str) -> bool {
+pub(super) fn is_sendable(token: &str) -> bool {
     let letters = token.trim_end_matches('=');
     !letters.is_empty() && letters.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte))
 }

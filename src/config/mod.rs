@@ -8,6 +8,7 @@
 //!
 //! A plan knows what it was made of (`origin`), so that a credential that changes in its file is taken on.
 
+mod backend;
 mod check;
 mod errors;
 mod file;
@@ -23,8 +24,10 @@ mod teams;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use mcp_satellite_actors::model::secret::Secret;
 use toml_span::ErrorKind;
 
+pub use backend::{BackendPlan, Document, PollIntervals};
 pub use errors::{ConfigErrors, Item};
 pub use gateway::{Answers, Auth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, Listen, Tls, TokenHash};
 pub use plan::{Base, KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
@@ -37,22 +40,51 @@ use secrets::Surroundings;
 
 /// Reads a TOML file.
 pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
-    parse(&file.display().to_string(), &text_of(file)?, &|name| std::env::var(name).ok())
+    load_held(file, &held_by(file))
+}
+
+/// What a TOML file means that was read before.
+pub(crate) fn load_held(file: &Path, held: &Held) -> Result<Plan, ConfigErrors> {
+    parse(&file.display().to_string(), text_of(file, held)?, &|name| std::env::var(name).ok())
 }
 
 /// Reads an `mcp.json` of Claude, Cursor or VS Code: one team `local` with one user `me`, a server's name is the id of
 /// its installation. `base` is what the satellite's own file holds every server to; without one, the default.
 pub fn load_mcp_json(file: &Path, base: &Base) -> Result<Plan, ConfigErrors> {
-    parse_mcp_json(&file.display().to_string(), &text_of(file)?, base, &|name| std::env::var(name).ok())
+    load_mcp_json_held(file, &held_by(file), base)
 }
 
-fn text_of(file: &Path) -> Result<String, ConfigErrors> {
-    std::fs::read_to_string(file).map_err(|error| {
-        let message = format!("cannot read the configuration: {error}");
-        ConfigErrors::nowhere(
-            &file.display().to_string(),
-            vec![(message, "check the path and its permissions".to_owned())],
-        )
+/// What an `mcp.json` means that was read before.
+pub(crate) fn load_mcp_json_held(file: &Path, held: &Held, base: &Base) -> Result<Plan, ConfigErrors> {
+    parse_mcp_json(&file.display().to_string(), text_of(file, held)?, base, &|name| std::env::var(name).ok())
+}
+
+/// What a file holds, or why it cannot be read.
+pub(crate) type Held = Result<Secret, Unread>;
+
+/// Why a file gives no text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unread {
+    /// What is wrong.
+    pub(crate) message: String,
+    /// What to do.
+    pub(crate) hint: &'static str,
+}
+
+/// Reads a configuration's file.
+pub(crate) fn held_by(file: &Path) -> Held {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(text.into()),
+        Err(error) => Err(Unread {
+            message: format!("cannot read the configuration: {error}"),
+            hint: "check the path and its permissions",
+        }),
+    }
+}
+
+fn text_of<'a>(file: &Path, held: &'a Held) -> Result<&'a str, ConfigErrors> {
+    held.as_ref().map(Secret::expose).map_err(|Unread { message, hint }| {
+        ConfigErrors::nowhere(&file.display().to_string(), vec![(message.clone(), (*hint).to_owned())])
     })
 }
 
@@ -69,6 +101,17 @@ pub fn parse_mcp_json(
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Plan, ConfigErrors> {
     parse_json(name, text, base, environment, Files::default())
+}
+
+/// Reads what a backend gives. See [`Document`].
+fn parse_document(name: &str, text: &str, base: &Base) -> Result<Plan, ConfigErrors> {
+    let mut findings = Findings::default();
+    let Some(tree) = mcp_json::parse(text, &mut findings) else {
+        return findings.settle(&Source { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
+    };
+    let source = Source { name, text, shown: secrets::shown(text, &tree) };
+    let file = file::File::read(tree, &mut findings);
+    finish(file, Kind::Document(Box::new(base.clone())), &source, &|_| None, Files::default(), findings)
 }
 
 /// `files` are those that were read before.
@@ -122,10 +165,11 @@ fn finish(
     mut findings: Findings,
 ) -> Result<Plan, ConfigErrors> {
     let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
-    let mut surroundings = Surroundings { environment, folder, read: BTreeMap::new(), files };
+    let closed = matches!(kind, Kind::Document(_));
+    let mut surroundings = Surroundings { environment, folder, closed, read: BTreeMap::new(), files };
     let base = match &kind {
         Kind::Toml => &Base::default(),
-        Kind::McpJson(base) => base,
+        Kind::McpJson(base) | Kind::Document(base) => base,
     };
     let plan = teams::build(file, base, source, &mut surroundings, &mut findings);
     let Surroundings { read, files, .. } = surroundings;

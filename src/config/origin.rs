@@ -39,6 +39,8 @@ pub(super) enum Kind {
     Toml,
     /// As an `mcp.json`, held to this.
     McpJson(Box<Base>),
+    /// As what a backend gives, held to this.
+    Document(Box<Base>),
 }
 
 /// What a look at the files has brought.
@@ -159,10 +161,11 @@ impl Origin {
             let plan = match kind {
                 Kind::Toml => super::parse_toml(name, text, &environment, files)?,
                 Kind::McpJson(base) => super::parse_json(name, text, base, &environment, files)?,
+                Kind::Document(base) => super::parse_document(name, text, base)?,
             };
             whole = Some(match whole {
                 None => plan,
-                Some(whole) => whole.merge(plan)?,
+                Some(whole) => whole.join(plan)?,
             });
         }
         Ok(whole.unwrap_or_default())

@@ -8,6 +8,7 @@ use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceConfig;
 
+use super::backend::{BackendPlan, Document};
 use super::errors::ConfigErrors;
 use super::gateway::{Auth, GatewayPlan};
 use super::origin::Origin;
@@ -27,11 +28,15 @@ pub struct Plan {
     pub isolation: Isolation,
     /// Whether each run gets a cgroup.
     pub cgroups: CgroupMode,
+    /// Whether the files are looked at while the satellite runs, and taken on when they change.
+    pub watch: bool,
     /// The MCP endpoint.
     pub gateway: GatewayPlan,
+    /// Who says what to run, if it is not the files; then events go there.
+    pub backend: Option<BackendPlan>,
     /// What is kept of events and logs.
     pub journal: Limits,
-    /// Where events go.
+    /// Where events go without a backend.
     pub sink: SinkPlan,
     /// How events are batched.
     pub batch: BatchPolicy,
@@ -112,7 +117,9 @@ impl Default for Plan {
             profile: Profile::default(),
             isolation: Isolation::default(),
             cgroups: CgroupMode::default(),
+            watch: true,
             gateway: GatewayPlan::default(),
+            backend: None,
             journal: Limits::default(),
             sink: SinkPlan::default(),
             batch: BatchPolicy::default(),
@@ -144,7 +151,9 @@ impl Plan {
 
     /// This plan, if it is good now that all files are in it.
     pub fn settled(self) -> Result<Self, ConfigErrors> {
-        if self.gateway.auth == Auth::Bearer || self.gateway.address().is_none() {
+        // Who comes in is said by the backend, and that comes later.
+        let later = self.backend.is_some() && self.gateway.users.is_empty();
+        if later || self.gateway.auth == Auth::Bearer || self.gateway.address().is_none() {
             return Ok(self);
         }
         let Err(message) = self.gateway.alone() else { return Ok(self) };
@@ -154,7 +163,22 @@ impl Plan {
 
     /// This plan with the other's instances too; every other setting stays this one's. An instance, or an instance's
     /// name, that is in both is an error.
-    pub fn merge(mut self, other: Self) -> Result<Self, ConfigErrors> {
+    pub fn merge(self, other: Self) -> Result<Self, ConfigErrors> {
+        if self.backend.is_some() {
+            let message = "an mcp.json is given, and the backend says what to run".to_owned();
+            let hint = "leave out --mcp-json, or remove [backend] from the configuration".to_owned();
+            return Err(ConfigErrors::nowhere("", vec![(message, hint)]));
+        }
+        self.join(other)
+    }
+
+    /// This plan with what its backend gives, held to what this one says.
+    pub fn with(self, document: &Document) -> Result<Self, ConfigErrors> {
+        let given = document.plan(&self.base)?;
+        self.join(given)?.settled()
+    }
+
+    pub(super) fn join(mut self, other: Self) -> Result<Self, ConfigErrors> {
         let key = |instance: &InstanceConfig| {
             InstanceId::new(instance.team.clone(), instance.user.clone(), instance.installation.clone())
         };

@@ -41,6 +41,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) environment: &'a dyn Fn(&str) -> Option<String>,
     /// What paths are relative to: the folder of the configuration file.
     pub(super) folder: &'a Path,
+    /// Whether no reference is followed: what a backend gives is no way to read this machine's secrets.
+    pub(super) closed: bool,
     /// The variables that were read, with what they hold: a server must not inherit them.
     pub(super) read: BTreeMap<String, Secret>,
     /// The files that were read.
@@ -50,6 +52,11 @@ pub(super) struct Surroundings<'a> {
 impl Surroundings<'_> {
     /// What `reference` leads to. `at` is where it stands.
     pub(super) fn follow(&mut self, reference: &Reference<'_>, at: Span, findings: &mut Findings) -> Option<Secret> {
+        if self.closed {
+            let hint = "give the value itself, or have the user give it (user_required)";
+            findings.error(at, "a backend's configuration cannot refer to what is on the satellite's machine", hint);
+            return None;
+        }
         match reference {
             Reference::Env(name) => {
                 let value = (self.environment)(name).map(Secret::from);
@@ -75,6 +82,9 @@ impl Surroundings<'_> {
     /// The secret that `text` refers to. A literal is an error: a configuration file is copied, shown and committed.
     pub(super) fn referred(&mut self, what: &str, text: &Text, findings: &mut Findings) -> Option<Secret> {
         let Some(reference) = reference(&text.value) else {
+            if self.closed && !text.value.is_empty() {
+                return Some(text.value.as_str().into());
+            }
             let hint = "write \"env:NAME\" or \"file:PATH\", so that it is not in this file";
             findings.error(text.span, format!("{what} is written out"), hint);
             return None;
@@ -173,7 +183,7 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
             for (name, inner) in table {
                 let inner_place = match (place, &*name.name) {
                     (Place::Hidden, _) | (_, "args" | "env" | "headers" | "query") => Place::Hidden,
-                    (_, "policy" | "events") => Place::Policy,
+                    (_, "policy" | "events" | "backend") => Place::Policy,
                     (place, _) => place,
                 };
                 mask_leaves(bytes, text, inner, &name.name, inner_place);

@@ -52,11 +52,13 @@ pub(super) fn build(
     {
         check.findings.warning(at.span, "servers run without a sandbox in production".to_owned());
     }
+    plan.watch = file.watch.given().is_none_or(|watch| watch.value);
     plan.start_permits = file.start_permits;
     plan.connect_permits = file.connect_permits;
     plan.team_budget = file.team_budget.meant();
     let held = file.policy.over(&base.held, check.findings);
     plan.base = Base { allowed_commands: check.allowed.clone(), held: held.clone() };
+    plan.backend = file.backend.meant(&mut check, &file.servers, &file.teams, &file.events.sink);
     let (sink, batch) = check.sink(file.events);
     plan.journal = check.journal(&file.journal);
     plan.sink = sink;

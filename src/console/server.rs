@@ -19,13 +19,15 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{
-    CallRequest, EventQuery, Failure, Filter, InstanceStatus, Reconnected, SatelliteStatus, Selector, StatusReply,
-    ToolEntry,
+    CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, Reconnected,
+    SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
+use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::delivery::Delivery;
 use crate::endpoint::Endpoint;
 use crate::journal::{self, Journal};
+use crate::values::{Change, Configurer, Refused};
 
 /// Arguments of a call may be as large as a message of a server.
 const BODY_MAX: usize = 16 * 1024 * 1024;
@@ -37,8 +39,10 @@ pub(crate) struct Console {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) connector: StdioConnector,
     pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) link: Option<Link>,
     pub(crate) journal: Journal,
     pub(crate) delivery: Option<Arc<Delivery>>,
+    pub(crate) configurer: Configurer,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
@@ -109,6 +113,7 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
         .route("/v1/stop", post(stop))
         .route("/v1/restart", post(restart))
         .route("/v1/reconnect", post(reconnect))
+        .route("/v1/configure", post(configure))
         .route("/v1/resolve", post(resolve_name))
         .route("/v1/events", get(events))
         .route("/v1/flush", post(flush))
@@ -141,6 +146,10 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         held_by: console.connector.held_by(),
         events: console.runtime.event_statistics().into(),
         endpoint: console.endpoint.status(),
+        backend: console
+            .link
+            .as_ref()
+            .map(|link| link.status(console.delivery.as_ref().map_or(0, |delivery| delivery.status().backlog))),
         journal: Some(console.journal.status()),
         delivery: console.delivery.as_ref().map(|delivery| delivery.status()),
     };
@@ -204,6 +213,20 @@ async fn reconnect(State(console): State<Arc<Console>>, Json(selector): Json<Sel
     let instance = view.spec.name.to_string();
     let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
     Ok(Json(Reconnected { instance, success, status, status_message }))
+}
+
+async fn configure(State(console): State<Arc<Console>>, Json(request): Json<ConfigureRequest>) -> Answer<Configured> {
+    let view = resolve(&console, &request.selector)?;
+    let set = request.set.into_iter().map(|(key, text)| (key, text.into())).collect();
+    let change = Change { set, unset: request.unset };
+    let required =
+        console.configurer.configure(view.spec.id.clone(), change).await.map_err(|refused| match refused {
+            Refused::BadInput(why) => Refusal::from(Failure::new("bad_input", format!("`{}`: {why}", view.spec.name))),
+            Refused::Storage(_) => Failure::new("storage", refused.to_string()).into(),
+            Refused::Control(error) => error.into(),
+        })?;
+    let Json(instance) = shown(&console, &view)?;
+    Ok(Json(Configured { instance, required }))
 }
 
 async fn resolve_name(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {

@@ -200,7 +200,12 @@ fn next_step(error: &CallError, status: Option<Status>, whose: Whose<'_>) -> Str
     match error {
         CallError::NotFound { .. } => "List again what there is, and use a name of that list.".to_owned(),
         CallError::Refused { status, .. } => match status {
-            Status::AwaitingUserConfig => "Ask the user to give what is missing in the configuration.".to_owned(),
+            // A model that is told a secret may repeat it.
+            Status::AwaitingUserConfig => {
+                "Ask the user to run the `satellite configure` command of this message. It asks \
+                 for the value by itself: nobody has to tell it to you."
+                    .to_owned()
+            }
             Status::RequiresReauth => match whose {
                 Whose::Label(label) => format!(
                     "Ask the user to renew its credentials in the configuration, then call reconnect_server with name `{label}`."

@@ -15,7 +15,9 @@ impl Gone {
     /// As it was stored: whether it was told is not known.
     pub(super) fn from_stored(ranges: Vec<(u64, u64)>) -> Self {
         let mut gone = Self::default();
-        ranges.into_iter().for_each(|(from, to)| gone.add(from, to));
+        for (from, to) in ranges {
+            gone.add(from, to);
+        }
         gone
     }
 
@@ -92,7 +94,9 @@ mod tests {
     #[test]
     fn too_many_ranges_become_one() {
         let mut gone = Gone::default();
-        (0..=RANGES_MAX as u64).for_each(|at| gone.add(at * 10, at * 10));
+        for at in 0..=RANGES_MAX as u64 {
+            gone.add(at * 10, at * 10);
+        }
         assert_eq!(gone.tell(), [(0, RANGES_MAX as u64 * 10)]);
     }
 }

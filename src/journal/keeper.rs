@@ -435,7 +435,7 @@ impl Keeper {
         more
     }
 
-    fn outcome(&mut self, more: rusqlite::Result<bool>) -> bool {
+    fn outcome(more: rusqlite::Result<bool>) -> bool {
         match more {
             Ok(more) => more,
             Err(error) => {
@@ -455,11 +455,11 @@ impl Keeper {
         let (limits, now, delivers) = (self.limits.clone(), self.time.age(), self.delivers());
         let Some(store) = &mut self.store else { return };
         let old = store.prune_old(&limits, now, delivers);
-        let mut more = self.outcome(old);
+        let mut more = Self::outcome(old);
         more |= self.make_room(0);
         if !more && let Some(store) = &mut self.store {
             let shrunk = store.shrink(limits.size_max);
-            more = self.outcome(shrunk);
+            more = Self::outcome(shrunk);
         }
         if more {
             // At once, after the jobs that have come meanwhile.
@@ -512,4 +512,25 @@ impl Keeper {
 
 fn is_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_jumps_forward_makes_nothing_old_and_one_that_goes_back_is_believed() {
+        let began = Timestamp::from_second(1_780_000_000).unwrap();
+        let hour = jiff::SignedDuration::from_secs(3600);
+        for (jump, expected) in [(24 * 365, hour), (1, hour), (0, hour * 0), (-48, hour * -48)] {
+            let time = Time {
+                clock: Arc::new(move || began + hour * jump),
+                began,
+                at: Instant::now().checked_sub(Duration::from_secs(3600)).unwrap(),
+            };
+            assert_eq!(time.now(), began + hour * jump);
+            let off = time.age().duration_since(began + expected);
+            assert!(off.abs() < jiff::SignedDuration::from_secs(60), "{jump} hours: {}", time.age());
+        }
+    }
 }

@@ -407,7 +407,7 @@ fn immutable_uri(path: &Path) -> String {
     for &byte in std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()) {
         match byte {
             b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => uri.push(char::from(byte)),
-            other => uri.push_str(&format!("%{other:02X}")),
+            other => uri.extend(format!("%{other:02X}").chars()),
         }
     }
     uri + "?immutable=1"
@@ -428,7 +428,7 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     }
 }
 
-/// A number as SQLite keeps it; those beyond are more than there will ever be.
+/// A number as the database keeps it; those beyond are more than there will ever be.
 pub(super) fn number(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

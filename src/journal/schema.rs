@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn a_version_that_is_not_known_is_refused() {
         let mut connection = Connection::open_in_memory().unwrap();
-        for (set, found) in [(known() as i64 + 1, known() + 1), (-1, usize::MAX)] {
+        for (set, found) in [(i64::try_from(known()).unwrap() + 1, known() + 1), (-1, usize::MAX)] {
             connection.pragma_update(None, "user_version", set).unwrap();
             let error = migrate(&mut connection).unwrap_err();
             assert!(matches!(error, SchemaError::Newer { found: told, .. } if told == found), "{error}");

@@ -29,9 +29,9 @@ const WAL_MAX: u64 = 64 << 20;
 /// For that long.
 const READER_PATIENCE: Duration = Duration::from_millis(200);
 /// Rows that one transaction removes for want of room or for their age.
-const PRUNE_MAX: usize = 5_000;
+const PRUNE_MAX: u32 = 5_000;
 /// And no fewer than this, of a small journal.
-const PRUNE_MIN: usize = 50;
+const PRUNE_MIN: u32 = 50;
 /// Room is made down to this part of the limit, so that it is not made for every batch.
 const PRUNE_TO: (u64, u64) = (19, 20);
 /// Pages that are given back to the file system at once.
@@ -349,7 +349,7 @@ impl Store {
         }
         let Extent { first, last, .. } = self.extent()?;
         let count = last.unwrap_or(0).saturating_sub(first.unwrap_or(0));
-        let step = usize::try_from(count / PRUNE_TO.1).unwrap_or(PRUNE_MAX).clamp(PRUNE_MIN, PRUNE_MAX);
+        let step = u32::try_from(count / PRUNE_TO.1).unwrap_or(PRUNE_MAX).clamp(PRUNE_MIN, PRUNE_MAX);
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut gone = self.gone.clone();
         let mut unsent = 0;
@@ -358,6 +358,8 @@ impl Store {
         if removed.is_none() && delivers {
             removed = delete_oldest(&transaction, self.handed_out, u64::MAX, step)?;
             if let Some(removed) = &removed {
+                // What an announcement among them told is still gone, and nobody has been told.
+                removed.announced.iter().for_each(|(from, to)| gone.add(*from, *to));
                 gone.add(removed.first, removed.last);
                 set(&transaction, "gone", &gone.to_stored())?;
                 unsent = removed.count;
@@ -384,7 +386,7 @@ impl Store {
         // The oldest first, up to the first that is young enough: the clock may have jumped, and the order is that of seq.
         let through = {
             let mut select = transaction.prepare_cached("SELECT seq, at FROM events ORDER BY seq LIMIT ?1")?;
-            let mut rows = select.query([PRUNE_MAX as i64])?;
+            let mut rows = select.query([PRUNE_MAX])?;
             let mut through = None;
             while let Some(row) = rows.next()? {
                 let (seq, at) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?);
@@ -405,7 +407,7 @@ impl Store {
         }
         transaction.execute("DELETE FROM commands WHERE at < ?1", [commands])?;
         transaction.commit()?;
-        Ok(removed >= PRUNE_MAX)
+        Ok(removed >= PRUNE_MAX as usize)
     }
 
     /// Gives free pages back to the file system where they are many, in one step; whether there is more to do.
@@ -460,6 +462,8 @@ struct Removed {
     first: u64,
     last: u64,
     count: u64,
+    /// What those of them that announced a gap told.
+    announced: Vec<(u64, u64)>,
 }
 
 /// Deletes the oldest events after `after` and up to `through`, at most `max`.
@@ -467,17 +471,28 @@ fn delete_oldest(
     transaction: &Transaction<'_>,
     after: u64,
     through: u64,
-    max: usize,
+    max: u32,
 ) -> rusqlite::Result<Option<Removed>> {
     let range = transaction.query_row(
         "SELECT min(seq), max(seq), count(*) FROM
          (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
-        params![number(after), number(through), i64::try_from(max).unwrap_or(i64::MAX)],
+        params![number(after), number(through), max],
         |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, i64>(2)?)),
     )?;
     let (Some(first), Some(last), count) = range else { return Ok(None) };
+    let announced = {
+        let mut select = transaction
+            .prepare_cached("SELECT body FROM events WHERE seq BETWEEN ?1 AND ?2 AND type = 'events.dropped'")?;
+        let bodies = select.query_map([first, last], |row| row.get::<_, String>(0))?;
+        let range = |body: String| match serde_json::from_str::<Envelope>(&body).ok()?.event {
+            Event::EventsDropped { from_seq, to_seq } => Some((from_seq, to_seq)),
+            _ => None,
+        };
+        bodies.filter_map(|body| body.map(range).transpose()).collect::<rusqlite::Result<_>>()?
+    };
     transaction.execute("DELETE FROM events WHERE seq BETWEEN ?1 AND ?2", [first, last])?;
-    Ok(Some(Removed { first: first.unsigned_abs(), last: last.unsigned_abs(), count: count.unsigned_abs() }))
+    let (first, last, count) = (first.unsigned_abs(), last.unsigned_abs(), count.unsigned_abs());
+    Ok(Some(Removed { first, last, count, announced }))
 }
 
 /// The lines of one kind that a transaction adds, and whose they are.
@@ -605,8 +620,8 @@ pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// SQLite makes files that others may read, and gives its log the permissions of the database. A failure is left to
-/// SQLite to tell. The file is not opened if it is there: closing it would give up the locks that we hold on it.
+/// A new database could be read by others, and its log gets its permissions. A failure is left to
+/// the library to tell. The file is not opened if it is there: closing it would give up the locks that we hold on it.
 fn make_private(path: &Path) {
     if let Some(directory) = path.parent() {
         let _ = fs::DirBuilder::new().recursive(true).create(directory);

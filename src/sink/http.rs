@@ -1,6 +1,5 @@
 //! Events posted to a server, as `{"events": […]}` with the batch's id as `Idempotency-Key`.
 
-use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +11,11 @@ use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::secret::{Mask, Secret};
 use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use reqwest::{Client, Response, StatusCode, Url, redirect};
+use reqwest::{Client, Response, StatusCode, Url};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::http::{USER_AGENT, install_tls_provider, is_loopback, pause};
+use crate::http::{client, pause, root_of};
 
 /// How long one request may take, answer included, unless [`HttpSink::with_timeout`] says otherwise.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -149,12 +148,7 @@ impl HttpSink {
         if error.is_timeout() {
             return format!("{to} did not answer within {:?}", self.timeout);
         }
-        let mut root: &dyn Error = error;
-        while let Some(source) = root.source() {
-            root = source;
-        }
-        let reason =
-            if root.is::<reqwest::Error>() { "the exchange failed".into() } else { self.quoted(&root.to_string()) };
+        let reason = root_of(error).map_or_else(|| "the exchange failed".to_owned(), |root| self.quoted(&root));
         format!("cannot {} {to}: {reason}", if error.is_connect() { "connect to" } else { "talk to" })
     }
 
@@ -180,19 +174,6 @@ impl fmt::Debug for HttpSink {
 #[derive(Serialize)]
 struct Body<'a> {
     events: &'a [Envelope],
-}
-
-fn client(url: &Url) -> reqwest::Result<Client> {
-    install_tls_provider();
-    let mut builder = Client::builder().redirect(redirect::Policy::none()).user_agent(USER_AGENT);
-    if url.scheme() == "http" {
-        // A machine without CA certificates can send to a server that needs none.
-        builder = builder.tls_certs_only([]);
-    }
-    if is_loopback(url) {
-        builder = builder.no_proxy();
-    }
-    builder.build()
 }
 
 /// The body as JSON; null where it is none or is too long to be a report.

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 15] = [
+const VERBS: [&str; 16] = [
     "run",
     "demo",
     "check",
@@ -18,6 +18,7 @@ const VERBS: [&str; 15] = [
     "start",
     "reconnect",
     "token",
+    "backend",
     "completions",
     "sim-server",
 ];

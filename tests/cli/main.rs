@@ -5,6 +5,7 @@
 
 mod call;
 mod check;
+mod configure;
 mod control;
 mod demo;
 mod dormancy;
@@ -23,3 +24,4 @@ mod status;
 #[allow(dead_code, reason = "shared with the tests of what is left behind")]
 mod support;
 mod token;
+mod watch;

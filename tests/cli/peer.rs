@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use axum::extract::{Json, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use serde_json::{Value, json};
@@ -34,6 +34,8 @@ struct Wants {
     begun: Mutex<u32>,
     /// `Authorization` of each call.
     calls: Mutex<Vec<String>>,
+    /// The query and the headers of the last call.
+    head: Mutex<(String, HeaderMap)>,
 }
 
 impl Peer {
@@ -93,6 +95,12 @@ impl Peer {
     pub(crate) fn last_call(&self) -> String {
         self.wants.calls.lock().unwrap().last().cloned().unwrap_or_default()
     }
+
+    /// The query of the last call, and one of its headers.
+    pub(crate) fn last_head(&self, header: &str) -> (String, Option<String>) {
+        let (query, headers) = &*self.wants.head.lock().unwrap();
+        (query.clone(), headers.get(header).map(|value| value.to_str().unwrap().to_owned()))
+    }
 }
 
 async fn health(State(wants): State<Arc<Wants>>) -> StatusCode {
@@ -100,7 +108,7 @@ async fn health(State(wants): State<Arc<Wants>>) -> StatusCode {
 }
 
 /// JSON answers to POSTs, no stream of its own, and sessions that it can forget.
-async fn mcp(State(wants): State<Arc<Wants>>, headers: HeaderMap, body: Option<Json<Value>>) -> Response {
+async fn mcp(State(wants): State<Arc<Wants>>, uri: Uri, headers: HeaderMap, body: Option<Json<Value>>) -> Response {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let authorization = header("authorization");
     if wants.authorization.lock().unwrap().as_ref().is_some_and(|wanted| *wanted != authorization) {
@@ -136,6 +144,7 @@ async fn mcp(State(wants): State<Arc<Wants>>, headers: HeaderMap, body: Option<J
         }
         "tools/call" => {
             wants.calls.lock().unwrap().push(authorization);
+            *wants.head.lock().unwrap() = (uri.query().unwrap_or_default().to_owned(), headers);
             if let Some((status, retry_after)) = *wants.failing.lock().unwrap() {
                 let status = StatusCode::from_u16(status).unwrap();
                 return (status, [("retry-after", retry_after)]).into_response();

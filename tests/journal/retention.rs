@@ -151,7 +151,9 @@ async fn old_lines_and_commands_go_by_their_age() {
     let journal = home.open();
     let at = |envelope: Envelope, days: i64| match envelope.event {
         Event::ServerLogs { of, mut logs } => {
-            logs.iter_mut().for_each(|line| line.timestamp = days_ago(days));
+            for line in &mut logs {
+                line.timestamp = days_ago(days);
+            }
             Envelope { event: Event::ServerLogs { of, logs }, ..envelope }
         }
         _ => envelope,

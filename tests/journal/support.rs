@@ -239,6 +239,7 @@ pub(crate) struct Disk {
 
 impl Disk {
     /// `None` if this machine mounts nothing for us.
+    #[expect(clippy::print_stderr, reason = "whoever runs the tests should know what is not tested")]
     pub(crate) fn new(bytes: usize) -> Option<Self> {
         let dir = tempdir().unwrap();
         let options = format!("size={bytes},mode=700");
@@ -247,7 +248,7 @@ impl Disk {
             Err(errno) => {
                 let why = format!("SKIPPED: a small disk cannot be mounted: {errno}");
                 assert!(std::env::var_os("MCP_MOUNTS").is_none_or(|needed| needed != "required"), "{why}");
-                writeln!(std::io::stderr(), "{why}").unwrap();
+                eprintln!("{why}");
                 None
             }
         }

@@ -235,7 +235,8 @@ async fn a_call_that_cannot_be_made_says_what_can_be_done() {
         (&json!("refused"), &json!("awaiting_user_config"), &json!("not_sent"))
     );
     assert!(
-        text.contains("API_KEY") && text.ends_with("Ask the user to give what is missing in the configuration."),
+        text.contains("`satellite configure mail-acme-alice-m API_KEY`")
+            && text.ends_with("nobody has to tell it to you."),
         "{text}"
     );
 

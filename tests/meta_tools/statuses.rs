@@ -122,7 +122,12 @@ async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
         ("mute", "timed_out", "connecting", "which is connecting: call again"),
         ("changed", "timed_out", "restarting", "which is restarting: call again"),
         ("silent", "timed_out", "discovering_tools", "which is discovering_tools: call again"),
-        ("incomplete", "refused", "awaiting_user_config", "to give KEY. Give the value"),
+        (
+            "incomplete",
+            "refused",
+            "awaiting_user_config",
+            "`satellite configure files-acme-alice-incomplete KEY`. Ask the user to run",
+        ),
         ("stopped", "refused", "offline", "`satellite start files-acme-alice-stopped`"),
         ("failed", "refused", "permanently_failed", "Call reconnect_server with name `files-acme-alice-failed`"),
         ("lost", "reconnecting", "reconnecting", "call reconnect_server with name `files-acme-alice-lost`"),

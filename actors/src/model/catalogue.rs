@@ -87,6 +87,7 @@ pub struct Revisions {
 
 /// One of the things that change by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Aspect {
     /// What the server says that it can do.

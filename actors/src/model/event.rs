@@ -14,11 +14,13 @@ use super::status::Status;
 /// An event as it is stored and sent: `{seq, timestamp, type, data}`. `seq` counts up by one, also across restarts of
 /// the satellite, so that a reader can see a gap.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Envelope {
     /// Given by the batcher on receipt.
     pub seq: u64,
     /// When it happened: RFC 3339, milliseconds, UTC.
     #[serde(with = "rfc3339")]
+    #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]
     pub timestamp: Timestamp,
     /// `type` and `data`.
     #[serde(flatten)]
@@ -44,6 +46,7 @@ pub mod rfc3339 {
 
 /// Which instance an event is about. On every instance event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Subject {
     /// What is installed.
     pub installation_id: InstallationId,
@@ -71,6 +74,7 @@ impl From<&InstanceSpec> for Subject {
 
 /// Why a process was stopped on request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StopKind {
     /// A person asked, for a stop or a restart.
@@ -85,6 +89,7 @@ pub enum StopKind {
 
 /// Why a process was started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RestartReason {
     /// It crashed.
@@ -101,6 +106,7 @@ pub enum RestartReason {
 
 /// One line of a server's log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct LogLine {
     /// `debug`, `info`, `warn` or `error`.
     pub level: LogLevel,
@@ -110,11 +116,13 @@ pub struct LogLine {
     pub metadata: Value,
     /// When it was read.
     #[serde(with = "rfc3339")]
+    #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]
     pub timestamp: Timestamp,
 }
 
 /// See [`LogLine::level`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LogLevel {
     /// As told by the server.
@@ -144,6 +152,7 @@ impl LogLevel {
 
 /// One request as logged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct RequestLine {
     /// The tool.
     pub tool_name: String,
@@ -159,11 +168,13 @@ pub struct RequestLine {
     pub error_message: Option<String>,
     /// When it was asked.
     #[serde(with = "rfc3339")]
+    #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]
     pub timestamp: Timestamp,
 }
 
 /// Everything that is told. Those of clients and configuration reloads are for the host to emit; durations are in the unit that the field's name ends with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(tag = "type", content = "data")]
 #[expect(missing_docs, reason = "fields and types are those of the specification's table of events, by name")]
 pub enum Event {
@@ -230,6 +241,7 @@ pub enum Event {
         last_error: String,
         message: String,
         #[serde(with = "rfc3339")]
+        #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]
         failed_at: Timestamp,
     },
     #[serde(rename = "mcp.server.dormant")]
@@ -239,6 +251,7 @@ pub enum Event {
         pid: Option<u32>,
         idle_duration_seconds: u64,
         #[serde(with = "rfc3339")]
+        #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]
         last_activity_at: Timestamp,
     },
     #[serde(rename = "mcp.server.respawned")]

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// What an instance is, for its user. Only `online` offers tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// A value that the user must give is missing.

@@ -433,7 +433,12 @@ impl Slot {
     }
 
     fn missing_message(&self) -> String {
-        format!("waiting for its user to give {}", self.spec.missing.join(", "))
+        let (name, missing) = (&self.spec.name, &self.spec.missing);
+        format!(
+            "waiting for its user to give {}: `satellite configure {name} {}`",
+            missing.join(", "),
+            missing.join(" ")
+        )
     }
 
     fn over(&mut self, out: &mut Vec<Effect>) {
@@ -469,7 +474,7 @@ impl Slot {
                 format!("`{name}` is permanently_failed: {message} Run `satellite restart {name}` when it is mended.")
             }
             Status::AwaitingUserConfig => {
-                format!("`{name}` is awaiting_user_config: {message}. Give the value in the configuration of the user.")
+                format!("`{name}` is awaiting_user_config: {message}")
             }
             Status::Offline if self.want == Want::Stopped => {
                 format!("`{name}` is stopped. Run `satellite start {name}` to have it back.")

@@ -1,0 +1,289 @@
+//! The requests to a backend, each with its timeout and a limit on its answer. What comes back is what was asked for, or an
+//! error that may be shown: without credentials, and no longer than a line.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::model::secret::{Mask, Secret};
+use reqwest::header::{ETAG, HeaderValue, IF_NONE_MATCH, RETRY_AFTER};
+use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
+use serde::de::DeserializeOwned;
+
+use super::key::Key;
+use crate::backend::wire::{CommandResult, Commands, Config, ErrorBody, Heartbeat, Received, Registered, Registration};
+use crate::http::{client, pause, root_of};
+
+/// A configuration of thousands of servers fits well.
+const CONFIG_MAX: usize = 16 << 20;
+/// Every other answer.
+const ANSWER_MAX: usize = 1 << 20;
+/// How many characters of a backend's explanation are passed on.
+const REASON_MAX: usize = 300;
+
+/// Why a request came to nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum CallError {
+    /// Nobody is there, or the connection broke.
+    #[error("cannot reach {to}: {reason}")]
+    Unreachable { to: String, reason: String },
+    /// No whole answer in time.
+    #[error("{to} did not answer within {after:?}")]
+    TimedOut { to: String, after: Duration },
+    /// An answer that is no success.
+    #[error("{to} answered {status}{}", said.as_ref().map(|said| format!(": {said}")).unwrap_or_default())]
+    Refused { to: String, status: StatusCode, said: Option<String>, retry_after: Option<Duration> },
+    /// An answer that is none.
+    #[error("{to} answered what cannot be understood: {reason}")]
+    Malformed { to: String, reason: String },
+}
+
+impl CallError {
+    /// A stable word for events.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "unreachable",
+            Self::TimedOut { .. } => "timed_out",
+            Self::Refused { .. } => "refused",
+            Self::Malformed { .. } => "malformed",
+        }
+    }
+
+    /// Of the answer.
+    pub(super) fn status(&self) -> Option<StatusCode> {
+        match self {
+            Self::Refused { status, .. } => Some(*status),
+            Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Malformed { .. } => None,
+        }
+    }
+
+    /// When the backend wants to be asked again.
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Malformed { .. } => None,
+        }
+    }
+
+    /// Whether our credentials are not taken.
+    pub(super) fn is_unauthorized(&self) -> bool {
+        self.status() == Some(StatusCode::UNAUTHORIZED)
+    }
+}
+
+/// What a look at the configuration has brought.
+#[derive(Debug)]
+pub(super) enum Fetched {
+    Unchanged,
+    New(Box<Config>, Option<HeaderValue>),
+}
+
+/// One backend.
+#[derive(Debug, Clone)]
+pub(super) struct Backend {
+    client: Client,
+    base: Url,
+    timeout: Duration,
+}
+
+impl Backend {
+    /// `url` was checked with the configuration.
+    pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, super::LinkError> {
+        let base = Url::parse(url).map_err(|error| super::LinkError::Url(error.to_string()))?;
+        let client = client(&base).map_err(super::LinkError::Client)?;
+        Ok(Self { client, base, timeout })
+    }
+
+    pub(super) async fn register(&self, token: &Secret, body: &Registration) -> Result<Registered, CallError> {
+        let call = self.call(Method::POST, &["register"], token).json(body);
+        self.answer(call, ANSWER_MAX).await
+    }
+
+    pub(super) async fn commands(
+        &self,
+        key: &Key,
+        last_poll: Option<Timestamp>,
+        limit: usize,
+    ) -> Result<Commands, CallError> {
+        let mut query = vec![("limit", limit.to_string())];
+        query.extend(last_poll.map(|last_poll| ("last_poll", format!("{last_poll:.3}"))));
+        let call = self.to(Method::GET, &[&key.satellite_id, "commands"], &query, &key.secret);
+        self.answer(call, ANSWER_MAX).await
+    }
+
+    pub(super) async fn result(&self, key: &Key, command: &str, result: &CommandResult) -> Result<(), CallError> {
+        let call = self.call_as(key, Method::POST, &["commands", command, "result"]).json(result);
+        self.received(call).await
+    }
+
+    pub(super) async fn config(&self, key: &Key, known: Option<&HeaderValue>) -> Result<Fetched, CallError> {
+        let mut call = self.call_as(key, Method::GET, &["config"]);
+        if let Some(known) = known {
+            call = call.header(IF_NONE_MATCH, known);
+        }
+        let call = call.sent(self).await?;
+        if call.response.status() == StatusCode::NOT_MODIFIED && known.is_some() {
+            return Ok(Fetched::Unchanged);
+        }
+        let tag = call.response.headers().get(ETAG).cloned();
+        Ok(Fetched::New(Box::new(call.json(CONFIG_MAX).await?), tag))
+    }
+
+    pub(super) async fn heartbeat(&self, key: &Key, body: &Heartbeat) -> Result<(), CallError> {
+        self.received(self.call_as(key, Method::POST, &["heartbeat"]).json(body)).await
+    }
+
+    /// Where the events of whoever has this key go.
+    pub(super) fn events(&self, key: &Key) -> String {
+        self.url(&[&key.satellite_id, "events"]).into()
+    }
+
+    async fn received(&self, call: Call) -> Result<(), CallError> {
+        let to = call.to.clone();
+        let received: Received = self.answer(call, ANSWER_MAX).await?;
+        if received.success {
+            return Ok(());
+        }
+        Err(CallError::Malformed { to, reason: "a success that says it is none".to_owned() })
+    }
+
+    async fn answer<T: DeserializeOwned + Send + 'static>(&self, call: Call, max: usize) -> Result<T, CallError> {
+        call.sent(self).await?.json(max).await
+    }
+
+    fn call_as(&self, key: &Key, method: Method, path: &[&str]) -> Call {
+        let path: Vec<&str> = std::iter::once(&*key.satellite_id).chain(path.iter().copied()).collect();
+        self.call(method, &path, &key.secret)
+    }
+
+    fn call(&self, method: Method, path: &[&str], bearer: &Secret) -> Call {
+        self.to(method, path, &[], bearer)
+    }
+
+    fn to(&self, method: Method, path: &[&str], query: &[(&str, String)], bearer: &Secret) -> Call {
+        let mut url = self.url(path);
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let to = format!("{}{}", url.origin().ascii_serialization(), url.path());
+        let request = self.client.request(method, url).timeout(self.timeout).bearer_auth(bearer.expose());
+        Call { request, to, mask: Mask::new([bearer.expose()]) }
+    }
+
+    fn url(&self, path: &[&str]) -> Url {
+        let mut url = self.base.clone();
+        // Only a URL that cannot be a base has no segments, and `http` and `https` can.
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(["api", "satellites"]).extend(path);
+        }
+        url
+    }
+}
+
+/// A request, where it goes for people, and what must not be seen of what is said about it.
+struct Call {
+    request: RequestBuilder,
+    to: String,
+    mask: Mask,
+}
+
+impl Call {
+    fn json(mut self, body: &impl serde::Serialize) -> Self {
+        self.request = self.request.json(body);
+        self
+    }
+
+    fn header(mut self, name: reqwest::header::HeaderName, value: &HeaderValue) -> Self {
+        self.request = self.request.header(name, value);
+        self
+    }
+
+    async fn sent(self, backend: &Backend) -> Result<Answered, CallError> {
+        let Self { request, to, mask } = self;
+        let about = About { to, mask, timeout: backend.timeout };
+        match request.send().await {
+            Ok(response) => Ok(Answered { response, about }),
+            Err(error) => Err(about.failure(&error)),
+        }
+    }
+}
+
+struct About {
+    to: String,
+    mask: Mask,
+    timeout: Duration,
+}
+
+impl About {
+    fn failure(&self, error: &reqwest::Error) -> CallError {
+        let to = self.to.clone();
+        if error.is_timeout() {
+            return CallError::TimedOut { to, after: self.timeout };
+        }
+        let reason = root_of(error).map_or_else(|| "the exchange failed".to_owned(), |root| self.quoted(&root));
+        CallError::Unreachable { to, reason }
+    }
+
+    /// What somebody else says, without our credentials, and fit for one line of a log.
+    fn quoted(&self, text: &str) -> String {
+        let clean = |character: char| if character.is_control() { ' ' } else { character };
+        self.mask.apply(text).chars().take(REASON_MAX).map(clean).collect()
+    }
+}
+
+struct Answered {
+    response: Response,
+    about: About,
+}
+
+impl Answered {
+    async fn json<T: DeserializeOwned + Send + 'static>(self, max: usize) -> Result<T, CallError> {
+        let Self { mut response, about } = self;
+        let status = response.status();
+        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let retry_after = retry_after.and_then(|value| pause(value, Timestamp::now()));
+        let to = about.to.clone();
+        let malformed = |reason: String| CallError::Malformed { to, reason };
+        let max = if status.is_success() { max } else { ANSWER_MAX };
+        let body = match body(&mut response, max).await {
+            Ok(Some(body)) => body,
+            Ok(None) if status.is_success() => return Err(malformed(format!("more than {max} bytes"))),
+            Err(error) if status.is_success() => return Err(about.failure(&error)),
+            Ok(None) | Err(_) => Vec::new(),
+        };
+        if !status.is_success() {
+            let said = serde_json::from_slice(&body).ok().map(|ErrorBody { error, .. }| about.quoted(&error));
+            let said = said.or_else(|| status.is_redirection().then(|| "it is elsewhere; give its own URL".to_owned()));
+            return Err(CallError::Refused { to: about.to, status, said, retry_after });
+        }
+        if body.len() < ANSWER_MAX {
+            return serde_json::from_slice(&body).map_err(|error| malformed(about.quoted(&told(&error))));
+        }
+        // Others wait for this thread.
+        let parsed = tokio::task::spawn_blocking(move || serde_json::from_slice(&body).map_err(|error| told(&error)));
+        let parsed = parsed.await.unwrap_or_else(|error| Err(error.to_string()));
+        parsed.map_err(|error| malformed(about.quoted(&error)))
+    }
+}
+
+/// What is wrong with a JSON text, and where. Serde would repeat a value of the wrong type, and that may be a secret.
+fn told(error: &serde_json::Error) -> String {
+    let what = match error.classify() {
+        serde_json::error::Category::Io => "it cannot be read",
+        serde_json::error::Category::Syntax => "it is no JSON",
+        serde_json::error::Category::Data => "a member is missing or of the wrong type",
+        serde_json::error::Category::Eof => "it is cut off",
+    };
+    format!("{what} (line {}, column {})", error.line(), error.column())
+}
+
+/// None if it is longer.
+async fn body(response: &mut Response, max: usize) -> reqwest::Result<Option<Vec<u8>>> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > max {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body))
+}

@@ -1,0 +1,110 @@
+//! What is known of the backend: whether it answers, what is wrong, and when it is asked next. Logged when it changes, and
+//! shown in the satellite's status.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::backend::wire::PollingMode;
+
+/// What the backend is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Matter {
+    Registration,
+    Commands,
+    Configuration,
+    Heartbeat,
+    Results,
+    Events,
+}
+
+impl Matter {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Registration => "registration",
+            Self::Commands => "commands",
+            Self::Configuration => "configuration",
+            Self::Heartbeat => "heartbeat",
+            Self::Results => "results of commands",
+            Self::Events => "events",
+        }
+    }
+
+    /// Whether it is asked for all the time, so that the last answer says whether the backend is there.
+    fn is_pulse(self) -> bool {
+        matches!(self, Self::Registration | Self::Commands | Self::Heartbeat)
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Contact(Mutex<State>);
+
+#[derive(Debug, Default, Clone)]
+pub(super) struct State {
+    pub(super) connected: bool,
+    pub(super) last_contact: Option<Timestamp>,
+    /// What is wrong now, and since when.
+    wrong: BTreeMap<Matter, (Timestamp, String)>,
+    /// None before the first answer.
+    pub(super) mode: Option<PollingMode>,
+    /// Whether polls fail.
+    pub(super) backing_off: bool,
+    pub(super) next_poll: Option<Instant>,
+    pub(super) config_hash: Option<String>,
+}
+
+impl State {
+    /// What went wrong last, of what is wrong still.
+    pub(super) fn last_error(&self) -> Option<String> {
+        let (matter, (_, why)) = self.wrong.iter().max_by_key(|(_, (at, _))| *at)?;
+        Some(format!("{}: {why}", matter.as_str()))
+    }
+}
+
+impl Contact {
+    /// It has answered as it should.
+    pub(super) fn went_well(&self, matter: Matter) {
+        let mut state = self.state();
+        state.last_contact = Some(Timestamp::now());
+        state.connected |= matter.is_pulse();
+        if state.wrong.remove(&matter).is_some() {
+            tracing::info!(matter = matter.as_str(), "the backend answers again");
+        }
+    }
+
+    /// It has not. `answered` is whether anybody was there.
+    pub(super) fn went_wrong(&self, matter: Matter, answered: bool, why: &str) {
+        let mut state = self.state();
+        let now = Timestamp::now();
+        if answered {
+            state.last_contact = Some(now);
+        }
+        state.connected &= !matter.is_pulse();
+        let told = state.wrong.insert(matter, (now, why.to_owned()));
+        // Each reason once, not each attempt.
+        if told.is_none_or(|(_, before)| before != why) {
+            tracing::warn!(matter = matter.as_str(), why, "the backend does not do as asked; what runs goes on");
+        }
+    }
+
+    pub(super) fn polled(&self, mode: PollingMode, backing_off: bool, next: Instant) {
+        let mut state = self.state();
+        (state.mode, state.backing_off, state.next_poll) = (Some(mode), backing_off, Some(next));
+    }
+
+    pub(super) fn took_on(&self, hash: Option<String>) {
+        self.state().config_hash = hash;
+    }
+
+    pub(super) fn now(&self) -> State {
+        self.state().clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing is called in between that could leave it half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,179 @@
+//! Which commands were carried out, so that each is carried out once, however often it comes.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+
+use crate::journal::{CommandRecord, Journal};
+
+/// How long a memory on a disk is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// More are not remembered: the backend has not asked for a long time.
+const KNOWN_MAX: usize = 10_000;
+
+/// How far a command is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// It was never seen.
+    Unknown,
+    /// It was begun, and what came of it is not known: the satellite was ended meanwhile.
+    Begun,
+    /// It is done. This is its result, as JSON.
+    Done(String),
+}
+
+/// A memory of commands that outlasts the satellite. An error says that it does not remember now.
+pub trait Done: Send + Sync + 'static {
+    /// How far it is.
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>>;
+    /// It is being carried out.
+    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>>;
+    /// It was.
+    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>>;
+}
+
+/// A memory that does not outlast the satellite.
+#[derive(Debug, Default)]
+pub struct InMemory(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    progress: HashMap<String, Progress>,
+    /// The oldest first.
+    order: VecDeque<String>,
+}
+
+impl Known {
+    fn note(&mut self, id: &str, progress: Progress) {
+        if self.progress.insert(id.to_owned(), progress).is_none() {
+            self.order.push_back(id.to_owned());
+        }
+        while self.order.len() > KNOWN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.progress.remove(&oldest);
+        }
+    }
+}
+
+impl InMemory {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Nothing is called in between that could leave it half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Done for InMemory {
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>> {
+        let progress = self.known().progress.get(id).cloned().unwrap_or(Progress::Unknown);
+        ready(Ok(progress)).boxed()
+    }
+
+    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+        self.known().note(id, Progress::Begun);
+        ready(Ok(())).boxed()
+    }
+
+    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+        self.known().note(id, Progress::Done(result));
+        ready(Ok(())).boxed()
+    }
+}
+
+impl Done for Journal {
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>> {
+        let id = id.to_owned();
+        async move {
+            match self.command(&id).await.map_err(|error| error.to_string())? {
+                None => Ok(Progress::Unknown),
+                Some(CommandRecord::Begun) => Ok(Progress::Begun),
+                Some(CommandRecord::Done(result)) => Ok(Progress::Done(result)),
+            }
+        }
+        .boxed()
+    }
+
+    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+        let id = id.to_owned();
+        async move { self.command_begun(&id).await.map_err(|error| error.to_string()) }.boxed()
+    }
+
+    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+        let id = id.to_owned();
+        async move { self.command_done(&id, result).await.map_err(|error| error.to_string()) }.boxed()
+    }
+}
+
+/// Two memories: what the lasting one cannot take or tell now is known to the other one as long as the satellite lives.
+pub(super) struct Both {
+    pub(super) lasting: std::sync::Arc<dyn Done>,
+    here: InMemory,
+}
+
+impl Both {
+    pub(super) fn new(lasting: std::sync::Arc<dyn Done>) -> Self {
+        Self { lasting, here: InMemory::default() }
+    }
+
+    pub(super) async fn progress(&self, id: &str) -> Progress {
+        let here = self.here.progress(id).await.unwrap_or(Progress::Unknown);
+        if here != Progress::Unknown {
+            return here;
+        }
+        in_time(self.lasting.progress(id)).await.unwrap_or_else(|why| {
+            tracing::warn!(command = id, why, "whether a command was carried out before cannot be read");
+            Progress::Unknown
+        })
+    }
+
+    pub(super) async fn begun(&self, id: &str) {
+        let _ = self.here.begun(id).await;
+        if let Err(why) = in_time(self.lasting.begun(id)).await {
+            tracing::warn!(command = id, why, "that a command is carried out cannot be stored");
+        }
+    }
+
+    pub(super) async fn done(&self, id: &str, result: String) {
+        let _ = self.here.done(id, result.clone()).await;
+        if let Err(why) = in_time(self.lasting.done(id, result)).await {
+            tracing::warn!(command = id, why, "that a command was carried out cannot be stored");
+        }
+    }
+}
+
+/// A disk that hangs holds no command up for longer.
+async fn in_time<T>(remembering: BoxFuture<'_, Result<T, String>>) -> Result<T, String> {
+    let late = |_| Err(format!("the disk did not answer within {PATIENCE:?}"));
+    tokio::time::timeout(PATIENCE, remembering).await.unwrap_or_else(late)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    fn now<T>(future: BoxFuture<'_, Result<T, String>>) -> T {
+        future.now_or_never().unwrap().unwrap()
+    }
+
+    #[test]
+    fn the_memory_knows_how_far_a_command_is_and_forgets_the_oldest() {
+        let memory = InMemory::default();
+        assert_eq!(now(memory.progress("a")), Progress::Unknown);
+        now(memory.begun("a"));
+        assert_eq!(now(memory.progress("a")), Progress::Begun);
+        now(memory.done("a", "{}".to_owned()));
+        assert_eq!(now(memory.progress("a")), Progress::Done("{}".to_owned()));
+        for number in 0..KNOWN_MAX {
+            now(memory.begun(&number.to_string()));
+        }
+        assert_eq!(now(memory.progress("a")), Progress::Unknown);
+        assert_eq!(now(memory.progress("0")), Progress::Begun);
+        assert_eq!(memory.known().progress.len(), KNOWN_MAX);
+    }
+}

@@ -1,0 +1,397 @@
+//! What commands do, and whether it can be seen: a command is done when the statuses show what it was to bring about.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Target as Reached};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::{Kind, Message};
+use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::{Relay, RuntimeHandle};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::document::{self, Look, Trouble};
+use super::rules::{Backoff, Effect, Scope, Seen, Verdict, verdict};
+use super::{Fleet, Shared, Specs};
+use crate::backend::wire::{
+    Command, CommandResult, CommandType, Configure, ConfigureEvent, HealthCheck, Outcome, Target,
+};
+
+/// How long a server may take to list its tools when its credentials are looked at.
+const VALIDATION_TIMEOUT: Duration = Duration::from_secs(15);
+/// Its status follows its answer.
+const STATUS_FOLLOWS: Duration = Duration::from_secs(5);
+/// Before the configuration is asked for again.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+/// More are not listed in a result.
+const LISTED_MAX: usize = 1000;
+
+/// A command, understood.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Task {
+    Configure(Configure),
+    Restart(Target),
+    Spawn(Target),
+    Kill(Target),
+    HealthCheck(HealthCheck),
+}
+
+impl Task {
+    /// An error says what cannot be understood, without the values.
+    pub(super) fn of(command: &Command) -> Result<Self, String> {
+        fn payload<T: DeserializeOwned>(command: &Command) -> Result<T, String> {
+            let given = Value::Object(command.payload.clone());
+            serde_json::from_value(given)
+                .map_err(|_| "a member of its payload is missing or of the wrong type".to_owned())
+        }
+        let kind = serde_json::from_value(Value::from(command.command_type.as_str()));
+        let Ok(kind) = kind else { return Err("this satellite knows no command of this type".to_owned()) };
+        Ok(match kind {
+            CommandType::Configure => Self::Configure(payload(command)?),
+            CommandType::Restart => Self::Restart(payload(command)?),
+            CommandType::Spawn => Self::Spawn(payload(command)?),
+            CommandType::Kill => Self::Kill(payload(command)?),
+            CommandType::HealthCheck => {
+                let check: HealthCheck = payload(command)?;
+                if check.check_type.as_ref().is_some_and(|kind| kind != "credential_validation") {
+                    return Err("this satellite knows no health check of this type".to_owned());
+                }
+                Self::HealthCheck(check)
+            }
+        })
+    }
+
+    /// For logs.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Configure(_) => "configure",
+            Self::Restart(_) => "restart",
+            Self::Spawn(_) => "spawn",
+            Self::Kill(_) => "kill",
+            Self::HealthCheck(_) => "health_check",
+        }
+    }
+
+    /// Which instances it is about.
+    pub(super) fn scope(&self) -> Scope {
+        match self {
+            Self::Configure(Configure { installation_id, team_id, user_id, .. }) => {
+                Scope { installation: installation_id.clone(), team: team_id.clone(), user: user_id.clone() }
+            }
+            Self::Restart(target) | Self::Spawn(target) | Self::Kill(target) => target.clone().into(),
+            Self::HealthCheck(check) => check.target.clone().into(),
+        }
+    }
+}
+
+/// What became of one instance.
+struct Became {
+    view: Arc<InstanceView>,
+    /// Why it is not what it was to become.
+    wrong: Option<String>,
+    /// What else there is to tell.
+    more: Option<(&'static str, &'static str)>,
+}
+
+/// Does what `task` says, and waits until it can be seen, no longer than `deadline`. `again` is whether it may have been done
+/// before: then nothing is done twice that would be seen.
+pub(super) async fn bring_about(
+    link: &Shared,
+    fleet: &dyn Fleet,
+    task: &Task,
+    again: bool,
+    deadline: Instant,
+) -> CommandResult {
+    let scope = task.scope();
+    let acting = Acting { link, fleet, runtime: fleet.runtime(), again, deadline };
+    let became = match task {
+        Task::Configure(configure) => acting.configure(configure, &scope).await,
+        Task::Restart(_) => acting.each(&scope, |view| acting.restart(view)).await,
+        Task::Spawn(_) => acting.each(&scope, |view| acting.spawn(view)).await,
+        Task::Kill(_) => acting.each(&scope, |view| acting.kill(view)).await,
+        Task::HealthCheck(_) => acting.each(&scope, |view| acting.validate(view)).await,
+    };
+    match became {
+        Ok(became) => summary(&became),
+        Err(error) => CommandResult { status: Outcome::Failed, result: Map::new(), error: Some(error), duration_ms: 0 },
+    }
+}
+
+fn summary(became: &[Became]) -> CommandResult {
+    let of = became.len();
+    let wrong: Vec<&Became> = became.iter().filter(|one| one.wrong.is_some()).collect();
+    let first = wrong.first().map(|one| (one.view.spec.name.to_string(), one.wrong.clone().unwrap_or_default()));
+    let error = first.map(|(name, why)| match wrong.len() {
+        1 => format!("{name}: {why}"),
+        count => format!("{count} of {of}, the first is {name}: {why}"),
+    });
+    let shown = |one: &Became| {
+        let view = &one.view;
+        let mut shown = json!({
+            "instance": *view.spec.name,
+            "status": view.status,
+            "status_message": view.message,
+        });
+        if let Some((key, value)) = one.more {
+            shown[key] = value.into();
+        }
+        shown
+    };
+    let mut result = Map::new();
+    result.insert("instances".to_owned(), became.iter().take(LISTED_MAX).map(shown).collect());
+    if of > LISTED_MAX {
+        result.insert("instances_in_all".to_owned(), of.into());
+    }
+    let status = if error.is_some() { Outcome::Failed } else { Outcome::Completed };
+    CommandResult { status, result, error, duration_ms: 0 }
+}
+
+#[derive(Clone, Copy)]
+struct Acting<'a> {
+    link: &'a Shared,
+    fleet: &'a dyn Fleet,
+    runtime: &'a RuntimeHandle,
+    again: bool,
+    deadline: Instant,
+}
+
+impl Acting<'_> {
+    fn views(&self, scope: &Scope) -> Vec<Arc<InstanceView>> {
+        let meant = |view: &&Arc<InstanceView>| {
+            let id = &view.spec.id;
+            scope.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str())
+        };
+        self.runtime.snapshot().iter().filter(meant).cloned().collect()
+    }
+
+    /// Does it for all that are meant, beside each other. At least one.
+    async fn each<F: Future<Output = Became>>(
+        &self,
+        scope: &Scope,
+        act: impl FnMut(Arc<InstanceView>) -> F,
+    ) -> Result<Vec<Became>, String> {
+        let views = self.views(scope);
+        if views.is_empty() {
+            return Err("there is no such instance on this satellite".to_owned());
+        }
+        Ok(join_all(views.into_iter().map(act)).await)
+    }
+
+    async fn restart(self, view: Arc<InstanceView>) -> Became {
+        // The satellite has started again since, and with it all that it runs.
+        if !self.again
+            && let Err(error) = self.in_time(self.runtime.restart(&view.spec.id)).await
+        {
+            return self.wrong(&view, error);
+        }
+        let before = if self.again { None } else { Some(&*view) };
+        self.seen(&view, Effect::Up, before, None).await
+    }
+
+    async fn spawn(self, view: Arc<InstanceView>) -> Became {
+        match self.in_time(self.runtime.start(&view.spec.id)).await {
+            Ok(()) => self.seen(&view, Effect::Up, None, None).await,
+            Err(error) => self.wrong(&view, error),
+        }
+    }
+
+    async fn kill(self, view: Arc<InstanceView>) -> Became {
+        match self.in_time(self.runtime.stop(&view.spec.id)).await {
+            Ok(()) => self.seen(&view, Effect::Down, None, None).await,
+            Err(error) => self.wrong(&view, error),
+        }
+    }
+
+    /// Whether its credentials are taken: its tools are listed, by the way of every call.
+    async fn validate(self, view: Arc<InstanceView>) -> Became {
+        let id = &view.spec.id;
+        let answer = async {
+            let text = r#"{"jsonrpc":"2.0","id":"credential_validation","method":"tools/list"}"#;
+            let message = Message::read(text.into()).map_err(|_| "the satellite cannot ask".to_owned())?;
+            let origin = Origin { client: u64::MAX, call: 0 };
+            let relay = Relay { message, origin, repeatable: true, tool: None };
+            // Nobody takes it back.
+            let (_kept, withdrawn) = oneshot::channel();
+            let answer = self.runtime.relay(id, relay, Some(VALIDATION_TIMEOUT), withdrawn).await;
+            match answer {
+                Ok(Some(message)) if message.kind() == Kind::Result => Ok(true),
+                Ok(_) => Err("the server answers the list of its tools with an error".to_owned()),
+                Err(CallError::Refused { status: Status::RequiresReauth, .. }) => Ok(false),
+                Err(error) => Err(error.to_string()),
+            }
+        };
+        let answer = answer.await;
+        if answer == Ok(false) {
+            let reauth = self.runtime.wait_for(id, |view| view.status == Status::RequiresReauth);
+            // Its status is told as it is then.
+            let _ = timeout_at(Instant::now() + STATUS_FOLLOWS, reauth).await;
+        }
+        let view = self.runtime.status(id).unwrap_or(view);
+        let (credentials, wrong) = match answer {
+            Ok(true) => ("accepted", None),
+            Ok(false) => ("refused", None),
+            Err(why) => ("unknown", Some(why)),
+        };
+        Became { view, wrong, more: Some(("credentials", credentials)) }
+    }
+
+    async fn configure(&self, configure: &Configure, scope: &Scope) -> Result<Vec<Became>, String> {
+        let before: &HashMap<InstanceId, Arc<InstanceView>> =
+            &self.views(scope).into_iter().map(|view| (view.spec.id.clone(), view)).collect();
+        let specs = self.fetch().await?;
+        let wanted = &|view: &InstanceView| specs.as_ref().and_then(|specs| specs.get(&view.spec.id));
+        match configure.event {
+            ConfigureEvent::McpInstallationCreated | ConfigureEvent::McpInstallationUpdated => {
+                let see = |view: Arc<InstanceView>| async move {
+                    let wanted = wanted(&view).cloned();
+                    self.seen(&view, Effect::Configured, None, wanted.as_ref()).await
+                };
+                if scope.installation.is_some() {
+                    return self.each(scope, see).await;
+                }
+                // What has changed is not said, so it is what is another than before.
+                let changed = |view: &Arc<InstanceView>| {
+                    let same = |before: &Arc<InstanceView>| wanted(view).is_none_or(|wanted| *wanted == *before.spec);
+                    !before.get(&view.spec.id).is_some_and(same)
+                };
+                Ok(join_all(self.views(scope).into_iter().filter(changed).map(see)).await)
+            }
+            ConfigureEvent::McpInstallationDeleted if scope.installation.is_some() => self.gone(scope).await,
+            ConfigureEvent::TeamMemberRemoved if scope.team.is_some() && scope.user.is_some() => self.gone(scope).await,
+            // Who or what is gone is not said: that the configuration is taken on is all.
+            ConfigureEvent::McpInstallationDeleted | ConfigureEvent::TeamMemberRemoved => Ok(Vec::new()),
+            ConfigureEvent::McpRecovery => {
+                self.each(scope, |view| async move {
+                    let lost = matches!(view.spec.target, Reached::Remote { .. }) && view.status != Status::Online;
+                    if lost && let Err(error) = self.in_time(self.runtime.reconnect(&view.spec.id)).await {
+                        return self.wrong(&view, error);
+                    }
+                    self.seen(&view, Effect::Configured, None, None).await
+                })
+                .await
+            }
+            ConfigureEvent::McpRedeploy => {
+                self.each(scope, |view| async move {
+                    let Some(before) = before.get(&view.spec.id) else {
+                        return self.seen(&view, Effect::Configured, None, None).await;
+                    };
+                    let changed = wanted(&view).is_some_and(|wanted| *wanted != *before.spec);
+                    // A stop by a person is not undone.
+                    let stopped = view.want == Want::Stopped;
+                    if !changed
+                        && !stopped
+                        && !self.again
+                        && let Err(error) = self.in_time(self.runtime.restart(&view.spec.id)).await
+                    {
+                        return self.wrong(&view, error);
+                    }
+                    let before = (!self.again).then_some(&**before);
+                    let wanted = wanted(&view).cloned();
+                    self.seen(&view, Effect::Configured, before, wanted.as_ref()).await
+                })
+                .await
+            }
+        }
+    }
+
+    /// Takes on what the backend says now. What is to run, where that is another than before.
+    async fn fetch(&self) -> Result<Option<Arc<Specs>>, String> {
+        let mut backoff = Backoff::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.dice("configure"));
+        loop {
+            let attempt = async {
+                let key = self.link.key().await;
+                document::look(self.link, self.fleet, &key).await
+            };
+            let trouble = match timeout_at(self.deadline, attempt).await {
+                Ok(Ok(Look::TakenOn(specs))) => return Ok(Some(specs)),
+                Ok(Ok(Look::Unchanged)) => return Ok(None),
+                Ok(Err(trouble)) => trouble,
+                Err(_) => return Err("the configuration could not be taken on in time".to_owned()),
+            };
+            let Trouble::Call(error) = &trouble else { return Err(trouble.to_string()) };
+            let next = Instant::now() + backoff.failed(error.retry_after());
+            if next >= self.deadline {
+                return Err(format!("the configuration could not be read: {error}"));
+            }
+            sleep_until(next).await;
+        }
+    }
+
+    /// Waits until there is no instance in `scope`.
+    async fn gone(&self, scope: &Scope) -> Result<Vec<Became>, String> {
+        let mut watch = self.runtime.watch();
+        let none = |snapshot: &Arc<mcp_satellite_actors::model::snapshot::Snapshot>| {
+            !snapshot.iter().any(|view| {
+                let id = &view.spec.id;
+                scope.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str())
+            })
+        };
+        if timeout_at(self.deadline, watch.wait_for(none)).await.is_ok() {
+            return Ok(Vec::new());
+        }
+        let still = |view| Became { view, wrong: Some("it is still there".to_owned()), more: None };
+        Ok(self.views(scope).into_iter().map(still).collect())
+    }
+
+    /// Waits for the effect. It must be another run than that of `before`, and one with the configuration `wanted`.
+    async fn seen(
+        &self,
+        view: &Arc<InstanceView>,
+        effect: Effect,
+        before: Option<&InstanceView>,
+        wanted: Option<&InstanceSpec>,
+    ) -> Became {
+        let id = &view.spec.id;
+        let judge = |view: &InstanceView| {
+            let another = before.is_none_or(|before| view.dormant || view.initialized_at != before.initialized_at);
+            verdict(
+                effect,
+                Seen {
+                    status: view.status,
+                    wants_to_run: view.want == Want::Running,
+                    has_process: view.pid.is_some(),
+                    is_new: another && wanted.is_none_or(|wanted| *wanted == *view.spec),
+                },
+            )
+        };
+        let mut watch = self.runtime.watch();
+        let settled = watch.wait_for(|snapshot| snapshot.get(id).is_none_or(|view| judge(view) != Verdict::Coming));
+        let in_time = timeout_at(self.deadline, settled).await.is_ok();
+        let Some(now) = self.runtime.status(id) else {
+            return Became { view: view.clone(), wrong: Some("it was removed meanwhile".to_owned()), more: None };
+        };
+        let wrong = match judge(&now) {
+            Verdict::There => None,
+            // It was there a moment ago.
+            Verdict::Coming | Verdict::Never if in_time && judge(&now) == Verdict::Coming => None,
+            Verdict::Coming | Verdict::Never => {
+                let message = now.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+                let late = if in_time { "" } else { " when its time was over" };
+                Some(format!("it is {}{late}{message}", now.status))
+            }
+        };
+        Became { view: now, wrong, more: None }
+    }
+
+    fn wrong(&self, view: &Arc<InstanceView>, error: String) -> Became {
+        let view = self.runtime.status(&view.spec.id).unwrap_or_else(|| view.clone());
+        Became { view, wrong: Some(error), more: None }
+    }
+
+    async fn in_time<T, E: std::fmt::Display>(&self, act: impl Future<Output = Result<T, E>>) -> Result<(), String> {
+        match timeout_at(self.deadline, act).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("it was not done in time".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Tells the backend that the satellite lives, and how.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
+use tokio::time::Instant;
+
+use super::contact::Matter;
+use super::{Fleet, Shared};
+use crate::backend::wire::{Heartbeat, Process};
+
+/// The end of a satellite is not held up longer by telling it.
+const LAST_WORD: Duration = Duration::from_secs(2);
+
+/// A heartbeat after the other. Never ends by itself.
+pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
+    loop {
+        let key = link.key().await;
+        // Counted from its begin: an answer that takes long does not make them fewer.
+        let next = Instant::now() + link.plan.heartbeat_interval;
+        let body = make(link, fleet, "active").await;
+        let answer = link.backend.heartbeat(&key, &body).await;
+        link.heard(Matter::Heartbeat, &key, &answer);
+        tokio::select! {
+            () = link.pause_until(next) => {}
+            () = link.another_key(&key) => {}
+        }
+    }
+}
+
+/// The last one, if there is anybody to hear it.
+pub(super) async fn last(link: &Shared, fleet: &dyn Fleet) {
+    let Some(key) = link.key.borrow().clone().filter(|_| link.contact.now().connected) else { return };
+    let said = async {
+        let body = make(link, fleet, "stopping").await;
+        link.backend.heartbeat(&key, &body).await.map_err(|error| error.to_string())
+    };
+    let said = tokio::time::timeout(LAST_WORD, said).await;
+    if let Err(why) = said.unwrap_or_else(|_| Err(format!("no answer within {LAST_WORD:?}"))) {
+        tracing::warn!(why, "the backend could not be told that the satellite ends");
+    }
+}
+
+async fn make(link: &Shared, fleet: &dyn Fleet, status: &str) -> Heartbeat {
+    let metrics = link.metrics.clone();
+    // An error says that it panicked: a heartbeat without numbers is better than none.
+    let system = tokio::task::spawn_blocking(move || metrics.measure()).await.unwrap_or_default();
+    let snapshot = fleet.runtime().snapshot();
+    Heartbeat {
+        status: status.to_owned(),
+        timestamp: Timestamp::now(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime_seconds: link.started.elapsed().as_secs(),
+        system,
+        counts: counts(&snapshot),
+        processes_by_team: processes(&snapshot),
+        tools: tools(&snapshot),
+        events: fleet.events(),
+        config_hash: link.contact.now().config_hash,
+    }
+}
+
+fn counts(snapshot: &Snapshot) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for view in snapshot.iter() {
+        *counts.entry(view.status.to_string()).or_default() += 1;
+    }
+    counts
+}
+
+/// All of them: who is not named is not there any more.
+fn processes(snapshot: &Snapshot) -> BTreeMap<String, Vec<Process>> {
+    let mut teams: BTreeMap<String, Vec<Process>> = BTreeMap::new();
+    for view in snapshot.iter() {
+        let id = &view.spec.id;
+        teams.entry(id.team.to_string()).or_default().push(Process {
+            instance: view.spec.name.to_string(),
+            installation_id: id.installation.to_string(),
+            user_id: id.user.to_string(),
+            status: view.status.to_string(),
+            pid: view.pid,
+        });
+    }
+    teams
+}
+
+fn tools(snapshot: &Snapshot) -> BTreeMap<String, Vec<String>> {
+    let named = |view: &InstanceView| {
+        let catalogue = view.offered()?;
+        Some((view.spec.name.to_string(), catalogue.tools.iter().map(|tool| tool.name.to_string()).collect()))
+    };
+    snapshot.iter().filter_map(|view| named(view)).collect()
+}

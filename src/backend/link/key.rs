@@ -1,0 +1,205 @@
+//! What a satellite is to its backend: kept in the data directory, for its owner only, once it is registered.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use mcp_satellite_actors::model::secret::Secret;
+use serde::{Deserialize, Serialize};
+
+/// In the data directory.
+pub const KEY_FILE: &str = "backend.json";
+
+/// More is no file of ours.
+const KEY_MAX: u64 = 64 << 10;
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Key {
+    /// Of the backend that has given it.
+    pub(super) url: String,
+    pub(super) satellite_id: String,
+    /// Its bearer token.
+    pub(super) secret: Secret,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    url: String,
+    satellite_id: String,
+    api_key: String,
+}
+
+/// What there is in the data directory.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// Nothing.
+    Nothing,
+    /// A key.
+    Key(Key),
+    /// One that another backend has given.
+    Another { url: String },
+    /// What cannot be used, and why.
+    Damaged(String),
+}
+
+/// Looks for a key of the backend at `url`.
+pub(super) fn load(data_dir: &Path, url: &str) -> Kept {
+    let text = match read_capped(&data_dir.join(KEY_FILE), KEY_MAX) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Kept::Nothing,
+        Err(error) => return Kept::Damaged(error.to_string()),
+    };
+    // What it says of a value of the wrong type would be the value.
+    let Ok(Stored { url: of, satellite_id, api_key }) = serde_json::from_slice(&text) else {
+        return Kept::Damaged("it does not hold what was stored there".to_owned());
+    };
+    if of != url {
+        return Kept::Another { url: of };
+    }
+    if !is_id(&satellite_id) || !is_sendable(&api_key) {
+        return Kept::Damaged("its id or its key cannot be sent".to_owned());
+    }
+    Kept::Key(Key { url: of, satellite_id, secret: api_key.into() })
+}
+
+/// Keeps it. Whoever reads the file finds all of it, or what was there before.
+pub(super) fn store(data_dir: &Path, key: &Key) -> std::io::Result<()> {
+    let Key { url, satellite_id, secret } = key;
+    let stored = Stored { url: url.clone(), satellite_id: satellite_id.clone(), api_key: secret.expose().to_owned() };
+    replace(&data_dir.join(KEY_FILE), &serde_json::to_vec_pretty(&stored)?)
+}
+
+/// Whether a key can be kept. It is found out before the token is used up: that works once.
+pub(super) fn rehearse(data_dir: &Path) -> std::io::Result<()> {
+    let path = data_dir.join(format!("{KEY_FILE}.rehearsal"));
+    write_new(&path, &[b' '; 4096])?;
+    std::fs::remove_file(path)
+}
+
+/// Forgets it.
+pub(super) fn clear(data_dir: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(data_dir.join(KEY_FILE)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// A name in URLs.
+pub(super) fn is_id(id: &str) -> bool {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=128).contains(&id.len()) && id.bytes().all(good) && !matches!(id, "." | "..")
+}
+
+/// What can stand in a header.
+pub(super) fn is_sendable(key: &str) -> bool {
+    !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// The whole of a file; more than `max` bytes are an error.
+pub(super) fn read_capped(path: &Path, max: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max {
+        return Err(std::io::Error::new(ErrorKind::InvalidData, "it is too long"));
+    }
+    Ok(bytes)
+}
+
+/// Puts a file of our own only in the place of what is there, whole.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".new");
+    let unfinished = PathBuf::from(unfinished);
+    write_new(&unfinished, bytes)?;
+    std::fs::rename(unfinished, path)?;
+    // That it is there must survive the machine, too; a directory that cannot be synced holds it all the same.
+    let directory = path.parent().and_then(|directory| File::open(directory).ok());
+    if let Some(directory) = directory {
+        let _ = directory.sync_all();
+    }
+    Ok(())
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        // Of a satellite that was killed while it wrote.
+        Ok(()) | Err(_) => {}
+    }
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const URL: &str = "https://backend.example.com";
+
+    fn key() -> Key {
+        Key { url: URL.to_owned(), satellite_id: "sat-1".to_owned(), secret: "0123456789abcdef".into() }
+    }
+
+    #[test]
+    fn a_key_is_kept_for_its_owner_only_and_found_again_and_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(load(dir.path(), URL), Kept::Nothing);
+        store(dir.path(), &key()).unwrap();
+        let path = dir.path().join(KEY_FILE);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(load(dir.path(), URL), Kept::Key(key()));
+        store(dir.path(), &Key { satellite_id: "sat-2".to_owned(), ..key() }).unwrap();
+        assert!(matches!(load(dir.path(), URL), Kept::Key(key) if key.satellite_id == "sat-2"));
+        clear(dir.path()).unwrap();
+        clear(dir.path()).unwrap();
+        assert_eq!(load(dir.path(), URL), Kept::Nothing);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing else is left");
+    }
+
+    #[test]
+    fn a_key_of_another_backend_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        store(dir.path(), &key()).unwrap();
+        let other = load(dir.path(), "https://elsewhere.example.com");
+        assert_eq!(other, Kept::Another { url: URL.to_owned() });
+    }
+
+    #[test]
+    fn a_file_that_holds_something_else_is_told_without_what_it_holds() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = "x".repeat(100_000);
+        for text in [
+            "",
+            "{",
+            "{\"url\":\"https://backend.example.com\",\"satellite_id\":\"sat-1\"}",
+            "{\"url\":\"https://backend.example.com\",\"satellite_id\":\"../etc\",\"api_key\":\"secret-of-many\"}",
+            "{\"url\":\"https://backend.example.com\",\"satellite_id\":\"s\",\"api_key\":\"secret of many\"}",
+            "{\"url\":17,\"satellite_id\":\"s\",\"api_key\":[\"secret-of-many\"]}",
+            long.as_str(),
+        ] {
+            std::fs::write(dir.path().join(KEY_FILE), text).unwrap();
+            let Kept::Damaged(why) = load(dir.path(), URL) else { panic!("{text}") };
+            assert!(!why.contains("secret"), "{why}");
+        }
+    }
+
+    #[test]
+    fn whether_a_key_can_be_kept_is_known_before_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        rehearse(dir.path()).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(rehearse(&dir.path().join("gone")).is_err());
+    }
+
+    #[test]
+    fn a_key_is_not_shown() {
+        assert!(!format!("{:?}", key()).contains("0123456789abcdef"));
+    }
+}

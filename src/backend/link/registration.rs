@@ -1,0 +1,177 @@
+//! Who the satellite is to its backend: registered once with a single-use token, and again where its key is not taken any
+//! more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite_actors::model::secret::Secret;
+use tokio::time::Instant;
+
+use super::calls::CallError;
+use super::contact::Matter;
+use super::key::{self, Kept, Key};
+use super::rules::Backoff;
+use super::{Shared, metrics};
+use crate::backend::wire::{Registered, Registration};
+
+const FIRST_DELAY: Duration = Duration::from_secs(2);
+/// An API key that is shorter could be guessed.
+const API_KEY_MIN: usize = 16;
+
+const NO_TOKEN: &str = "there is neither a key in the data directory nor a `token` in [backend]: make a registration token \
+                        there, give it as token = \"env:NAME\" or \"file:PATH\", and reload (SIGHUP) or start again";
+const REFUSED: &str = "; a registration token works once: make a new one there, give it as `token` in [backend], and reload \
+                       (SIGHUP) or start again";
+
+/// Sees to it that there is a key. Never ends by itself.
+pub(super) async fn run(link: &Shared) {
+    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice("registration"));
+    let mut keys = link.key.subscribe();
+    let mut tokens = link.token.subscribe();
+    let mut looked = false;
+    loop {
+        if !std::mem::replace(&mut looked, true) {
+            look(link).await;
+        }
+        // The sender is in `link`, so it does not end.
+        if keys.wait_for(Option::is_none).await.is_err() {
+            return;
+        }
+        if link.was_proven() {
+            // It has worked, so this is no backend that refuses what it has just given.
+            backoff.succeeded();
+        } else if let Some(wait) = link.refused_at() {
+            tokio::select! {
+                () = link.pause_until(wait + backoff.failed(None)) => {}
+                _ = tokens.changed() => backoff.succeeded(),
+            }
+        }
+        link.forget_refusal();
+        loop {
+            let token = tokens.borrow_and_update().clone();
+            let (answered, why, wait) = match register(link, token.as_ref()).await {
+                Ok(()) => break,
+                Err(Trouble::NoToken) => (false, NO_TOKEN.to_owned(), None),
+                Err(Trouble::Here(why)) => (false, why, None),
+                Err(Trouble::There(error)) => {
+                    let hint = if error
+                        .status()
+                        .is_some_and(|status| matches!(status.as_u16(), 400 | 401 | 403 | 404 | 409 | 410 | 422))
+                    {
+                        REFUSED
+                    } else {
+                        ""
+                    };
+                    (error.status().is_some(), format!("{error}{hint}"), error.retry_after())
+                }
+            };
+            link.contact.went_wrong(Matter::Registration, answered, &why);
+            let wait = backoff.failed(wait);
+            let next = Instant::now() + wait;
+            link.contact.polled(crate::backend::wire::PollingMode::default(), true, next);
+            tokio::select! {
+                () = link.pause_until(next) => {}
+                // Another token is another chance.
+                _ = tokens.changed() => backoff.succeeded(),
+            }
+        }
+    }
+}
+
+/// Takes the key that is kept.
+async fn look(link: &Shared) {
+    if link.key.borrow().is_some() {
+        return;
+    }
+    let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
+    let Ok(kept) = tokio::task::spawn_blocking(move || key::load(&data_dir, &url)).await else { return };
+    match kept {
+        Kept::Nothing => {}
+        Kept::Key(key) => link.has_key(key),
+        Kept::Another { url } => {
+            tracing::warn!(of = url, "the key in the data directory is of another backend and is not used");
+        }
+        Kept::Damaged(why) => tracing::error!(why, "the key in the data directory cannot be used"),
+    }
+}
+
+enum Trouble {
+    NoToken,
+    Here(String),
+    There(CallError),
+}
+
+async fn register(link: &Shared, token: Option<&Secret>) -> Result<(), Trouble> {
+    let token = token.ok_or(Trouble::NoToken)?;
+    let data_dir = link.data_dir.clone();
+    // The old key, if there is one, was refused.
+    let ready = tokio::task::spawn_blocking(move || key::rehearse(&data_dir).and_then(|()| key::clear(&data_dir)));
+    let unkept = |error: &dyn std::fmt::Display| {
+        let dir = link.data_dir.display();
+        Trouble::Here(format!("a key could not be kept in `{dir}`, and the token works only once: {error}"))
+    };
+    ready.await.map_err(|error| unkept(&error))?.map_err(|error| unkept(&error))?;
+    let system = tokio::task::spawn_blocking(metrics::system).await.unwrap_or_default();
+    let body = Registration {
+        name: link.name.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        capabilities: ["stdio", "http", "sse"].map(str::to_owned).to_vec(),
+        system,
+    };
+    let Registered { satellite_id, api_key } = link.backend.register(token, &body).await.map_err(Trouble::There)?;
+    if !key::is_id(&satellite_id) || !key::is_sendable(&api_key) || api_key.len() < API_KEY_MIN {
+        let reason = "an id or a key that cannot be used".to_owned();
+        return Err(Trouble::There(CallError::Malformed { to: link.plan.url.clone(), reason }));
+    }
+    let key = Key { url: link.plan.url.clone(), satellite_id, secret: api_key.into() };
+    let (data_dir, kept) = (link.data_dir.clone(), key.clone());
+    let stored = tokio::task::spawn_blocking(move || key::store(&data_dir, &kept)).await;
+    if let Err(error) = stored.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+        tracing::error!(%error, "the key of the backend cannot be kept: it is used until the satellite ends, and another \
+                                 registration token is needed then");
+    }
+    tracing::info!(satellite_id = key.satellite_id, url = key.url, "registered with the backend");
+    link.contact.went_well(Matter::Registration);
+    link.has_key(key);
+    Ok(())
+}
+
+impl Shared {
+    fn has_key(&self, key: Key) {
+        self.proven.store(false, std::sync::atomic::Ordering::Relaxed);
+        self.key.send_replace(Some(Arc::new(key)));
+    }
+
+    /// This key is not taken any more.
+    pub(super) fn refuse(&self, refused: &Arc<Key>) {
+        let is_current = |key: &Option<Arc<Key>>| key.as_ref().is_some_and(|key| Arc::ptr_eq(key, refused));
+        let forgotten = self.key.send_if_modified(|key| {
+            let current = is_current(key);
+            if current {
+                *key = None;
+            }
+            current
+        });
+        if forgotten {
+            tracing::warn!(satellite_id = refused.satellite_id, "the backend does not take the key; registering again");
+            *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Instant::now());
+        }
+    }
+
+    /// It has answered to the current key.
+    pub(super) fn prove(&self) {
+        self.proven.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn was_proven(&self) -> bool {
+        self.proven.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    fn refused_at(&self) -> Option<Instant> {
+        *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn forget_refusal(&self) {
+        *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+    }
+}

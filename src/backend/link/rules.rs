@@ -1,0 +1,500 @@
+//! The decisions of the link, with time and chance as arguments: when to ask again, what may be done beside what, what has
+//! expired, and whether a status shows what a command was to bring about.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::jitter::Dice;
+
+use crate::backend::wire::{Commands, PollingMode, Priority, Target};
+use crate::config::PollIntervals;
+
+/// Delays after errors are so many percent longer or shorter, so that satellites do not come back as one.
+const JITTER_PERCENT: u8 = 10;
+/// Whatever anybody configures or a backend asks for, it is not polled without a pause.
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
+/// The longest pause that a backend can ask for between two polls.
+const ASKED_MAX: Duration = Duration::from_secs(300);
+
+/// Delays that double with each failure in a row.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    first: Duration,
+    max: Duration,
+    failures: u32,
+    dice: Dice,
+}
+
+impl Backoff {
+    /// Doubling from `first` to `max`.
+    pub fn new(first: Duration, max: Duration, dice: Dice) -> Self {
+        Self { first, max, failures: 0, dice }
+    }
+
+    /// After another failure. A pause that the backend asks for is kept to if it is longer.
+    pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
+        let delay = doubled(self.first, self.failures, self.max);
+        self.failures = self.failures.saturating_add(1);
+        self.dice.spread(delay, JITTER_PERCENT).max(retry_after.unwrap_or_default())
+    }
+
+    /// The next failure is the first one.
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
+    }
+}
+
+fn doubled(first: Duration, times: u32, max: Duration) -> Duration {
+    let factor = 2_u32.checked_pow(times).unwrap_or(u32::MAX);
+    first.checked_mul(factor).unwrap_or(max).min(max).max(INTERVAL_MIN)
+}
+
+/// When to ask for commands.
+#[derive(Debug, Clone)]
+pub struct Pace {
+    intervals: PollIntervals,
+    max: Duration,
+    mode: PollingMode,
+    failures: u32,
+    dice: Dice,
+}
+
+impl Pace {
+    /// Nothing was asked yet. `max` is the longest delay after errors.
+    pub fn new(intervals: PollIntervals, max: Duration, dice: Dice) -> Self {
+        Self { intervals, max, mode: PollingMode::default(), failures: 0, dice }
+    }
+
+    /// The mode that the backend has asked for last.
+    pub fn mode(&self) -> PollingMode {
+        self.mode
+    }
+
+    /// Whether the last poll has failed.
+    pub fn is_failing(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// How long to wait after this answer, which holds `limit` commands at most.
+    pub fn answered(&mut self, answer: &Commands, limit: usize) -> Duration {
+        self.failures = 0;
+        self.mode = answer.polling_mode;
+        let asked = answer.next_poll_interval.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let usual = asked.map_or_else(|| self.interval(self.mode), |asked| asked.min(ASKED_MAX));
+        let urgent = answer.commands.iter().filter_map(|command| match command.priority {
+            Priority::Immediate => Some(self.intervals.immediate),
+            Priority::High => Some(self.intervals.high),
+            Priority::Normal | Priority::Low => None,
+        });
+        // There may be more than it could hold.
+        let full = (answer.commands.len() >= limit).then_some(self.intervals.immediate);
+        urgent.chain(full).fold(usual, Duration::min).max(INTERVAL_MIN)
+    }
+
+    /// How long to wait after a poll that has failed.
+    pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let delay = doubled(self.interval(self.mode), self.failures, self.max);
+        self.dice.spread(delay, JITTER_PERCENT).max(retry_after.unwrap_or_default())
+    }
+
+    fn interval(&self, mode: PollingMode) -> Duration {
+        match mode {
+            PollingMode::Immediate => self.intervals.immediate,
+            PollingMode::High => self.intervals.high,
+            PollingMode::Normal => self.intervals.normal,
+            PollingMode::Idle => self.intervals.idle,
+        }
+    }
+}
+
+/// Whether a command comes too late. The backend's clock decides: `server_time` is what it showed, and `since` how long
+/// ago that was.
+pub fn is_expired(expires_at: Option<Timestamp>, server_time: Timestamp, since: Duration) -> bool {
+    let Some(expires_at) = expires_at else { return false };
+    let since = SignedDuration::try_from(since).unwrap_or(SignedDuration::MAX);
+    // A time beyond the calendar is later than everything.
+    server_time.checked_add(since).map_or(true, |now| expires_at <= now)
+}
+
+/// Which instances a command is about. What is not given is all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "parts of an instance's id")]
+pub struct Scope {
+    pub installation: Option<String>,
+    pub team: Option<String>,
+    pub user: Option<String>,
+}
+
+impl Scope {
+    /// Whether there can be an instance that both are about.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let may_be = |one: &Option<String>, other: &Option<String>| match (one, other) {
+            (Some(one), Some(other)) => one == other,
+            (None, _) | (_, None) => true,
+        };
+        may_be(&self.installation, &other.installation)
+            && may_be(&self.team, &other.team)
+            && may_be(&self.user, &other.user)
+    }
+
+    /// Whether this instance is one of them.
+    pub fn admits(&self, installation: &str, team: &str, user: &str) -> bool {
+        let is = |wanted: &Option<String>, id: &str| wanted.as_ref().is_none_or(|wanted| wanted == id);
+        is(&self.installation, installation) && is(&self.team, team) && is(&self.user, user)
+    }
+}
+
+impl From<Target> for Scope {
+    fn from(target: Target) -> Self {
+        Self { installation: Some(target.installation_id), team: target.team_id, user: target.user_id }
+    }
+}
+
+/// Commands that wait and run: for each instance one after the other, the most urgent first, those for different instances
+/// beside each other.
+#[derive(Debug)]
+pub struct Lanes {
+    beside_max: usize,
+    /// The most urgent first, those of one priority in the order in which they came.
+    waiting: Vec<Entry>,
+    running: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: String,
+    scope: Scope,
+    priority: Priority,
+}
+
+impl Lanes {
+    /// At most so many run beside each other.
+    pub fn new(beside_max: usize) -> Self {
+        Self { beside_max, waiting: Vec::new(), running: Vec::new() }
+    }
+
+    /// Whether this one waits or runs.
+    pub fn holds(&self, id: &str) -> bool {
+        self.waiting.iter().chain(&self.running).any(|entry| entry.id == id)
+    }
+
+    /// How many wait and run.
+    pub fn len(&self) -> usize {
+        self.waiting.len() + self.running.len()
+    }
+
+    /// Whether none waits or runs.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Another one.
+    pub fn push(&mut self, id: &str, scope: Scope, priority: Priority) {
+        let at = self.waiting.partition_point(|entry| entry.priority <= priority);
+        self.waiting.insert(at, Entry { id: id.to_owned(), scope, priority });
+    }
+
+    /// One that may begin now; it runs from here on.
+    pub fn begin(&mut self) -> Option<String> {
+        if self.running.len() >= self.beside_max {
+            return None;
+        }
+        let free = |at: &usize| {
+            let scope = &self.waiting[*at].scope;
+            let before = self.waiting[..*at].iter().chain(&self.running);
+            !before.into_iter().any(|other| other.scope.overlaps(scope))
+        };
+        let at = (0..self.waiting.len()).find(free)?;
+        let entry = self.waiting.remove(at);
+        let id = entry.id.clone();
+        self.running.push(entry);
+        Some(id)
+    }
+
+    /// It is done with.
+    pub fn end(&mut self, id: &str) {
+        self.running.retain(|entry| entry.id != id);
+    }
+}
+
+/// What a command is to bring about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It is there when called.
+    Up,
+    /// It is what the configuration says: there, or down because a person wants it, or waiting for its user.
+    Configured,
+    /// It stays down.
+    Down,
+}
+
+/// What is seen of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "of the snapshot, by name")]
+pub struct Seen {
+    pub status: Status,
+    pub wants_to_run: bool,
+    pub has_process: bool,
+    /// Whether it is what it is to be: with the configuration, and of the run, that the command asks for.
+    pub is_new: bool,
+}
+
+/// Whether that is the effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is.
+    There,
+    /// It may come to it by itself.
+    Coming,
+    /// It will not.
+    Never,
+}
+
+/// Whether what is seen is the effect.
+pub fn verdict(effect: Effect, seen: Seen) -> Verdict {
+    match (effect, seen.status) {
+        (Effect::Down, _) if !seen.wants_to_run && !seen.has_process => Verdict::There,
+        (Effect::Down, _) => Verdict::Coming,
+        (Effect::Configured, _) if !seen.wants_to_run => Verdict::There,
+        (Effect::Configured, Status::AwaitingUserConfig) => Verdict::There,
+        (Effect::Up | Effect::Configured, Status::Online) if seen.is_new => Verdict::There,
+        (Effect::Up | Effect::Configured, Status::Online) => Verdict::Coming,
+        // Only a person or another configuration brings it on.
+        (Effect::Up, Status::AwaitingUserConfig) => Verdict::Never,
+        (Effect::Up | Effect::Configured, Status::PermanentlyFailed | Status::RequiresReauth) => Verdict::Never,
+        (
+            Effect::Up | Effect::Configured,
+            Status::Provisioning
+            | Status::CommandReceived
+            | Status::Connecting
+            | Status::DiscoveringTools
+            | Status::SyncingTools
+            | Status::Restarting
+            // It is tried again, by itself or where the policy says so.
+            | Status::Offline
+            | Status::Error,
+        ) => Verdict::Coming,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::wire::Command;
+
+    fn dice() -> Dice {
+        Dice::new(1, "satellite-0001")
+    }
+
+    fn pace() -> Pace {
+        Pace::new(PollIntervals::default(), Duration::from_secs(300), dice())
+    }
+
+    fn command(id: &str, priority: Priority) -> Command {
+        Command {
+            id: id.to_owned(),
+            command_type: "restart".to_owned(),
+            priority,
+            payload: serde_json::Map::new(),
+            expires_at: None,
+        }
+    }
+
+    fn answer(polling_mode: PollingMode, next_poll_interval: Option<f64>, priorities: &[Priority]) -> Commands {
+        let commands = priorities.iter().map(|priority| command("c", *priority)).collect();
+        Commands { commands, polling_mode, next_poll_interval, server_time: None }
+    }
+
+    fn milliseconds(duration: Duration) -> u128 {
+        duration.as_millis()
+    }
+
+    #[test]
+    fn the_mode_says_when_to_ask_again_and_the_backend_may_say_it_in_seconds() {
+        use PollingMode::{High, Idle, Immediate, Normal};
+        for (mode, asked, wanted) in [
+            (Immediate, None, 2_000),
+            (High, None, 10_000),
+            (Normal, None, 30_000),
+            (Idle, None, 60_000),
+            (Idle, Some(7.5), 7_500),
+            (Immediate, Some(45.0), 45_000),
+            // Not faster than a machine may be asked, and not so late that it is forgotten.
+            (Normal, Some(0.0), 10),
+            (Normal, Some(1e9), 300_000),
+            (Normal, Some(1e300), 30_000),
+            // Nonsense is not listened to.
+            (Normal, Some(-3.0), 30_000),
+            (High, Some(f64::NAN), 10_000),
+        ] {
+            let wait = pace().answered(&answer(mode, asked, &[]), 10);
+            assert_eq!(milliseconds(wait), wanted, "{mode:?}, {asked:?}");
+        }
+    }
+
+    #[test]
+    fn urgent_commands_and_full_answers_bring_the_next_poll_forward() {
+        use Priority::{High, Immediate, Low, Normal};
+        for (priorities, limit, wanted) in [
+            (&[Low, Normal][..], 10, 60),
+            (&[Low, High], 10, 10),
+            (&[Low, High, Immediate], 10, 2),
+            (&[Low, Low], 2, 2),
+        ] {
+            let wait = pace().answered(&answer(PollingMode::Idle, None, priorities), limit);
+            assert_eq!(wait.as_secs(), wanted, "{priorities:?} of {limit}");
+        }
+    }
+
+    #[test]
+    fn failures_double_the_interval_up_to_its_limit_each_time_a_little_different() {
+        let mut pace = pace();
+        pace.answered(&answer(PollingMode::Immediate, None, &[]), 10);
+        let delays: Vec<f64> = (0..10).map(|_| pace.failed(None).as_secs_f64()).collect();
+        for (delay, wanted) in delays.iter().zip([4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0, 300.0]) {
+            assert!((wanted * 0.9..=wanted * 1.1).contains(delay), "{delay} for {wanted}");
+        }
+        assert!((delays[7] - delays[8]).abs() > 0.001 && (delays[8] - delays[9]).abs() > 0.001, "{delays:?}");
+        assert!(pace.is_failing());
+        assert_eq!(pace.answered(&answer(PollingMode::Immediate, None, &[]), 10).as_secs(), 2);
+        assert!(!pace.is_failing());
+        assert!(pace.failed(None) < Duration::from_secs(5), "the first failure again");
+    }
+
+    #[test]
+    fn failures_without_end_overflow_nothing() {
+        let mut pace = pace();
+        pace.failures = u32::MAX;
+        assert!(pace.failed(None) <= Duration::from_secs(330));
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
+        backoff.failures = u32::MAX;
+        assert!(backoff.failed(None) <= Duration::from_secs(330));
+    }
+
+    #[test]
+    fn a_pause_that_the_backend_asks_for_is_kept_to_where_it_is_longer() {
+        let asked = Some(Duration::from_secs(900));
+        assert_eq!(pace().failed(asked).as_secs(), 900);
+        assert!(pace().failed(Some(Duration::from_secs(1))) > Duration::from_secs(50));
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
+        assert_eq!(backoff.failed(asked).as_secs(), 900);
+        assert!(backoff.failed(None) < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_backoff_begins_again_after_a_success() {
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
+        let delays = [(); 4].map(|()| backoff.failed(None).as_secs());
+        assert!(delays[0] <= 2 && delays[3] >= 14, "{delays:?}");
+        backoff.succeeded();
+        assert!(backoff.failed(None) < Duration::from_secs(3));
+    }
+
+    #[test]
+    fn a_command_expires_by_the_clock_of_the_backend() {
+        let at = |seconds: i64| Timestamp::from_second(1_800_000_000 + seconds).unwrap();
+        for (expires, since, wanted) in [
+            (None, 1_000_000, false),
+            (Some(10), 0, false),
+            (Some(10), 9, false),
+            (Some(10), 10, true),
+            (Some(0), 0, true),
+            (Some(-1), 0, true),
+        ] {
+            let expired = is_expired(expires.map(at), at(0), Duration::from_secs(since));
+            assert_eq!(expired, wanted, "{expires:?} after {since} s");
+        }
+        assert!(is_expired(Some(Timestamp::MAX), at(0), Duration::MAX));
+    }
+
+    fn scope(installation: &str, team: &str, user: &str) -> Scope {
+        let given = |part: &str| (!part.is_empty()).then(|| part.to_owned());
+        Scope { installation: given(installation), team: given(team), user: given(user) }
+    }
+
+    #[test]
+    fn scopes_overlap_where_an_instance_could_be_in_both() {
+        for (one, other, wanted) in [
+            (scope("a", "", ""), scope("b", "", ""), false),
+            (scope("a", "", ""), scope("a", "t", "u"), true),
+            (scope("a", "t", "u"), scope("a", "t", "v"), false),
+            (scope("a", "t", ""), scope("a", "s", ""), false),
+            (scope("", "t", "u"), scope("a", "t", ""), true),
+            (scope("", "", ""), scope("a", "t", "u"), true),
+        ] {
+            assert_eq!(one.overlaps(&other), wanted, "{one:?} {other:?}");
+            assert_eq!(other.overlaps(&one), wanted, "{other:?} {one:?}");
+        }
+        assert!(scope("a", "t", "").admits("a", "t", "u") && !scope("a", "t", "v").admits("a", "t", "u"));
+    }
+
+    fn begun(lanes: &mut Lanes) -> Vec<String> {
+        std::iter::from_fn(|| lanes.begin()).collect()
+    }
+
+    #[test]
+    fn what_is_about_one_instance_runs_one_after_the_other_and_the_rest_beside_it() {
+        let mut lanes = Lanes::new(8);
+        for (id, installation) in [("1", "a"), ("2", "a"), ("3", "b"), ("4", "a")] {
+            lanes.push(id, scope(installation, "", ""), Priority::Normal);
+        }
+        assert_eq!(begun(&mut lanes), ["1", "3"]);
+        lanes.end("3");
+        assert_eq!(begun(&mut lanes), [""; 0], "a slow one holds back its own");
+        lanes.end("1");
+        assert_eq!(begun(&mut lanes), ["2"]);
+        assert!(lanes.holds("2") && lanes.holds("4") && !lanes.holds("1"));
+        lanes.end("2");
+        assert_eq!(begun(&mut lanes), ["4"]);
+        lanes.end("4");
+        assert!(lanes.is_empty());
+    }
+
+    #[test]
+    fn the_most_urgent_runs_first_and_equals_in_the_order_in_which_they_came() {
+        use Priority::{High, Immediate, Low, Normal};
+        let mut lanes = Lanes::new(1);
+        for (id, priority) in [("l", Low), ("n1", Normal), ("n2", Normal), ("i", Immediate), ("h", High)] {
+            lanes.push(id, scope(id, "", ""), priority);
+        }
+        let mut order = Vec::new();
+        while let Some(id) = lanes.begin() {
+            assert_eq!(lanes.begin(), None, "no more than one at once");
+            lanes.end(&id);
+            order.push(id);
+        }
+        assert_eq!(order, ["i", "h", "n1", "n2", "l"]);
+    }
+
+    #[test]
+    fn what_is_about_everything_waits_for_all_before_it_and_holds_back_all_after_it() {
+        let mut lanes = Lanes::new(8);
+        lanes.push("1", scope("a", "", ""), Priority::Normal);
+        lanes.push("all", scope("", "", ""), Priority::Normal);
+        lanes.push("2", scope("b", "", ""), Priority::Normal);
+        assert_eq!(begun(&mut lanes), ["1"]);
+        lanes.end("1");
+        assert_eq!(begun(&mut lanes), ["all"]);
+        lanes.end("all");
+        assert_eq!(begun(&mut lanes), ["2"]);
+    }
+
+    #[test]
+    fn every_status_is_or_is_not_the_effect_of_every_command() {
+        let row = |status: Status| {
+            let seen = Seen { status, wants_to_run: true, has_process: false, is_new: true };
+            let [up, configured, down] =
+                [Effect::Up, Effect::Configured, Effect::Down].map(|effect| verdict(effect, seen));
+            format!("{status:>20}  Up {up:?}  Configured {configured:?}  Down {down:?}")
+        };
+        insta::assert_snapshot!(Status::ALL.map(row).join("\n"));
+        let seen =
+            |wants_to_run, has_process, is_new| Seen { status: Status::Online, wants_to_run, has_process, is_new };
+        assert_eq!(verdict(Effect::Up, seen(true, true, false)), Verdict::Coming, "still the run of before");
+        assert_eq!(verdict(Effect::Down, seen(false, true, true)), Verdict::Coming, "its process is still there");
+        assert_eq!(verdict(Effect::Down, seen(false, false, true)), Verdict::There);
+        assert_eq!(verdict(Effect::Configured, seen(false, false, false)), Verdict::There, "a person has stopped it");
+    }
+}

@@ -1,0 +1,69 @@
+//! The way of events to the backend: the HTTP sink, as whoever the satellite is to the backend now.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+
+use super::Shared;
+use super::contact::Matter;
+use super::key::Key;
+use crate::sink::http::HttpSink;
+
+/// See the module.
+pub(super) struct Way {
+    link: Arc<Shared>,
+    /// Of the key that was used last.
+    sink: Mutex<Option<(Arc<Key>, HttpSink)>>,
+}
+
+impl Way {
+    pub(super) fn new(link: Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self { link, sink: Mutex::default() })
+    }
+
+    /// None as long as the satellite is not registered.
+    fn sink(&self) -> Result<HttpSink, String> {
+        let key = self.link.key.borrow().clone();
+        let Some(key) = key else { return Err("the satellite is not registered with its backend".to_owned()) };
+        let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*sink {
+            Some((of, sink)) if Arc::ptr_eq(of, &key) => return Ok(sink.clone()),
+            Some(_) | None => {}
+        }
+        let made = HttpSink::new(&self.link.backend.events(&key), Some(&key.secret));
+        let made = made.map_err(|error| error.to_string())?.with_timeout(self.link.plan.request_timeout);
+        *sink = Some((key, made.clone()));
+        Ok(made)
+    }
+}
+
+impl EventSink for Way {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        let (link, sink) = (self.link.clone(), self.sink());
+        async move {
+            let sink = match sink {
+                Ok(sink) => sink,
+                Err(why) => return Answer::Unavailable(why),
+            };
+            let answer = sink.send(batch).await;
+            match &answer {
+                Answer::Unauthorized => {
+                    // Whether the key is taken at all, the next poll or heartbeat finds out.
+                    link.contact.went_wrong(Matter::Events, true, "the backend refused our credentials");
+                }
+                Answer::Unavailable(why) => link.contact.went_wrong(Matter::Events, false, why),
+                Answer::Throttled(_) => {
+                    link.contact.went_wrong(Matter::Events, true, "the backend wants fewer requests (429)");
+                }
+                Answer::Accepted | Answer::Partial(_) | Answer::Invalid(..) | Answer::TooLarge => {
+                    link.prove();
+                    link.contact.went_well(Matter::Events);
+                }
+            }
+            answer
+        }
+        .boxed()
+    }
+}

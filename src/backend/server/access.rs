@@ -1,0 +1,105 @@
+//! Who asks: a satellite by its API key, or whoever has the admin token. What is not theirs does not exist for them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, Path, Query};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use mcp_satellite_actors::model::secret::Secret;
+use rusqlite::OptionalExtension as _;
+use serde::de::DeserializeOwned;
+
+use super::App;
+use super::keys;
+use super::refusal::Refusal;
+use crate::config::TokenHash;
+
+/// The bearer's token. It is looked at, never kept.
+pub(super) fn bearer(headers: &HeaderMap) -> Result<Secret, Refusal> {
+    let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let (scheme, token) = header.and_then(|header| header.split_once(' ')).unwrap_or_default();
+    if !scheme.eq_ignore_ascii_case("bearer") || token.trim().is_empty() {
+        return Err(Refusal::unauthorized("a bearer token is required: Authorization: Bearer TOKEN"));
+    }
+    Ok(token.trim().into())
+}
+
+/// A satellite that asks on its own path.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    pub(super) id: String,
+}
+
+impl FromRequestParts<Arc<App>> for Caller {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Refusal> {
+        let hash = TokenHash::of(bearer(&parts.headers)?.expose());
+        let found = app.database.run(move |db| {
+            let mut select = db.prepare_cached("SELECT id, key_hash FROM satellites WHERE key_hash = ?1")?;
+            let found = select.query_row([hash.0], |row| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?)));
+            Ok(found.optional()?)
+        });
+        let Some((id, _)) = found.await?.filter(|(_, kept)| keys::same(&hash, kept)) else {
+            tracing::warn!(path = parts.uri.path(), "a request with an API key that is none, or is none any more");
+            return Err(Refusal::unauthorized("this API key is not valid; register again with a new token"));
+        };
+        let Names(names) = Names::from_request_parts(parts, app).await?;
+        if names.get("satellite") != Some(&id) {
+            tracing::warn!(satellite = id, path = parts.uri.path(), "a satellite asked on a path that is not its own");
+            return Err(Refusal::unknown("satellite for this API key"));
+        }
+        app.heard_of(&id);
+        Ok(Self { id })
+    }
+}
+
+/// The bearer of the admin token.
+#[derive(Debug)]
+pub(super) struct Admin;
+
+impl FromRequestParts<Arc<App>> for Admin {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Refusal> {
+        if keys::same(&TokenHash::of(bearer(&parts.headers)?.expose()), &app.admin.0) {
+            return Ok(Self);
+        }
+        tracing::warn!(path = parts.uri.path(), "a request with an admin token that is none");
+        Err(Refusal::unauthorized("this admin token is not valid; it is in the file admin-token of the data directory"))
+    }
+}
+
+/// The names in the path.
+#[derive(Debug)]
+pub(super) struct Names(HashMap<String, String>);
+
+impl Names {
+    /// Empty where the route has no such name.
+    pub(super) fn of(&self, name: &str) -> String {
+        self.0.get(name).cloned().unwrap_or_default()
+    }
+}
+
+impl FromRequestParts<Arc<App>> for Names {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Refusal> {
+        let names = Path::<HashMap<String, String>>::from_request_parts(parts, app).await;
+        names.map(|Path(names)| Self(names)).map_err(|_| Refusal::unknown("path"))
+    }
+}
+
+/// What stands behind the question mark.
+#[derive(Debug)]
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for Asked<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Refusal> {
+        let asked = Query::<T>::from_request_parts(parts, app).await;
+        asked.map(|Query(asked)| Self(asked)).map_err(|error| Refusal::bad(error.body_text()))
+    }
+}

@@ -1,0 +1,84 @@
+//! What is sent: read up to a limit and within a time, and held against its schema before anything else looks at it.
+
+use std::sync::Arc;
+
+use axum::body::{Body, BodyDataStream};
+use axum::http::StatusCode;
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt as _;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::{Duration, timeout};
+
+use super::refusal::Refusal;
+use super::schema::{Form, Schemas};
+
+/// A body that takes longer is not worth waiting for.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// What is read of a body that is too large already: who is still writing does not hear why it was refused.
+const UNREAD_MAX: usize = 64 * 1024 * 1024;
+
+/// Bytes of a registration, a result of a command, a command.
+pub(super) const SMALL_MAX: usize = 256 * 1024;
+/// Bytes of a heartbeat, a configuration.
+pub(super) const LARGE_MAX: usize = 8 * 1024 * 1024;
+
+/// The whole body, if it is not larger than `max`.
+pub(super) async fn read(body: Body, max: usize) -> Result<Bytes, Refusal> {
+    let late = |_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request's body took too long");
+    timeout(BODY_TIMEOUT, gather(body.into_data_stream(), max)).await.map_err(late)?
+}
+
+async fn gather(mut stream: BodyDataStream, max: usize) -> Result<Bytes, Refusal> {
+    let (mut whole, mut seen) = (BytesMut::new(), 0);
+    while let Some(chunk) = stream.next().await {
+        let chunk = chunk.map_err(|_| Refusal::bad("the request's body broke off"))?;
+        seen += chunk.len();
+        if seen <= max {
+            whole.extend_from_slice(&chunk);
+        } else if seen > UNREAD_MAX {
+            break;
+        }
+    }
+    if seen > max {
+        let why = format!("the request's body is larger than {max} bytes; send less at once");
+        return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, why));
+    }
+    Ok(whole.freeze())
+}
+
+/// What was sent, in the form that it must have.
+pub(super) async fn take<T: DeserializeOwned + Send + 'static>(
+    body: Body,
+    max: usize,
+    form: Form,
+    schemas: &Arc<Schemas>,
+) -> Result<T, Refusal> {
+    let bytes = read(body, max).await?;
+    let schemas = schemas.clone();
+    apart(move || understand(&bytes, form, &schemas)).await
+}
+
+/// Large bodies take their time, and no async thread has it.
+pub(super) async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(Refusal::unavailable("the backend is ending; try again")))
+}
+
+pub(super) fn understand<T: DeserializeOwned>(bytes: &[u8], form: Form, schemas: &Schemas) -> Result<T, Refusal> {
+    // Serde's own words repeat what was sent; its place is enough.
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        Refusal::bad(format!("the request's body is no JSON that can be read: line {line}, column {column}"))
+    })?;
+    schemas.check(form, &value).map_err(|invalid| {
+        let index = (form == Form::Events).then(|| invalid.index("events")).flatten();
+        Refusal::bad(format!("{invalid} (schemas/{})", form.file())).at(index)
+    })?;
+    serde_json::from_value(value).map_err(|error| {
+        tracing::debug!(%error, form = form.file(), "a request has the form of its schema and cannot be read");
+        Refusal::bad(format!("this is not what schemas/{} means", form.file()))
+    })
+}

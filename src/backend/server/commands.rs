@@ -1,0 +1,373 @@
+//! What satellites are to do: queued here, given out in order of urgency until their results have come.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use jiff::{SignedDuration, Timestamp};
+use rusqlite::{OptionalExtension as _, Row, Transaction, params};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::App;
+use super::access::{Admin, Asked, Caller, Names};
+use super::api::{CommandState, CommandStates, CommandWanted, Stage};
+use super::body::{self, SMALL_MAX};
+use super::clock::{restored, stored};
+use super::refusal::Refusal;
+use super::schema::{Form, Schemas};
+use super::{keys, satellites};
+use crate::backend::wire::{
+    Command, CommandResult, Commands, Configure, ConfigureEvent, Outcome, PollingMode, Priority, Received,
+};
+
+/// Commands in one answer, unless the satellite says.
+const LIMIT: usize = 10;
+const LIMIT_MAX: usize = 100;
+/// Commands in an administrator's list, unless it is said.
+const LIST: usize = 100;
+const LIST_MAX: usize = 1000;
+/// Commands that wait for one satellite.
+const WAITING_MAX: i64 = 10_000;
+
+/// Who has had something urgent to do is expected to have more of it.
+const IMMEDIATE_AFTER: SignedDuration = SignedDuration::from_secs(60);
+const HIGH_AFTER: SignedDuration = SignedDuration::from_mins(5);
+/// Who has had nothing to do for so long may sleep longer.
+const IDLE_AFTER: SignedDuration = SignedDuration::from_hours(1);
+
+/// What a satellite says when it polls.
+#[derive(Debug, Deserialize)]
+pub(super) struct Poll {
+    /// When it has polled last.
+    last_poll: Option<Timestamp>,
+    limit: Option<usize>,
+}
+
+/// `GET /api/satellites/{satellite}/commands`
+pub(super) async fn poll(
+    State(app): State<Arc<App>>,
+    Caller { id }: Caller,
+    Asked(Poll { last_poll, limit }): Asked<Poll>,
+) -> Result<Json<Commands>, Refusal> {
+    let limit = limit.unwrap_or(LIMIT);
+    if !(1..=LIMIT_MAX).contains(&limit) {
+        return Err(Refusal::bad(format!("limit must be from 1 to {LIMIT_MAX}")));
+    }
+    tracing::trace!(satellite = id, ?last_poll, limit, "a satellite polls");
+    let now = app.now();
+    let (commands, polling_mode) = app
+        .database
+        .run(move |db| {
+            let mut select = db.prepare_cached(
+                "SELECT * FROM commands
+                 WHERE satellite = ?1 AND finished_at IS NULL AND (expires_at IS NULL OR expires_at > ?2)
+                 ORDER BY priority, number LIMIT ?3",
+            )?;
+            let waiting = select.query_map(params![id, stored(now), i64::try_from(limit).unwrap_or(i64::MAX)], Kept::read)?;
+            let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
+            let mut sent = db.prepare_cached(
+                "UPDATE commands SET times_sent = times_sent + 1, first_sent_at = coalesce(first_sent_at, ?2) WHERE number = ?1",
+            )?;
+            for kept in &waiting {
+                sent.execute(params![kept.number, stored(now)])?;
+            }
+            let mode = mode(db, &id, waiting.first().map(|kept| kept.priority), now)?;
+            Ok((waiting.into_iter().map(Kept::command).collect::<Result<_, _>>()?, mode))
+        })
+        .await?;
+    let next_poll_interval = Some(app.settings.poll_interval.unwrap_or_else(|| seconds(polling_mode)));
+    Ok(Json(Commands { commands, polling_mode, next_poll_interval, server_time: Some(now) }))
+}
+
+/// How soon the next poll is wanted: by what is waiting, and for a while by what was.
+fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timestamp) -> Result<PollingMode, Refusal> {
+    let last_of = |priority: i64| -> Result<Option<i64>, Refusal> {
+        let last =
+            "SELECT max(coalesce(finished_at, created_at)) FROM commands WHERE satellite = ?1 AND priority <= ?2";
+        Ok(db.prepare_cached(last)?.query_row(params![satellite, priority], |row| row.get(0))?)
+    };
+    let since = |at: Option<i64>| at.map_or(SignedDuration::MAX, |at| now.duration_since(restored(at)));
+    if waiting == Some(number(Priority::Immediate)) || since(last_of(number(Priority::Immediate))?) < IMMEDIATE_AFTER {
+        return Ok(PollingMode::Immediate);
+    }
+    if waiting == Some(number(Priority::High)) || since(last_of(number(Priority::High))?) < HIGH_AFTER {
+        return Ok(PollingMode::High);
+    }
+    let registered_at =
+        db.query_row("SELECT registered_at FROM satellites WHERE id = ?1", [satellite], |row| row.get(0))?;
+    let begun = since(Some(registered_at)).min(since(last_of(number(Priority::Low))?));
+    Ok(if waiting.is_some() || begun < IDLE_AFTER { PollingMode::Normal } else { PollingMode::Idle })
+}
+
+/// What the modes mean.
+fn seconds(mode: PollingMode) -> f64 {
+    match mode {
+        PollingMode::Immediate => 2.0,
+        PollingMode::High => 10.0,
+        PollingMode::Normal => 30.0,
+        PollingMode::Idle => 60.0,
+    }
+}
+
+/// `POST /api/satellites/{satellite}/commands/{command}/result`
+pub(super) async fn result(
+    State(app): State<Arc<App>>,
+    Caller { id }: Caller,
+    names: Names,
+    body: Body,
+) -> Result<Json<Received>, Refusal> {
+    let result: CommandResult = body::take(body, LARGE_RESULT_MAX, Form::CommandResult, &app.schemas).await?;
+    let (now, command) = (app.now(), names.of("command"));
+    app.database
+        .run(move |db| {
+            // What came of it is told once. What is told again is what was lost on the way back.
+            let text = serde_json::to_string(&result)?;
+            let taken = db.execute(
+                "UPDATE commands SET result = ?3, finished_at = ?4 WHERE satellite = ?1 AND id = ?2 AND finished_at IS NULL",
+                params![id, command, text, stored(now)],
+            )?;
+            let known = "SELECT 1 FROM commands WHERE satellite = ?1 AND id = ?2";
+            if taken == 0 && !db.prepare_cached(known)?.exists(params![id, command])? {
+                return Err(Refusal::unknown("command"));
+            }
+            if taken > 0 {
+                tracing::info!(satellite = id, command, status = ?result.status, "the result of a command has come");
+            }
+            Ok(())
+        })
+        .await?;
+    Ok(Json(Received { success: true }))
+}
+
+/// A result shows all instances that were meant.
+const LARGE_RESULT_MAX: usize = 4 * 1024 * 1024;
+
+/// `POST /api/admin/satellites/{satellite}/commands`
+pub(super) async fn queue(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    names: Names,
+    body: Body,
+) -> Result<(StatusCode, Json<CommandState>), Refusal> {
+    let wanted: CommandWanted = body::take(body, SMALL_MAX, Form::CommandWanted, &app.schemas).await?;
+    check_payload(&app.schemas, &wanted)?;
+    let now = app.now();
+    let later =
+        wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok()).map(SignedDuration::from_secs);
+    let later = later.map(|later| now.saturating_add(later).unwrap_or(Timestamp::MAX));
+    let expires_at = match (later, wanted.expires_at) {
+        (Some(_), Some(_)) => {
+            return Err(Refusal::bad("expires_in_seconds and expires_at are two answers to one question"));
+        }
+        (one, other) => one.or(other),
+    };
+    let (id, given) = match wanted.id {
+        Some(id) => (id, true),
+        None => (keys::unique("cmd-")?, false),
+    };
+    let command = Command {
+        id,
+        command_type: wanted.command_type,
+        priority: wanted.priority,
+        payload: wanted.payload,
+        expires_at,
+    };
+    let (state, new) = app
+        .database
+        .run(move |db| {
+            let satellite = satellites::find(db, &names.of("satellite"))?;
+            if given && let Some(kept) = kept(db, &satellite, &command.id)? {
+                return Ok((kept.state(now)?, false));
+            }
+            insert(db, &satellite, &command, now, false)?;
+            let kept = kept(db, &satellite, &command.id)?.ok_or_else(|| Refusal::unknown("command"))?;
+            tracing::info!(satellite, command = command.id, kind = command.command_type, "a command was queued");
+            Ok((kept.state(now)?, true))
+        })
+        .await?;
+    Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(state)))
+}
+
+/// What a satellite could only fail at is refused here.
+fn check_payload(schemas: &Schemas, wanted: &CommandWanted) -> Result<(), Refusal> {
+    let form = match &*wanted.command_type {
+        "configure" => Form::Configure,
+        "restart" | "spawn" | "kill" => Form::Target,
+        "health_check" => Form::HealthCheck,
+        _ => return Ok(()),
+    };
+    let checked = schemas.check(form, &Value::Object(wanted.payload.clone()));
+    checked.map_err(|invalid| {
+        Refusal::bad(format!("/payload{}: {} (schemas/{})", invalid.place, invalid.why, form.file()))
+    })
+}
+
+/// What an administrator wants to see.
+#[derive(Debug, Deserialize)]
+pub(super) struct Listed {
+    limit: Option<usize>,
+}
+
+/// `GET /api/admin/satellites/{satellite}/commands`
+pub(super) async fn list(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    names: Names,
+    Asked(Listed { limit }): Asked<Listed>,
+) -> Result<Json<CommandStates>, Refusal> {
+    let limit = i64::try_from(limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
+    let now = app.now();
+    let commands = app.database.run(move |db| {
+        let satellite = satellites::find(db, &names.of("satellite"))?;
+        let mut select =
+            db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 ORDER BY number DESC LIMIT ?2")?;
+        let found = select.query_map(params![satellite, limit], Kept::read)?.collect::<Result<Vec<_>, _>>()?;
+        found.into_iter().map(|kept| kept.state(now)).collect::<Result<_, _>>()
+    });
+    Ok(Json(CommandStates { commands: commands.await? }))
+}
+
+/// `GET /api/admin/satellites/{satellite}/commands/{command}`
+pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<CommandState>, Refusal> {
+    let now = app.now();
+    let state = app.database.run(move |db| {
+        let satellite = satellites::find(db, &names.of("satellite"))?;
+        let kept = kept(db, &satellite, &names.of("command"))?;
+        kept.ok_or_else(|| Refusal::unknown("command"))?.state(now)
+    });
+    state.await.map(Json)
+}
+
+/// Has a satellite read its configuration. One that is told already and has not heard it yet is not told twice.
+pub(super) fn configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<(), Refusal> {
+    let told = "SELECT 1 FROM commands WHERE satellite = ?1 AND by_itself AND times_sent = 0 AND finished_at IS NULL";
+    if db.prepare_cached(told)?.exists([satellite])? {
+        return Ok(());
+    }
+    let event = ConfigureEvent::McpInstallationUpdated;
+    let payload = Configure { event, installation_id: None, team_id: None, user_id: None };
+    let Value::Object(payload) = serde_json::to_value(payload)? else { return Ok(()) };
+    let (id, command_type) = (keys::unique("cfg-")?, "configure".to_owned());
+    let command = Command { id, command_type, priority: Priority::Immediate, payload, expires_at: None };
+    insert(db, satellite, &command, now, true)
+}
+
+fn insert(
+    db: &Transaction<'_>,
+    satellite: &str,
+    command: &Command,
+    now: Timestamp,
+    by_itself: bool,
+) -> Result<(), Refusal> {
+    let waiting = "SELECT count(*) FROM commands WHERE satellite = ?1 AND finished_at IS NULL AND (expires_at IS NULL OR expires_at > ?2)";
+    let waiting: i64 = db.prepare_cached(waiting)?.query_row(params![satellite, stored(now)], |row| row.get(0))?;
+    if waiting >= WAITING_MAX && !by_itself {
+        let why = format!("{WAITING_MAX} commands wait for this satellite, and no more may");
+        return Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, why));
+    }
+    db.execute(
+        "INSERT INTO commands (satellite, id, command_type, priority, payload, expires_at, created_at, by_itself)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        params![
+            satellite,
+            command.id,
+            command.command_type,
+            number(command.priority),
+            serde_json::to_string(&command.payload)?,
+            command.expires_at.map(stored),
+            stored(now),
+            by_itself
+        ],
+    )?;
+    Ok(())
+}
+
+fn number(priority: Priority) -> i64 {
+    match priority {
+        Priority::Immediate => 0,
+        Priority::High => 1,
+        Priority::Normal => 2,
+        Priority::Low => 3,
+    }
+}
+
+fn priority(number: i64) -> Priority {
+    match number {
+        0 => Priority::Immediate,
+        1 => Priority::High,
+        3 => Priority::Low,
+        _ => Priority::Normal,
+    }
+}
+
+fn kept(db: &Transaction<'_>, satellite: &str, id: &str) -> Result<Option<Kept>, Refusal> {
+    let mut select = db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 AND id = ?2")?;
+    Ok(select.query_row(params![satellite, id], Kept::read).optional()?)
+}
+
+/// A command as it is stored.
+struct Kept {
+    number: i64,
+    id: String,
+    command_type: String,
+    priority: i64,
+    payload: String,
+    expires_at: Option<i64>,
+    created_at: i64,
+    first_sent_at: Option<i64>,
+    times_sent: i64,
+    result: Option<String>,
+    finished_at: Option<i64>,
+}
+
+impl Kept {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            number: row.get("number")?,
+            id: row.get("id")?,
+            command_type: row.get("command_type")?,
+            priority: row.get("priority")?,
+            payload: row.get("payload")?,
+            expires_at: row.get("expires_at")?,
+            created_at: row.get("created_at")?,
+            first_sent_at: row.get("first_sent_at")?,
+            times_sent: row.get("times_sent")?,
+            result: row.get("result")?,
+            finished_at: row.get("finished_at")?,
+        })
+    }
+
+    fn command(self) -> Result<Command, Refusal> {
+        Ok(Command {
+            payload: serde_json::from_str::<Map<String, Value>>(&self.payload)?,
+            id: self.id,
+            command_type: self.command_type,
+            priority: priority(self.priority),
+            expires_at: self.expires_at.map(restored),
+        })
+    }
+
+    fn state(self, now: Timestamp) -> Result<CommandState, Refusal> {
+        let result = self.result.as_deref().map(serde_json::from_str::<CommandResult>).transpose()?;
+        let state = match &result {
+            Some(CommandResult { status: Outcome::Completed, .. }) => Stage::Completed,
+            Some(CommandResult { status: Outcome::Failed, .. }) => Stage::Failed,
+            Some(CommandResult { status: Outcome::Expired, .. }) => Stage::Expired,
+            None if self.expires_at.is_some_and(|at| restored(at) <= now) => Stage::Expired,
+            None if self.times_sent > 0 => Stage::Sent,
+            None => Stage::Queued,
+        };
+        Ok(CommandState {
+            state,
+            created_at: restored(self.created_at),
+            times_sent: u64::try_from(self.times_sent).unwrap_or_default(),
+            first_sent_at: self.first_sent_at.map(restored),
+            result,
+            finished_at: self.finished_at.map(restored),
+            command: self.command()?,
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! What satellites are to run: one configuration for all, and those of single satellites in its place.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
+use ring::hmac;
+use rusqlite::{OptionalExtension as _, Transaction, params};
+
+use super::App;
+use super::access::{Admin, Caller, Names};
+use super::api::{ConfigKept, ConfigWanted};
+use super::body::{self, LARGE_MAX};
+use super::clock::stored;
+use super::refusal::Refusal;
+use super::schema::Form;
+use super::{commands, keys, satellites};
+use crate::backend::wire::Config;
+
+/// Where the one for all is kept.
+const FOR_ALL: &str = "";
+
+/// `GET /api/satellites/{satellite}/config`
+pub(super) async fn fetch(
+    State(app): State<Arc<App>>,
+    Caller { id }: Caller,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let config = app.database.run(move |db| of_satellite(db, &id)).await?;
+    let tag = format!("\"{}\"", config.hash);
+    let known = headers.get_all(header::IF_NONE_MATCH).iter().any(|value| names(value, &config.hash));
+    let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { Json(config).into_response() };
+    // A hash is hexadecimal digits.
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
+    Ok(response)
+}
+
+/// Whether an `If-None-Match` names this hash, with or without the quotes that it should have.
+fn names(value: &HeaderValue, hash: &str) -> bool {
+    let tags = value.to_str().unwrap_or_default().split(',');
+    tags.map(|tag| tag.trim().trim_start_matches("W/").trim_matches('"')).any(|tag| tag == "*" || tag == hash)
+}
+
+/// What this satellite is to run: its own configuration, else the one for all, else nothing.
+pub(super) fn of_satellite(db: &Transaction<'_>, satellite: &str) -> Result<Config, Refusal> {
+    let own = kept(db, satellite)?;
+    let config = if own.is_some() { own } else { kept(db, FOR_ALL)? };
+    config.map_or_else(|| meant(db, ConfigWanted::default()), Ok)
+}
+
+fn kept(db: &Transaction<'_>, scope: &str) -> Result<Option<Config>, Refusal> {
+    let mut select = db.prepare_cached("SELECT body FROM configs WHERE scope = ?1")?;
+    let body: Option<String> = select.query_row([scope], |row| row.get(0)).optional()?;
+    Ok(body.map(|body| serde_json::from_str(&body)).transpose()?)
+}
+
+/// With its hash, by which it is told from others.
+fn meant(db: &Transaction<'_>, wanted: ConfigWanted) -> Result<Config, Refusal> {
+    let key: Vec<u8> =
+        db.prepare_cached("SELECT value FROM keys WHERE name = 'config'")?.query_row([], |row| row.get(0))?;
+    let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), &serde_json::to_vec(&wanted)?);
+    let ConfigWanted { servers, teams } = wanted;
+    Ok(Config { hash: keys::hexadecimal(tag.as_ref()), servers, teams })
+}
+
+/// `GET /api/admin/config`
+pub(super) async fn show_for_all(_: Admin, State(app): State<Arc<App>>) -> Result<Json<Config>, Refusal> {
+    // Nobody has an empty name, so this is the one for all.
+    app.database.run(|db| of_satellite(db, FOR_ALL)).await.map(Json)
+}
+
+/// `GET /api/admin/satellites/{satellite}/config`
+pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Config>, Refusal> {
+    let config = app.database.run(move |db| of_satellite(db, &satellites::find(db, &names.of("satellite"))?));
+    config.await.map(Json)
+}
+
+/// `PUT /api/admin/config`
+pub(super) async fn put_for_all(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    body: Body,
+) -> Result<Json<ConfigKept>, Refusal> {
+    let wanted: ConfigWanted = body::take(body, LARGE_MAX, Form::ConfigWanted, &app.schemas).await?;
+    let now = app.now();
+    let kept = app.database.run(move |db| {
+        let (before, config) = (of_satellite(db, FOR_ALL)?, meant(db, wanted)?);
+        keep(db, FOR_ALL, &config, now)?;
+        let all = "SELECT id FROM satellites WHERE id NOT IN (SELECT scope FROM configs) ORDER BY name";
+        let all = db.prepare(all)?.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
+        tell(db, all, &before, config, now)
+    });
+    let kept = kept.await?;
+    tracing::info!(
+        hash = kept.hash,
+        changed = kept.changed,
+        told = kept.told.len(),
+        "the configuration for all was put"
+    );
+    Ok(Json(kept))
+}
+
+/// `PUT /api/admin/satellites/{satellite}/config`
+pub(super) async fn put(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    names: Names,
+    body: Body,
+) -> Result<Json<ConfigKept>, Refusal> {
+    let wanted: ConfigWanted = body::take(body, LARGE_MAX, Form::ConfigWanted, &app.schemas).await?;
+    let now = app.now();
+    let kept = app.database.run(move |db| {
+        let satellite = satellites::find(db, &names.of("satellite"))?;
+        let (before, config) = (of_satellite(db, &satellite)?, meant(db, wanted)?);
+        keep(db, &satellite, &config, now)?;
+        tell(db, vec![satellite], &before, config, now)
+    });
+    let kept = kept.await?;
+    tracing::info!(hash = kept.hash, changed = kept.changed, told = ?kept.told, "a satellite's configuration was put");
+    Ok(Json(kept))
+}
+
+/// `DELETE /api/admin/satellites/{satellite}/config`
+pub(super) async fn forget(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<ConfigKept>, Refusal> {
+    let now = app.now();
+    let kept = app.database.run(move |db| {
+        let satellite = satellites::find(db, &names.of("satellite"))?;
+        let before = of_satellite(db, &satellite)?;
+        db.execute("DELETE FROM configs WHERE scope = ?1", [&satellite])?;
+        let config = of_satellite(db, &satellite)?;
+        tell(db, vec![satellite], &before, config, now)
+    });
+    kept.await.map(Json)
+}
+
+fn keep(db: &Transaction<'_>, scope: &str, config: &Config, now: Timestamp) -> Result<(), Refusal> {
+    db.execute(
+        "INSERT INTO configs (scope, hash, body, updated_at) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT (scope) DO UPDATE SET hash = excluded.hash, body = excluded.body, updated_at = excluded.updated_at",
+        params![scope, config.hash, serde_json::to_string(config)?, stored(now)],
+    )?;
+    Ok(())
+}
+
+/// Those for whom it is another now are told by a command.
+fn tell(
+    db: &Transaction<'_>,
+    satellites: Vec<String>,
+    before: &Config,
+    config: Config,
+    now: Timestamp,
+) -> Result<ConfigKept, Refusal> {
+    let changed = before.hash != config.hash;
+    let told = if changed { satellites } else { Vec::new() };
+    for satellite in &told {
+        commands::configure(db, satellite, now)?;
+    }
+    Ok(ConfigKept { hash: config.hash, changed, told })
+}

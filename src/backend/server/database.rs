@@ -1,0 +1,216 @@
+//! The database and its one thread: no async thread waits for the disk. What is acknowledged is on the disk, also if the
+//! power fails then, because satellites forget what was acknowledged.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread::{self, JoinHandle};
+
+use rusqlite::{Connection, Transaction};
+use tokio::sync::oneshot;
+
+use super::refusal::Refusal;
+
+/// Requests that wait for the thread. More are asked to come back.
+const QUEUE_MAX: usize = 1024;
+
+/// What each version of the schema adds to the one before. A version that was published is never changed.
+const MIGRATIONS: [&str; 1] = [include_str!("version_1.sql")];
+
+type Job = Box<dyn FnOnce(&mut Connection) + Send>;
+
+/// Dropped, it ends after what it was given.
+#[derive(Debug)]
+pub(super) struct Database {
+    at_work: Mutex<Option<AtWork>>,
+}
+
+#[derive(Debug)]
+struct AtWork {
+    jobs: mpsc::SyncSender<Job>,
+    thread: JoinHandle<()>,
+}
+
+/// Why a database cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DatabaseError {
+    /// It cannot be opened.
+    #[error("cannot open the database {path}: {why}")]
+    Open {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A newer backend has written it.
+    #[error("the database {path} has the schema {found}, and this backend knows {known}; use a newer version of it")]
+    Newer {
+        /// Which.
+        path: PathBuf,
+        /// Its version.
+        found: usize,
+        /// The newest that is known.
+        known: usize,
+    },
+}
+
+impl Database {
+    pub(super) fn open(path: &Path) -> Result<Self, DatabaseError> {
+        fn failed(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> DatabaseError {
+            DatabaseError::Open { path: path.to_owned(), why: why.into() }
+        }
+        // SQLite gives the files beside it the same rights.
+        let made = File::options().write(true).create(true).truncate(false).mode(0o600).open(path);
+        made.map_err(|why| failed(path, why))?;
+        let mut connection = Connection::open(path).map_err(|why| failed(path, why))?;
+        prepare(&connection).map_err(|why| failed(path, why))?;
+        let version: usize = connection
+            .query_row("SELECT user_version FROM pragma_user_version", [], |row| row.get(0))
+            .map_err(|why| failed(path, why))?;
+        let Some(missing) = MIGRATIONS.get(version..) else {
+            return Err(DatabaseError::Newer { path: path.to_owned(), found: version, known: MIGRATIONS.len() });
+        };
+        for (step, migration) in missing.iter().enumerate() {
+            migrate(&mut connection, migration, version + step + 1).map_err(|why| failed(path, why))?;
+        }
+        let (jobs, inbox) = mpsc::sync_channel::<Job>(QUEUE_MAX);
+        let thread = thread::Builder::new()
+            .name("backend-database".into())
+            .spawn(move || {
+                for job in inbox {
+                    job(&mut connection);
+                }
+            })
+            .map_err(|why| failed(path, why))?;
+        Ok(Self { at_work: Mutex::new(Some(AtWork { jobs, thread })) })
+    }
+
+    /// Has `act` done in one transaction, all of it or nothing. What was begun is ended also if nobody waits any more.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&Transaction<'_>) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        let job: Job = Box::new(move |connection| {
+            let outcome = catch_unwind(AssertUnwindSafe(|| in_transaction(connection, act)));
+            let outcome = outcome.unwrap_or_else(|_| Err(Refusal::unavailable("the backend has failed; try again")));
+            // Whoever has gone will ask again.
+            let _ = reply.send(outcome);
+        });
+        let taken = match &*self.at_work.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(at_work) => at_work.jobs.try_send(job).is_ok(),
+            None => false,
+        };
+        if !taken {
+            return Err(Refusal::unavailable("the backend has too much to do, or is ending; try again"));
+        }
+        answer.await.unwrap_or_else(|_| Err(Refusal::unavailable("the backend is ending; try again")))
+    }
+
+    /// Ends the thread after what it was given, and with it the file's log.
+    pub(super) fn close(&self) {
+        let at_work = self.at_work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(AtWork { jobs, thread }) = at_work {
+            drop(jobs);
+            // An error says that it has panicked: it is over, too.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn prepare(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA busy_timeout = 5000;
+         PRAGMA secure_delete = ON;",
+    )
+}
+
+fn migrate(connection: &mut Connection, migration: &str, version: usize) -> rusqlite::Result<()> {
+    let transaction = connection.transaction()?;
+    transaction.execute_batch(migration)?;
+    transaction.pragma_update(None, "user_version", version)?;
+    transaction.commit()
+}
+
+fn in_transaction<T>(
+    connection: &mut Connection,
+    act: impl FnOnce(&Transaction<'_>) -> Result<T, Refusal>,
+) -> Result<T, Refusal> {
+    let transaction = connection.transaction()?;
+    // Without a commit everything is taken back.
+    let outcome = act(&transaction)?;
+    transaction.commit()?;
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(path: &Path) -> usize {
+        let connection = Connection::open(path).unwrap();
+        connection.query_row("SELECT user_version FROM pragma_user_version", [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn a_new_database_has_the_newest_schema_and_opening_it_again_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("backend.db");
+        for _ in 0..2 {
+            Database::open(&path).unwrap().close();
+            assert_eq!(version(&path), MIGRATIONS.len());
+        }
+    }
+
+    #[test]
+    fn a_database_of_a_newer_backend_is_refused_and_not_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("backend.db");
+        Connection::open(&path).unwrap().pragma_update(None, "user_version", 77).unwrap();
+        let refused = Database::open(&path).unwrap_err();
+        assert!(matches!(refused, DatabaseError::Newer { found: 77, .. }), "{refused}");
+        assert_eq!(version(&path), 77);
+    }
+
+    #[test]
+    fn a_file_that_is_no_database_is_refused_with_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("backend.db");
+        std::fs::write(&path, "this is no database, and long enough to be seen as none at the first look").unwrap();
+        let refused = Database::open(&path).unwrap_err().to_string();
+        assert!(refused.contains("backend.db") && refused.contains("not a database"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn what_fails_half_way_is_taken_back_and_the_next_request_is_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(&dir.path().join("backend.db")).unwrap();
+        let insert = "INSERT INTO registration_tokens (hash, created_at, expires_at) VALUES (x'00', 0, 0)";
+        let refused = database
+            .run(move |db| {
+                db.execute(insert, [])?;
+                Err::<(), _>(Refusal::bad("no"))
+            })
+            .await;
+        assert!(refused.is_err());
+        let panicked = database
+            .run(move |db| -> Result<(), Refusal> {
+                db.execute(insert, [])?;
+                panic!("on purpose");
+            })
+            .await;
+        assert!(panicked.is_err());
+        let count = |db: &Transaction<'_>| {
+            Ok(db.query_row("SELECT count(*) FROM registration_tokens", [], |row| row.get::<_, i64>(0))?)
+        };
+        assert_eq!(database.run(count).await.unwrap(), 0);
+    }
+}

@@ -1,0 +1,52 @@
+//! Satellites say that they live.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use rusqlite::params;
+
+use super::App;
+use super::access::Caller;
+use super::body::{self, LARGE_MAX};
+use super::clock::stored;
+use super::instances;
+use super::refusal::Refusal;
+use super::schema::Form;
+use crate::backend::wire::{Heartbeat, Received};
+
+/// What the last one says before its satellite ends.
+pub(super) const STOPPING: &str = "stopping";
+
+/// `POST /api/satellites/{satellite}/heartbeat`
+pub(super) async fn take(
+    State(app): State<Arc<App>>,
+    Caller { id }: Caller,
+    body: Body,
+) -> Result<Json<Received>, Refusal> {
+    let heartbeat: Heartbeat = body::take(body, LARGE_MAX, Form::Heartbeat, &app.schemas).await?;
+    let now = app.now();
+    let changed = app.database.run(move |db| {
+        db.execute(
+            "UPDATE satellites SET heartbeat = ?2, heartbeat_at = ?3 WHERE id = ?1",
+            params![id, serde_json::to_string(&heartbeat)?, stored(now)],
+        )?;
+        let Some(names) = all_instances(&heartbeat) else { return Ok(false) };
+        instances::keep_only(db, &id, &names, heartbeat.timestamp, now)
+    });
+    if changed.await? {
+        app.instances_changed();
+    }
+    Ok(Json(Received { success: true }))
+}
+
+/// The names of all instances, if it is sure that this is all of them: everything that is counted is listed, and nothing
+/// is on its way.
+fn all_instances(heartbeat: &Heartbeat) -> Option<BTreeSet<String>> {
+    let names: BTreeSet<String> =
+        heartbeat.processes_by_team.values().flatten().map(|process| process.instance.clone()).collect();
+    let counted: usize = heartbeat.counts.values().fold(0, |sum, count| sum.saturating_add(*count));
+    (counted == names.len() && heartbeat.events.backlog == 0 && heartbeat.status != STOPPING).then_some(names)
+}

@@ -1,0 +1,60 @@
+//! Credentials: made of 256 random bits, shown once, and kept as digests only.
+
+use std::fmt::Write as _;
+use std::io;
+
+use mcp_satellite_actors::model::secret::Secret;
+use ring::rand::{SecureRandom, SystemRandom};
+use subtle::ConstantTimeEq;
+
+use crate::config::TokenHash;
+
+/// What a credential is for can be seen at its beginning, so that whoever finds one knows what it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Purpose {
+    /// A satellite's API key.
+    Satellite,
+    /// A registration, once.
+    Registration,
+    /// Everything.
+    Admin,
+}
+
+impl Purpose {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Satellite => "sbk_",
+            Self::Registration => "sbr_",
+            Self::Admin => "sba_",
+        }
+    }
+}
+
+/// A new credential.
+pub(super) fn credential(purpose: Purpose) -> io::Result<Secret> {
+    Ok(format!("{}{}", purpose.prefix(), random_digits::<32>()?).into())
+}
+
+/// Something that nothing else is called.
+pub(super) fn unique(prefix: &str) -> io::Result<String> {
+    Ok(format!("{prefix}{}", random_digits::<12>()?))
+}
+
+fn random_digits<const BYTES: usize>() -> io::Result<String> {
+    let mut bits = [0; BYTES];
+    SystemRandom::new().fill(&mut bits).map_err(|_| io::Error::other("the machine has no random numbers"))?;
+    Ok(hexadecimal(&bits))
+}
+
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut digits, byte| {
+        // Writing to memory does not fail.
+        let _ = write!(digits, "{byte:02x}");
+        digits
+    })
+}
+
+/// Takes as long whether they are alike or not.
+pub(super) fn same(one: &TokenHash, other: &[u8]) -> bool {
+    one.0.as_slice().ct_eq(other).into()
+}

@@ -1,0 +1,303 @@
+//! A small real backend: satellites register with it, fetch what they are to run, do what it says and tell what happens.
+//! It keeps everything in one database and holds every request against the published schemas.
+//!
+//! Below `/api/satellites` is what [`wire`](super::wire) says, below `/api/admin` what [`api`] says, and `/health` is for
+//! whoever wants to know whether it lives. It speaks no TLS: where others can listen, a proxy stands before it.
+
+mod access;
+pub mod api;
+mod body;
+mod clock;
+mod commands;
+mod config;
+mod database;
+mod events;
+mod heartbeat;
+mod home;
+mod instances;
+mod keys;
+mod refusal;
+mod registration;
+mod satellites;
+pub mod schema;
+mod upkeep;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use axum_server::Handle;
+use axum_server::accept::NoDelayAcceptor;
+use hyper_util::rt::TokioTimer;
+use jiff::Timestamp;
+use nix::fcntl::Flock;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Duration, Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+pub use self::clock::Clock;
+use self::database::Database;
+pub use self::database::DatabaseError;
+use self::refusal::Refusal;
+use self::schema::{BrokenSchema, Schemas};
+use crate::config::TokenHash;
+
+/// The head of a request, which includes the pause since the last one.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+const HEADERS_MAX: usize = 64;
+const READ_AHEAD: usize = 64 * 1024;
+/// From the head of a request to the head of its answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Requests that are being answered. Streams count until they begin.
+const REQUESTS_MAX: usize = 512;
+/// Answers that are being given at the end are not waited for longer than this.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+/// Bytes of a batch of events, unless it is said: 413 has a satellite send half of it.
+pub const EVENTS_BODY_MAX: usize = 4 * 1024 * 1024;
+
+/// What a backend is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where it keeps everything: its database, the admin token, a registration token.
+    pub data_dir: PathBuf,
+    /// Seconds between the polls of satellites, in place of 2, 10, 30 or 60.
+    pub poll_interval: Option<f64>,
+    /// Bytes of a batch of events.
+    pub events_body_max: usize,
+    /// What time it is.
+    pub clock: Clock,
+}
+
+impl Settings {
+    /// The usual ones.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        let (poll_interval, clock) = (None, Clock::default());
+        Self { data_dir: data_dir.into(), poll_interval, events_body_max: EVENTS_BODY_MAX, clock }
+    }
+}
+
+/// Why there is no backend.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another one has the data directory.
+    #[error("a backend is already running on `{0}`; stop it first, or give this one another --data-dir")]
+    InUse(PathBuf),
+    /// The data directory cannot be used.
+    #[error("cannot {what} `{path}`: {why}")]
+    DataDir {
+        /// What was being done.
+        what: &'static str,
+        /// To which file or directory.
+        path: PathBuf,
+        /// Why not.
+        why: io::Error,
+    },
+    /// Its database cannot be used.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// A schema cannot be used.
+    #[error(transparent)]
+    Schema(#[from] BrokenSchema),
+    /// A first token cannot be made.
+    #[error("cannot make a registration token; the log says why")]
+    Token,
+}
+
+/// What the handlers know.
+struct App {
+    settings: Settings,
+    database: Database,
+    schemas: Arc<Schemas>,
+    admin: TokenHash,
+    /// When each satellite was heard of last since the start.
+    heard: Mutex<BTreeMap<String, Timestamp>>,
+    /// That instances have changed.
+    changes: watch::Sender<()>,
+    requests: Semaphore,
+    ending: CancellationToken,
+}
+
+impl App {
+    fn now(&self) -> Timestamp {
+        self.settings.clock.now()
+    }
+
+    fn heard_of(&self, satellite: &str) {
+        let now = self.now();
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(satellite.to_owned(), now);
+    }
+
+    fn heard(&self) -> BTreeMap<String, Timestamp> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn instances_changed(&self) {
+        self.changes.send_replace(());
+    }
+}
+
+/// A backend that is ready to serve.
+pub struct Backend {
+    app: Arc<App>,
+    home: home::Home,
+    /// Held as long as it lives.
+    lock: Flock<File>,
+}
+
+impl Backend {
+    /// Opens what `settings.data_dir` holds; what is missing is made.
+    pub async fn open(settings: Settings) -> Result<Self, OpenError> {
+        let home = home::Home::new(&settings.data_dir)?;
+        let lock = home.lock()?;
+        let schemas = Arc::new(Schemas::new()?);
+        let database = Database::open(&home.database())?;
+        let admin = home.admin_token()?;
+        let app = App {
+            database,
+            schemas,
+            admin: TokenHash::of(admin.expose()),
+            heard: Mutex::default(),
+            changes: watch::Sender::new(()),
+            requests: Semaphore::new(REQUESTS_MAX),
+            ending: CancellationToken::new(),
+            settings,
+        };
+        home.offer_token(&app).await?;
+        Ok(Self { app: Arc::new(app), home, lock })
+    }
+
+    /// The file with the admin token.
+    pub fn admin_token(&self) -> PathBuf {
+        self.home.admin_token_file()
+    }
+
+    /// The file with a registration token that was not used when the backend was opened.
+    pub fn registration_token(&self) -> PathBuf {
+        self.home.registration_token_file()
+    }
+
+    /// The data directory, as a whole path.
+    pub fn data_dir(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// Serves whoever connects.
+    pub fn serve(self, listener: TcpListener) -> io::Result<Serving> {
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let handle = Handle::new();
+        let mut server = axum_server::from_tcp(listener)?.handle(handle.clone()).acceptor(NoDelayAcceptor::new());
+        server
+            .http_builder()
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_headers(HEADERS_MAX)
+            .max_buf_size(READ_AHEAD);
+        let serving = server.http1_only().serve(router(self.app.clone()).into_make_service());
+        let upkeep = AbortOnDropHandle::new(tokio::spawn(upkeep::keep_up(self.app.clone())));
+        Ok(Serving { address, app: self.app, handle, task: tokio::spawn(serving), _upkeep: upkeep, _lock: self.lock })
+    }
+}
+
+/// A backend at work. Dropped, it ends at once.
+pub struct Serving {
+    address: SocketAddr,
+    app: Arc<App>,
+    handle: Handle<SocketAddr>,
+    task: JoinHandle<io::Result<()>>,
+    _upkeep: AbortOnDropHandle<()>,
+    _lock: Flock<File>,
+}
+
+impl Serving {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Comes back when it has ended by itself, and says why.
+    pub async fn ended(&mut self) -> io::Error {
+        match (&mut self.task).await {
+            Ok(Ok(())) => io::Error::other("it has ended"),
+            Ok(Err(error)) => error,
+            Err(error) => io::Error::other(error),
+        }
+    }
+
+    /// Takes no more requests; what is being answered has 5 s, and streams end.
+    pub async fn shut_down(mut self) {
+        self.app.ending.cancel();
+        self.handle.graceful_shutdown(Some(LAST_ANSWERS));
+        if !self.task.is_finished() {
+            // An error says that it has panicked: it is over, too.
+            let _ = (&mut self.task).await;
+        }
+        self.app.database.close();
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.app.ending.cancel();
+        self.handle.shutdown();
+        self.task.abort();
+    }
+}
+
+fn router(app: Arc<App>) -> Router {
+    let satellites = Router::new()
+        .route("/register", post(registration::register))
+        .route("/{satellite}/commands", get(commands::poll))
+        .route("/{satellite}/commands/{command}/result", post(commands::result))
+        .route("/{satellite}/config", get(config::fetch))
+        .route("/{satellite}/events", post(events::take))
+        .route("/{satellite}/heartbeat", post(heartbeat::take));
+    let admin = Router::new()
+        .route("/registration-tokens", post(registration::make_token))
+        .route("/config", get(config::show_for_all).put(config::put_for_all))
+        .route("/satellites", get(satellites::list))
+        .route("/satellites/{satellite}", get(satellites::show).delete(satellites::delete))
+        .route("/satellites/{satellite}/config", get(config::show).put(config::put).delete(config::forget))
+        .route("/satellites/{satellite}/commands", get(commands::list).post(commands::queue))
+        .route("/satellites/{satellite}/commands/{command}", get(commands::show))
+        .route("/satellites/{satellite}/instances/{instance}", get(instances::show))
+        .route("/events", get(events::list))
+        .route("/instances", get(instances::list))
+        .route("/instances/stream", get(instances::follow));
+    Router::new()
+        .route("/health", get(|| async { Json(serde_json::json!({"status": "ok"})) }))
+        .nest("/api/satellites", satellites)
+        .nest("/api/admin", admin)
+        .fallback(|| async { Refusal::unknown("path") })
+        .method_not_allowed_fallback(|| async {
+            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this method is not for this path")
+        })
+        .layer(middleware::from_fn_with_state(app.clone(), within_limits))
+        .with_state(app)
+}
+
+/// Every request: so many at once, each within its time, and a line of the log without anything that it carries.
+async fn within_limits(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let Ok(_place) = app.requests.try_acquire() else {
+        return Refusal::unavailable("too many requests are being answered; try again").into_response();
+    };
+    let (began, method, path) = (Instant::now(), request.method().clone(), request.uri().path().to_owned());
+    let answer = timeout(ANSWER_TIMEOUT, next.run(request)).await;
+    let late = |_| Refusal::unavailable("the request took too long; try again").into_response();
+    let answer = answer.unwrap_or_else(late);
+    tracing::debug!(%method, path, status = answer.status().as_u16(), took = ?began.elapsed(), "answered");
+    answer
+}

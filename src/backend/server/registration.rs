@@ -1,0 +1,114 @@
+//! Satellites come in by tokens that open once, and leave with a key of their own.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use jiff::{SignedDuration, Timestamp};
+use mcp_satellite_actors::model::secret::Secret;
+use rusqlite::{OptionalExtension as _, Transaction, params};
+
+use super::App;
+use super::access::{Admin, bearer};
+use super::api::{TokenMade, TokenWanted};
+use super::body::{self, SMALL_MAX};
+use super::clock::stored;
+use super::keys::{self, Purpose};
+use super::refusal::Refusal;
+use super::schema::Form;
+use crate::backend::wire::{Registered, Registration};
+use crate::config::TokenHash;
+
+/// How long a token waits to be used, unless it is said.
+pub(super) const TOKEN_AGE_MAX: SignedDuration = SignedDuration::from_hours(24);
+
+const NOT_VALID: &str =
+    "this registration token is not valid: it was used, has expired, or never was one; ask for a new one";
+
+/// `POST /api/satellites/register`
+pub(super) async fn register(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(StatusCode, Json<Registered>), Refusal> {
+    let token = TokenHash::of(bearer(&headers)?.expose());
+    let now = app.now();
+    // Who has no token learns nothing about forms.
+    app.database
+        .run(move |db| if is_valid(db, token, now)? { Ok(()) } else { Err(Refusal::unauthorized(NOT_VALID)) })
+        .await?;
+    let wanted: Registration = body::take(body, SMALL_MAX, Form::Registration, &app.schemas).await?;
+    let (key, new_id) = (keys::credential(Purpose::Satellite)?, keys::unique("sat-")?);
+    let hash = TokenHash::of(key.expose());
+    let name = wanted.name.clone();
+    let (id, again) = app
+        .database
+        .run(move |db| {
+            // Of two that come with the same token at once, one is the second.
+            if !is_valid(db, token, now)? {
+                return Err(Refusal::unauthorized(NOT_VALID));
+            }
+            let known: Option<String> = db
+                .query_row("SELECT id FROM satellites WHERE name = ?1", [&wanted.name], |row| row.get(0))
+                .optional()?;
+            let again = known.is_some();
+            let id = known.unwrap_or(new_id);
+            db.execute(
+                "INSERT INTO satellites (id, name, key_hash, registration, registered_at) VALUES (?1, ?2, ?3, ?4, ?5)
+                 ON CONFLICT (id) DO UPDATE SET
+                     key_hash = excluded.key_hash, registration = excluded.registration, registered_at = excluded.registered_at",
+                params![id, wanted.name, hash.0, serde_json::to_string(&wanted)?, stored(now)],
+            )?;
+            db.execute(
+                "UPDATE registration_tokens SET used_at = ?2, used_by = ?3 WHERE hash = ?1",
+                params![token.0, stored(now), id],
+            )?;
+            Ok((id, again))
+        })
+        .await?;
+    app.heard_of(&id);
+    tracing::info!(satellite = id, name, again, "a satellite has registered");
+    Ok((StatusCode::CREATED, Json(Registered { satellite_id: id, api_key: key.expose().to_owned() })))
+}
+
+/// `POST /api/admin/registration-tokens`
+pub(super) async fn make_token(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    body: Body,
+) -> Result<(StatusCode, Json<TokenMade>), Refusal> {
+    let wanted: TokenWanted = body::take(body, SMALL_MAX, Form::TokenWanted, &app.schemas).await?;
+    let age = wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok());
+    let age = age.map_or(TOKEN_AGE_MAX, SignedDuration::from_secs);
+    let now = app.now();
+    let (token, expires_at) = app.database.run(move |db| new_token(db, now, age, wanted.note.as_deref())).await?;
+    tracing::info!(%expires_at, "a registration token was made");
+    Ok((StatusCode::CREATED, Json(TokenMade { token: token.expose().to_owned(), expires_at })))
+}
+
+/// Makes a token that opens once within `age`.
+pub(super) fn new_token(
+    db: &Transaction<'_>,
+    now: Timestamp,
+    age: SignedDuration,
+    note: Option<&str>,
+) -> Result<(Secret, Timestamp), Refusal> {
+    let token = keys::credential(Purpose::Registration)?;
+    let expires_at = now.saturating_add(age).unwrap_or(Timestamp::MAX);
+    db.execute(
+        "INSERT INTO registration_tokens (hash, note, created_at, expires_at) VALUES (?1, ?2, ?3, ?4)",
+        params![TokenHash::of(token.expose()).0, note, stored(now), stored(expires_at)],
+    )?;
+    Ok((token, expires_at))
+}
+
+/// Whether this is a token that was not used and has not expired.
+pub(super) fn is_valid(db: &Transaction<'_>, token: TokenHash, now: Timestamp) -> Result<bool, Refusal> {
+    let kept: Option<Vec<u8>> = db
+        .prepare_cached("SELECT hash FROM registration_tokens WHERE hash = ?1 AND used_at IS NULL AND expires_at > ?2")?
+        .query_row(params![token.0, stored(now)], |row| row.get(0))
+        .optional()?;
+    Ok(kept.is_some_and(|kept| keys::same(&token, &kept)))
+}

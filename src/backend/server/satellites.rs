@@ -1,0 +1,137 @@
+//! The satellites that there are, as an administrator sees them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use jiff::{SignedDuration, Timestamp};
+use rusqlite::{OptionalExtension as _, Row, Transaction, params};
+
+use super::App;
+use super::access::{Admin, Names};
+use super::api::{Instance, Satellite, Satellites};
+use super::clock::{restored, stored};
+use super::heartbeat::STOPPING;
+use super::refusal::Refusal;
+use super::{config, instances};
+use crate::backend::wire::{Heartbeat, Received, Registration};
+
+/// Three heartbeats.
+const SILENCE_MAX: SignedDuration = SignedDuration::from_secs(90);
+
+/// The id of the satellite that has this id or name.
+pub(super) fn find(db: &Transaction<'_>, name: &str) -> Result<String, Refusal> {
+    let mut select =
+        db.prepare_cached("SELECT id FROM satellites WHERE id = ?1 OR name = ?1 ORDER BY id <> ?1 LIMIT 1")?;
+    select.query_row([name], |row| row.get(0)).optional()?.ok_or_else(|| Refusal::unknown("satellite"))
+}
+
+/// `GET /api/admin/satellites`
+pub(super) async fn list(_: Admin, State(app): State<Arc<App>>) -> Result<Json<Satellites>, Refusal> {
+    let (now, heard) = (app.now(), app.heard());
+    let satellites = app.database.run(move |db| {
+        let mut select = db.prepare_cached("SELECT * FROM satellites ORDER BY name")?;
+        let rows = select.query_map([], Kept::read)?.collect::<Result<Vec<_>, _>>()?;
+        rows.into_iter().map(|kept| kept.seen(db, now, &heard, false)).collect::<Result<_, _>>()
+    });
+    Ok(Json(Satellites { satellites: satellites.await? }))
+}
+
+/// `GET /api/admin/satellites/{satellite}`
+pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Satellite>, Refusal> {
+    let (now, heard) = (app.now(), app.heard());
+    let satellite = app.database.run(move |db| {
+        let id = find(db, &names.of("satellite"))?;
+        let kept = db.query_row("SELECT * FROM satellites WHERE id = ?1", [id], Kept::read)?;
+        kept.seen(db, now, &heard, true)
+    });
+    satellite.await.map(Json)
+}
+
+/// `DELETE /api/admin/satellites/{satellite}`
+pub(super) async fn delete(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Received>, Refusal> {
+    let now = app.now();
+    let id = app.database.run(move |db| {
+        let id = find(db, &names.of("satellite"))?;
+        instances::remove_all(db, &id, now)?;
+        db.execute("DELETE FROM configs WHERE scope = ?1", [&id])?;
+        db.execute("DELETE FROM satellites WHERE id = ?1", [&id])?;
+        Ok(id)
+    });
+    let id = id.await?;
+    tracing::info!(satellite = id, "a satellite was deleted; its key is worth nothing any more");
+    app.instances_changed();
+    Ok(Json(Received { success: true }))
+}
+
+/// A satellite as it is stored.
+struct Kept {
+    id: String,
+    registration: String,
+    registered_at: i64,
+    heartbeat: Option<String>,
+    heartbeat_at: Option<i64>,
+}
+
+impl Kept {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            id: row.get("id")?,
+            registration: row.get("registration")?,
+            registered_at: row.get("registered_at")?,
+            heartbeat: row.get("heartbeat")?,
+            heartbeat_at: row.get("heartbeat_at")?,
+        })
+    }
+
+    fn seen(
+        self,
+        db: &Transaction<'_>,
+        now: Timestamp,
+        heard: &BTreeMap<String, Timestamp>,
+        whole: bool,
+    ) -> Result<Satellite, Refusal> {
+        let Registration { name, version, capabilities, system } = serde_json::from_str(&self.registration)?;
+        let heartbeat = self.heartbeat.as_deref().map(serde_json::from_str::<Heartbeat>).transpose()?;
+        let last_heartbeat = self.heartbeat_at.map(restored);
+        let last_contact = heard.get(&self.id).copied().max(last_heartbeat);
+        let stopping =
+            heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.status == STOPPING) && last_contact == last_heartbeat;
+        let commands = "SELECT count(*) FROM commands WHERE satellite = ?1 AND finished_at IS NULL AND (expires_at IS NULL OR expires_at > ?2)";
+        let commands_waiting =
+            db.prepare_cached(commands)?.query_row(params![self.id, stored(now)], |row| row.get(0))?;
+        let events = "SELECT count(*), max(seq) FROM events WHERE satellite = ?1";
+        let (events, last_seq) =
+            db.prepare_cached(events)?.query_row([&self.id], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(Satellite {
+            config_hash: config::of_satellite(db, &self.id)?.hash,
+            instances: count(db, &self.id)?,
+            satellite_id: self.id,
+            name,
+            version: heartbeat.as_ref().map_or(version, |heartbeat| heartbeat.version.clone()),
+            capabilities,
+            system,
+            registered_at: restored(self.registered_at),
+            connected: !stopping && last_contact.is_some_and(|last| now.duration_since(last) < SILENCE_MAX),
+            last_contact,
+            last_heartbeat,
+            applied_config_hash: heartbeat.as_ref().and_then(|heartbeat| heartbeat.config_hash.clone()),
+            commands_waiting,
+            events,
+            last_seq,
+            heartbeat: heartbeat.filter(|_| whole),
+        })
+    }
+}
+
+/// Instances of each status.
+fn count(db: &Transaction<'_>, satellite: &str) -> Result<BTreeMap<String, usize>, Refusal> {
+    let mut select = db.prepare_cached("SELECT body FROM instances WHERE satellite = ?1")?;
+    let mut counts = BTreeMap::new();
+    for body in select.query_map([satellite], |row| row.get::<_, String>(0))? {
+        let instance: Instance = serde_json::from_str(&body?)?;
+        *counts.entry(instance.status).or_default() += 1;
+    }
+    Ok(counts)
+}

@@ -1,0 +1,133 @@
+//! `satellite backend`
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::run::Log;
+use super::{BAD_INPUT, DONE, FAILED, Failed, complain, shell_word, tell};
+use crate::backend::server::{Backend, OpenError, Settings};
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+It keeps everything in DIR: what satellites told, their configuration, and two files for you:
+  admin-token           opens /api/admin; removed and started again, there is another one
+  registration-token    opens the door for one satellite within a day; a used one is replaced at the next start
+
+It speaks plain HTTP. Where others can listen, put a proxy with TLS in front of it.")]
+pub(super) struct BackendVerb {
+    /// Where satellites find it
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400")]
+    listen: SocketAddr,
+    /// Where it keeps everything
+    #[arg(long, value_name = "DIR", default_value = ".satellite-backend", env = "SATELLITE_BACKEND_DATA_DIR")]
+    data_dir: PathBuf,
+    /// Has satellites poll this often, in place of every 2, 10, 30 or 60 s
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    poll_interval: Option<f64>,
+    #[command(flatten)]
+    log: Log,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "it is no number of seconds".to_owned())?;
+    if (0.05..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("give 0.05 to 3600 seconds".to_owned()) }
+}
+
+impl BackendVerb {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        self.log.init();
+        let mut signals = Signals::new()?;
+        let listener = TcpListener::bind(self.listen).map_err(|error| {
+            let (at, taken) = (self.listen, error.kind() == ErrorKind::AddrInUse);
+            let hint = if taken { "; something else listens there: give another --listen" } else { "" };
+            Failed::new(if taken { BAD_INPUT } else { FAILED }, format!("cannot listen at {at}: {error}{hint}"))
+        })?;
+        let settings = Settings { poll_interval: self.poll_interval, ..Settings::new(&self.data_dir) };
+        let backend = Backend::open(settings).await.map_err(|error| {
+            let code = if matches!(error, OpenError::InUse(_)) { BAD_INPUT } else { FAILED };
+            Failed::new(code, error.to_string())
+        })?;
+        let (data_dir, admin, token) =
+            (backend.data_dir().to_owned(), backend.admin_token(), backend.registration_token());
+        let mut serving = backend.serve(listener)?;
+        let address = serving.address();
+        if !address.ip().is_loopback() {
+            complain(&format!(
+                "WARNING: {address} can be reached from other machines, and everything that is said there, keys \
+                 included, is not encrypted: put a proxy with TLS in front and have this listen on 127.0.0.1"
+            ));
+            tracing::warn!(%address, "the backend listens beyond this machine, without TLS");
+        }
+        tracing::info!(%address, data_dir = %data_dir.display(), "the backend is running");
+        tell(&greeting(address, &data_dir, &admin, &token));
+        tokio::select! {
+            error = serving.ended() => return Err(Failed::new(FAILED, format!("the backend ended by itself: {error}"))),
+            () = signals.end() => {}
+        }
+        tracing::info!("ending: what is being answered is answered");
+        tokio::select! {
+            () = serving.shut_down() => Ok(DONE),
+            () = signals.end() => Err(Failed::new(FAILED, "ended at once by a second signal")),
+        }
+    }
+}
+
+fn greeting(address: SocketAddr, data_dir: &Path, admin: &Path, token: &Path) -> String {
+    let host = if address.ip().is_unspecified() { "THIS-MACHINE".to_owned() } else { address.ip().to_string() };
+    let host = if address.is_ipv6() && !address.ip().is_unspecified() { format!("[{host}]") } else { host };
+    let url = format!("http://{host}:{}", address.port());
+    let token = format!("file:{}", token.display()).replace('\\', r"\\").replace('"', "\\\"");
+    let curl = format!("curl -sS -H \"Authorization: Bearer $(cat {})\"", shell_word(&admin.to_string_lossy()));
+    format!(
+        "\
+backend is running: {url}, data in {}
+
+The first satellite, by its configuration (the token opens once, within a day):
+  [backend]
+  url = \"{url}\"
+  token = \"{token}\"
+
+A token for another one:
+  {curl} {url}/api/admin/registration-tokens -d '{{}}'
+
+What they are to run (servers and teams, as in a configuration file, as JSON):
+  {curl} {url}/api/admin/config -X PUT --data-binary @config.json
+
+What they do:
+  {curl} {url}/api/admin/satellites
+  {curl} {url}/api/admin/instances
+  {curl} {url}/api/admin/events?limit=20
+  {curl} -N {url}/api/admin/instances/stream
+",
+        data_dir.display()
+    )
+}
+
+/// What ends it.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}

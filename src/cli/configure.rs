@@ -1,0 +1,233 @@
+//! `satellite configure`
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, IsTerminal, Read, Write};
+use std::os::fd::AsFd;
+
+use clap::Args;
+use mcp_satellite_actors::model::status::Status;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+use super::control::{in_words, settled};
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, say, to_json};
+use crate::console::api::{ConfigureRequest, Configured, GivenBy, Required};
+
+/// What is read from stdin or a file as a value is not longer; the satellite takes less.
+const READ_MAX: u64 = 1 << 20;
+
+/// Give a server what its configuration asks of its user (`user_required`).
+///
+/// The value is kept in the data directory for its owner only, and the server is started with it at once. With no KEY:
+/// what is asked for, and what of it is given.
+#[derive(Args)]
+#[command(after_help = "\
+A KEY alone is asked for on a terminal, without showing it, or read from stdin:
+  satellite configure notes API_KEY
+  pass show notes | satellite configure notes API_KEY
+  satellite configure notes API_KEY=env:NOTES_KEY PEM=file:key.pem   read here, once; the value is kept
+  satellite configure notes API_KEY=sk-1234                          seen by whoever lists processes
+The end of the last line is no part of a value. To a remote server a value goes as the header KEY, or as the query
+parameter if its configuration has one of that name; header:KEY or query:KEY says which. bearer_token is the token of
+its header Authorization.")]
+pub(super) struct Configure {
+    #[command(flatten)]
+    target: Target,
+    /// KEY, KEY=VALUE, KEY=env:NAME or KEY=file:PATH
+    #[arg(value_name = "KEY[=VALUE]")]
+    values: Vec<String>,
+    /// Take back what was given for this key; what the configuration gives holds again
+    #[arg(long, value_name = "KEY")]
+    unset: Vec<String>,
+    /// Do not wait until the server has come to something
+    #[arg(long)]
+    no_wait: bool,
+    /// Print {"instance": a row of `status --json`, "required": [{key, given_by}]}
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data_dir: DataDir,
+}
+
+/// A value as it was typed.
+enum Typed<'a> {
+    /// Here it is.
+    Is(String),
+    /// It is to be asked for; the argument as a whole.
+    Ask(&'a str),
+}
+
+impl Configure {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let bad = |why: String| Failed::new(BAD_INPUT, why);
+        let mut typed = BTreeMap::new();
+        for argument in &self.values {
+            let (key, value) = read(argument)?;
+            if typed.insert(key, value).is_some() || self.unset.iter().any(|unset| unset == key) {
+                return Err(bad(format!("`{key}` is named twice")));
+            }
+        }
+        let client = self.data_dir.client()?;
+        let mut request = ConfigureRequest { selector: self.target.into(), set: BTreeMap::new(), unset: Vec::new() };
+        let asked: Vec<&str> =
+            typed.values().filter_map(|value| if let Typed::Ask(key) = value { Some(*key) } else { None }).collect();
+        if !asked.is_empty() {
+            // Nobody types a secret to learn that it is of no use.
+            let known: Configured = client.post("/v1/configure", &request).await?;
+            refuse_unknown(&asked, &known)?;
+            let given = ask(&asked, &known.instance.instance).await?;
+            typed.extend(asked.into_iter().zip(given.into_iter().map(Typed::Is)));
+        }
+        let values = typed.into_iter().filter_map(|(key, value)| match value {
+            Typed::Is(value) => Some((key.to_owned(), value)),
+            Typed::Ask(_) => None,
+        });
+        request.set = values.collect();
+        request.unset = self.unset;
+        let is_change = !(request.set.is_empty() && request.unset.is_empty());
+        let mut configured: Configured = client.post("/v1/configure", &request).await?;
+        if is_change && !self.no_wait {
+            configured.instance = settled(&client, configured.instance).await?;
+        }
+        let row = &configured.instance;
+        let came_up = matches!(row.status, Status::Online | Status::AwaitingUserConfig);
+        let failed = is_change && !self.no_wait && !came_up && row.status != Status::Offline;
+        match (self.json, failed) {
+            (true, _) => say(&to_json(&configured)?),
+            (false, true) => complain(&in_words(row)),
+            (false, false) => say(&in_words(row)),
+        }
+        if !self.json && !is_change {
+            configured.required.iter().for_each(tell);
+            if configured.required.is_empty() {
+                say("  its configuration asks for no value of its user");
+            }
+        }
+        Ok(if failed { FAILED } else { DONE })
+    }
+}
+
+fn tell(Required { key, given_by }: &Required) {
+    let by = match given_by {
+        Some(GivenBy::Configure) => "given",
+        Some(GivenBy::File) => "given in the configuration",
+        None => "missing",
+    };
+    say(&format!("  {key}: {by}"));
+}
+
+/// What an argument says. References are followed here: it is this shell's environment and this folder that are meant.
+fn read(argument: &str) -> Result<(&str, Typed<'_>), Failed> {
+    let bad = |why: String| Failed::new(BAD_INPUT, why);
+    let (key, value) = match argument.split_once('=') {
+        Some((key, value)) => (key, Some(value)),
+        None => (argument, None),
+    };
+    if key.is_empty() {
+        return Err(bad("a value is given as KEY=VALUE, and one has no KEY".to_owned()));
+    }
+    let Some(value) = value else { return Ok((key, Typed::Ask(key))) };
+    if let Some(name) = value.strip_prefix("env:") {
+        let value = std::env::var(name).map_err(|error| bad(format!("the environment variable `{name}`: {error}")))?;
+        return Ok((key, Typed::Is(value)));
+    }
+    // A URL is a value like any other.
+    if let Some(path) = value.strip_prefix("file:").filter(|path| !path.starts_with("//")) {
+        let cannot = |error: std::io::Error| bad(format!("cannot read the file `{path}`: {error}"));
+        let file = std::fs::File::open(path).map_err(cannot)?;
+        return Ok((key, Typed::Is(whole(file).map_err(cannot)?)));
+    }
+    Ok((key, Typed::Is(value.to_owned())))
+}
+
+/// All of it, without the end of the last line.
+fn whole(from: impl Read) -> std::io::Result<String> {
+    let mut text = String::new();
+    from.take(READ_MAX).read_to_string(&mut text)?;
+    without_line_end(&mut text);
+    Ok(text)
+}
+
+fn without_line_end(text: &mut String) {
+    if text.ends_with('\n') {
+        text.truncate(text.len() - 1);
+        text.truncate(text.len() - usize::from(text.ends_with('\r')));
+    }
+}
+
+/// As the satellite would, and before anything is typed. It does not repeat the key: that may be a value in the wrong place.
+fn refuse_unknown(asked: &[&str], known: &Configured) -> Result<(), Failed> {
+    let is_known = |typed: &str| {
+        let name = typed.strip_prefix("query:").or(typed.strip_prefix("header:")).unwrap_or(typed);
+        let of = |key: &str| key.eq_ignore_ascii_case(name) || (name == "bearer_token" && key == "Authorization");
+        known.required.iter().any(|required| of(&required.key))
+    };
+    if asked.iter().all(|typed| is_known(typed)) {
+        return Ok(());
+    }
+    let name = &known.instance.instance;
+    let keys: Vec<&str> = known.required.iter().map(|required| required.key.as_str()).collect();
+    Err(Failed::new(
+        BAD_INPUT,
+        match keys.as_slice() {
+            [] => format!("`{name}`: the configuration asks for no value of its user"),
+            keys => format!("`{name}`: it does not ask its user for that; what it asks for: {}", keys.join(", ")),
+        },
+    ))
+}
+
+/// Asks for the values of these keys, one after the other.
+async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
+    let bad = |why: &str| Failed::new(BAD_INPUT, why);
+    if !std::io::stdin().is_terminal() {
+        if keys.len() > 1 {
+            return Err(bad("only one value can be read from stdin; give the others as KEY=env:NAME or KEY=file:PATH"));
+        }
+        let value = tokio::task::spawn_blocking(|| whole(std::io::stdin().lock())).await;
+        let value = value.map_err(std::io::Error::other)??;
+        return if value.is_empty() { Err(bad("stdin gave no value")) } else { Ok(vec![value]) };
+    }
+    let mut values = Vec::new();
+    for key in keys {
+        let hidden = Hidden::begin()?;
+        // Whoever interrupts gets the terminal back as it was.
+        let _ = write!(std::io::stderr(), "{key} of {instance} (it is not shown): ");
+        let reading = tokio::task::spawn_blocking(|| {
+            let mut line = String::new();
+            std::io::stdin().lock().read_line(&mut line).map(|_| line)
+        });
+        let read = tokio::select! {
+            read = reading => read.map_err(std::io::Error::other)?,
+            _ = tokio::signal::ctrl_c() => Err(std::io::ErrorKind::Interrupted.into()),
+        };
+        drop(hidden);
+        let _ = writeln!(std::io::stderr());
+        let mut line = read.map_err(|error| Failed::new(FAILED, format!("nothing was changed: {error}")))?;
+        without_line_end(&mut line);
+        if line.is_empty() {
+            return Err(bad("no value was typed; nothing was changed"));
+        }
+        values.push(line);
+    }
+    Ok(values)
+}
+
+/// A terminal that does not show what is typed, until this is dropped.
+struct Hidden(Termios);
+
+impl Hidden {
+    fn begin() -> std::io::Result<Self> {
+        let stdin = std::io::stdin();
+        let before = tcgetattr(stdin.as_fd())?;
+        let mut silent = before.clone();
+        silent.local_modes -= LocalModes::ECHO;
+        tcsetattr(stdin.as_fd(), OptionalActions::Flush, &silent)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        // A terminal that is gone needs nothing back.
+        let _ = tcsetattr(std::io::stdin().as_fd(), OptionalActions::Now, &self.0);
+    }
+}

@@ -1,0 +1,222 @@
+//! The backend: as typed in `[backend]`, as meant, and the way between; and what it gives in place of `[[teams]]` and
+//! `[servers]`, which comes to a plan by the same checks as a file.
+
+use std::time::Duration;
+
+use mcp_satellite_actors::model::secret::Secret;
+use serde::Serialize;
+use toml_span::Span;
+
+use super::check::Check;
+use super::errors::ConfigErrors;
+use super::file;
+use super::gateway::is_sendable;
+use super::plan::{Base, Plan};
+use super::reader::{Fields, Text, Typed};
+use crate::backend::wire;
+use crate::http::is_loopback;
+
+/// What errors call the document. It is no file, so nothing in it is relative to a folder.
+const NAME: &str = "the backend's configuration";
+
+/// The link to a backend, as meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackendPlan {
+    /// Where it is: `https`, or `http` on this machine, without a slash at its end.
+    pub url: String,
+    /// Lets the satellite register, once.
+    pub token: Option<Secret>,
+    /// How long one request may take, answer included.
+    pub request_timeout: Duration,
+    /// Between two heartbeats.
+    pub heartbeat_interval: Duration,
+    /// Between two looks at the configuration, beside those that a command asks for.
+    pub config_interval: Duration,
+    /// How long the effect of a command is waited for.
+    pub command_timeout: Duration,
+    /// The longest delay after errors.
+    pub backoff_max: Duration,
+    /// Between two polls.
+    pub poll: PollIntervals,
+}
+
+/// See [`BackendPlan::poll`]: one for each mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the modes, by name")]
+pub struct PollIntervals {
+    pub immediate: Duration,
+    pub high: Duration,
+    pub normal: Duration,
+    pub idle: Duration,
+}
+
+impl Default for PollIntervals {
+    fn default() -> Self {
+        Self {
+            immediate: Duration::from_secs(2),
+            high: Duration::from_secs(10),
+            normal: Duration::from_secs(30),
+            idle: Duration::from_secs(60),
+        }
+    }
+}
+
+impl BackendPlan {
+    /// The defaults, for a backend there.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            token: None,
+            request_timeout: Duration::from_secs(10),
+            heartbeat_interval: Duration::from_secs(30),
+            config_interval: Duration::from_secs(5 * 60),
+            command_timeout: Duration::from_secs(60),
+            backoff_max: Duration::from_secs(5 * 60),
+            poll: PollIntervals::default(),
+        }
+    }
+}
+
+/// `[backend]`
+#[derive(Default)]
+pub(super) struct Backend {
+    at: Span,
+    given: bool,
+    url: Typed<String>,
+    token: Typed<String>,
+    request_timeout: Option<Duration>,
+    heartbeat_interval: Option<Duration>,
+    config_interval: Option<Duration>,
+    command_timeout: Option<Duration>,
+    backoff_max: Option<Duration>,
+    immediate: Option<Duration>,
+    high: Option<Duration>,
+    normal: Option<Duration>,
+    idle: Option<Duration>,
+}
+
+impl Backend {
+    pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+        let mut backend = Self {
+            at: fields.at,
+            given: true,
+            url: fields.text("url"),
+            token: fields.text("token"),
+            request_timeout: fields.positive("request_timeout"),
+            heartbeat_interval: fields.positive("heartbeat_interval"),
+            config_interval: fields.positive("config_interval"),
+            command_timeout: fields.positive("command_timeout"),
+            backoff_max: fields.positive("backoff_max"),
+            ..Self::default()
+        };
+        fields.section("poll", |fields| {
+            backend.immediate = fields.positive("immediate");
+            backend.high = fields.positive("high");
+            backend.normal = fields.positive("normal");
+            backend.idle = fields.positive("idle");
+        });
+        backend
+    }
+
+    /// What it means. With a backend everything that it gives must not be in the file as well.
+    pub(super) fn meant(
+        self,
+        check: &mut Check<'_, '_>,
+        servers: &[(Text, file::Server)],
+        teams: &[file::Team],
+        sink: &Typed<String>,
+    ) -> Option<BackendPlan> {
+        if !self.given {
+            return None;
+        }
+        let elsewhere = "remove it and configure it there, or remove [backend]";
+        for (name, _) in servers {
+            let message = format!("`servers.{}` is in the file, and the backend says what to run", name.value);
+            check.findings.error(name.span, message, elsewhere);
+        }
+        for team in teams {
+            let message = "there are `teams` in the file, and the backend says what to run";
+            check.findings.error(team.at, message, elsewhere);
+        }
+        if let Some(sink) = sink.given() {
+            let hint = "remove `sink`, or remove [backend]";
+            check.findings.error(sink.span, "events go to the backend, and `sink` sends them elsewhere", hint);
+        }
+        if self.url.is_absent() {
+            check.findings.error(self.at, "[backend] has no `url`", "add url = \"https://…\"");
+        }
+        let token = self.token.given();
+        let token = token.and_then(|text| check.surroundings.referred("the registration token", text, check.findings));
+        if let Some(at) = self.token.given()
+            && token.as_ref().is_some_and(|token| !is_sendable(token.expose()))
+        {
+            let hint = "it is one line of letters, digits and -._~+/ as the backend has shown it";
+            check.findings.error(at.span, "the registration token cannot be sent as a bearer token", hint);
+        }
+        let url = self.url(check).unwrap_or_default();
+        let base = BackendPlan::new(url);
+        let poll = PollIntervals {
+            immediate: self.immediate.unwrap_or(base.poll.immediate),
+            high: self.high.unwrap_or(base.poll.high),
+            normal: self.normal.unwrap_or(base.poll.normal),
+            idle: self.idle.unwrap_or(base.poll.idle),
+        };
+        Some(BackendPlan {
+            token,
+            request_timeout: self.request_timeout.unwrap_or(base.request_timeout),
+            heartbeat_interval: self.heartbeat_interval.unwrap_or(base.heartbeat_interval),
+            config_interval: self.config_interval.unwrap_or(base.config_interval),
+            command_timeout: self.command_timeout.unwrap_or(base.command_timeout),
+            backoff_max: self.backoff_max.unwrap_or(base.backoff_max),
+            poll,
+            url: base.url,
+        })
+    }
+
+    /// `https`, or `http` where nobody can listen on the way.
+    fn url(&self, check: &mut Check<'_, '_>) -> Option<String> {
+        let text = self.url.given()?;
+        let url = check.url("url", text)?;
+        if url.query().is_some() || url.fragment().is_some() {
+            check.findings.error(text.span, "the `url` of the backend has a query or a fragment", "end it before");
+        }
+        if url.scheme() == "http" {
+            if is_loopback(&url) {
+                let message = "the backend is reached without encryption: its `url` is http, not https".to_owned();
+                check.findings.warning(text.span, message);
+            } else {
+                let hint = "write \"https://…\": credentials and configurations would go over the network in the clear";
+                check.findings.error(text.span, "the `url` of the backend is http, not https", hint);
+            }
+        }
+        Some(url.as_str().trim_end_matches('/').to_owned())
+    }
+}
+
+/// What a backend wants the satellite to run. It holds secrets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// Tells it from others.
+    pub hash: String,
+    /// One key a line, so that errors have places.
+    text: Secret,
+}
+
+impl Document {
+    /// From what the backend sent. An error says what cannot be written as JSON.
+    pub fn of(config: &wire::Config) -> serde_json::Result<Self> {
+        #[derive(Serialize)]
+        struct Shape<'a> {
+            servers: &'a std::collections::BTreeMap<String, serde_json::Map<String, serde_json::Value>>,
+            teams: &'a [serde_json::Map<String, serde_json::Value>],
+        }
+        let text = serde_json::to_string_pretty(&Shape { servers: &config.servers, teams: &config.teams })?;
+        Ok(Self { hash: config.hash.clone(), text: text.into() })
+    }
+
+    /// What it means, held to `base`. References to the satellite's own environment and files are errors: what a backend
+    /// gives is no way to read them.
+    pub fn plan(&self, base: &Base) -> Result<Plan, ConfigErrors> {
+        super::parse_document(NAME, self.text.expose(), base)
+    }
+}

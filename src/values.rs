@@ -1,0 +1,458 @@
+//! What users have given with `satellite configure`: kept in `DIR/values.json`, for its owner only, and laid over the
+//! user's tier where a plan becomes what is run. It is of whom the configuration asks it: a value that is not asked for
+//! is not passed on, and one whose installation or user is gone is removed.
+//!
+//! Values are secrets, whatever they look like. They leave this module inside a [`Value`] that says so.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Layer, Target, Value};
+use mcp_satellite_actors::{ControlError, Installed, RuntimeHandle};
+use nix::fcntl::OFlag;
+use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use serde::{Deserialize, Serialize};
+
+use crate::catalogue_cache::CatalogueCache;
+use crate::connect::remote::is_reserved;
+use crate::console::api::{GivenBy, Required};
+use crate::satellite::{Applied, ConfigHash};
+
+const FILE: &str = "values.json";
+/// The form of the file. A newer one is not touched.
+const VERSION: u32 = 1;
+/// A larger file is none of ours.
+const FILE_MAX: u64 = 64 << 20;
+/// A longer value is none: a variable of an environment cannot hold more than twice this.
+const VALUE_MAX: usize = 64 << 10;
+/// What was configured is waited for so long before it is shown.
+const SHOW: Duration = Duration::from_secs(2);
+
+/// By key, as it was typed for the place where it goes: `NAME`, `query:NAME` or `header:NAME`.
+type Given = BTreeMap<String, Secret>;
+type Stored = HashMap<InstanceId, Given>;
+
+/// Instances of whose users something is asked, as configured.
+pub(crate) type Asked = HashMap<InstanceId, InstanceConfig>;
+
+/// The file. No `Debug`: it holds secrets.
+#[derive(Default, Serialize, Deserialize)]
+struct Form {
+    version: u32,
+    teams: BTreeMap<String, Users>,
+}
+
+/// User → installation → key → value.
+type Users = BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>;
+
+/// What every form of the file has.
+#[derive(Deserialize)]
+struct OfVersion {
+    version: u32,
+}
+
+/// The values of one data directory.
+pub(crate) struct Values {
+    directory: PathBuf,
+    state: Mutex<State>,
+}
+
+struct State {
+    stored: Stored,
+    /// Why the file cannot be used: then it is not written either, for it may hold what is not to be lost.
+    unusable: Option<String>,
+}
+
+/// What a user gives, and what is taken back.
+#[derive(Default)]
+pub(crate) struct Change {
+    pub(crate) set: BTreeMap<String, Secret>,
+    pub(crate) unset: Vec<String>,
+}
+
+/// Why nothing was changed. It holds no value, and no key that is not asked for: that may be a value in the wrong place.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("{0}")]
+    BadInput(String),
+    #[error("cannot keep the value: {0}")]
+    Storage(String),
+    #[error(transparent)]
+    Control(#[from] ControlError),
+}
+
+impl Values {
+    /// Those of this data directory. If they cannot be read there are none, and that is told.
+    pub(crate) fn open(directory: &Path) -> Self {
+        let state = State::read(directory);
+        if let Some(why) = &state.unusable {
+            let file = directory.join(FILE);
+            tracing::error!(file = %file.display(), why, "what users have configured cannot be read; their servers wait for it");
+        }
+        Self { directory: directory.to_owned(), state: Mutex::new(state) }
+    }
+
+    /// What is to be run, with what users have given; and of it what asks something of its user.
+    pub(crate) fn merge(&self, configs: impl IntoIterator<Item = InstanceConfig>) -> (Asked, Vec<InstanceSpec>) {
+        let state = self.state();
+        let mut asked = Asked::new();
+        let spec = |config: InstanceConfig| {
+            if config.user_required.is_empty() {
+                return config.merge();
+            }
+            let id = id_of(&config);
+            let spec = spec_of(config.clone(), state.stored.get(&id));
+            asked.insert(id, config);
+            spec
+        };
+        let specs = configs.into_iter().map(spec).collect();
+        (asked, specs)
+    }
+
+    /// Forgets the values of every other instance.
+    pub(crate) fn keep_only(&self, wanted: &HashSet<InstanceId>) {
+        let mut state = self.state();
+        let before = state.stored.len();
+        state.stored.retain(|id, _| wanted.contains(id));
+        let instances = before - state.stored.len();
+        if instances == 0 {
+            return;
+        }
+        match state.write(&self.directory) {
+            Ok(()) => tracing::info!(instances, "what users had configured for servers that are gone was removed"),
+            Err(error) => {
+                tracing::warn!(%error, instances, "what users had configured for servers that are gone cannot be removed");
+            }
+        }
+    }
+
+    /// What is asked of the user of `config`, and who has given it.
+    fn required(&self, config: &InstanceConfig) -> Vec<Required> {
+        let state = self.state();
+        let stored = state.stored.get(&id_of(config));
+        let by = |name: &String| {
+            let is_stored = stored.is_some_and(|given| given.keys().any(|key| is_of(config, key, name)));
+            let Layer { env, headers, query, .. } = &config.user_layer;
+            let in_file = [env, headers, query].iter().any(|tier| tier.contains_key(name));
+            if is_stored { Some(GivenBy::Configure) } else { in_file.then_some(GivenBy::File) }
+        };
+        let mut names: Vec<&String> = config.user_required.iter().collect();
+        names.sort();
+        names.dedup();
+        names.into_iter().map(|name| Required { key: name.clone(), given_by: by(name) }).collect()
+    }
+
+    /// Stores a change, all of it or nothing; what the instance was and what it is to be now. It waits for the disk.
+    fn change(&self, config: &InstanceConfig, change: &Change) -> Result<(InstanceSpec, InstanceSpec), Refused> {
+        let mut state = self.state();
+        if state.unusable.is_some() {
+            // It may have been mended meanwhile.
+            *state = State::read(&self.directory);
+        }
+        if let Some(why) = &state.unusable {
+            return Err(Refused::Storage(format!("`{}` cannot be used: {why}", self.directory.join(FILE).display())));
+        }
+        let id = id_of(config);
+        let before = state.stored.get(&id).cloned().unwrap_or_default();
+        let mut after = before.clone();
+        for typed in &change.unset {
+            let Key { name, .. } = Key::asked(config, typed)?;
+            after.retain(|key, _| !is_of(config, key, &name));
+        }
+        for (typed, text) in &change.set {
+            let key = Key::asked(config, typed)?;
+            let text = key.checked(config, text)?;
+            after.retain(|other, _| !is_of(config, other, &key.name));
+            after.insert(key.stored(), text);
+        }
+        let spec = |given: &Given| spec_of(config.clone(), Some(given));
+        let specs = (spec(&before), spec(&after));
+        if after != before {
+            let mut stored = state.stored.clone();
+            if after.is_empty() {
+                stored.remove(&id);
+            } else {
+                stored.insert(id, after);
+            }
+            let changed = State { stored, unusable: None };
+            changed.write(&self.directory).map_err(|error| Refused::Storage(error.to_string()))?;
+            *state = changed;
+        }
+        Ok(specs)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // It is replaced as a whole, so it is never half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn read(directory: &Path) -> Self {
+        match Self::try_read(&directory.join(FILE)) {
+            Ok(stored) => Self { stored, unusable: None },
+            Err(why) => Self { stored: Stored::new(), unusable: Some(why) },
+        }
+    }
+
+    /// An error shows nothing of what is in the file.
+    fn try_read(path: &Path) -> Result<Stored, String> {
+        let no_link = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let file = match OpenOptions::new().read(true).custom_flags(no_link.bits()).open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Stored::new()),
+            file => file.map_err(|error| error.to_string())?,
+        };
+        let about = file.metadata().map_err(|error| error.to_string())?;
+        if !about.is_file() || about.uid() != nix::unistd::geteuid().as_raw() || about.len() > FILE_MAX {
+            return Err("it is not a file of ours".to_owned());
+        }
+        if about.mode() & 0o077 != 0 {
+            // Whoever copied it here did not mean to show it.
+            file.set_permissions(Permissions::from_mode(0o600)).map_err(|error| error.to_string())?;
+        }
+        let mut bytes = Vec::new();
+        file.take(FILE_MAX).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        let broken = |error: &serde_json::Error| format!("line {}, column {} is broken", error.line(), error.column());
+        let OfVersion { version } = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
+        if version != VERSION {
+            return Err(format!("it is of version {version}, and this satellite knows {VERSION}"));
+        }
+        let form: Form = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
+        let mut stored = Stored::new();
+        for (team, users) in form.teams {
+            for (user, installations) in users {
+                for (installation, given) in installations {
+                    let id = InstanceId::new(team.as_str().into(), user.as_str().into(), installation.into());
+                    stored.insert(id, given.into_iter().map(|(key, text)| (key, text.into())).collect());
+                }
+            }
+        }
+        Ok(stored)
+    }
+
+    /// Whoever reads the file finds all of it, or what was there before, also after a loss of power.
+    fn write(&self, directory: &Path) -> std::io::Result<()> {
+        if let Some(why) = &self.unusable {
+            return Err(std::io::Error::other(why.clone()));
+        }
+        let mut form = Form { version: VERSION, ..Form::default() };
+        for (id, given) in &self.stored {
+            let users = form.teams.entry(id.team.to_string()).or_default();
+            let installations = users.entry(id.user.to_string()).or_default();
+            let texts = given.iter().map(|(key, text)| (key.clone(), text.expose().to_owned()));
+            installations.insert(id.installation.to_string(), texts.collect());
+        }
+        let unfinished = directory.join(format!("{FILE}.new"));
+        match std::fs::remove_file(&unfinished) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            // Of a satellite that was killed while it wrote.
+            Ok(()) | Err(_) => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        file.write_all(&serde_json::to_vec_pretty(&form)?)?;
+        file.sync_all()?;
+        std::fs::rename(unfinished, directory.join(FILE))?;
+        File::open(directory)?.sync_all()
+    }
+}
+
+fn id_of(config: &InstanceConfig) -> InstanceId {
+    InstanceId::new(config.team.clone(), config.user.clone(), config.installation.clone())
+}
+
+fn spec_of(mut config: InstanceConfig, given: Option<&Given>) -> InstanceSpec {
+    for (typed, text) in given.into_iter().flatten() {
+        // What is not asked for any more, or cannot be sent where the server is now, is as if it had not been given.
+        let Ok(key) = Key::asked(&config, typed) else { continue };
+        if key.checked(&config, text).is_err() {
+            continue;
+        }
+        let place = key.place_in(&config);
+        let layer = &mut config.user_layer;
+        for tier in [&mut layer.env, &mut layer.headers, &mut layer.query] {
+            tier.remove(&key.name);
+        }
+        let tier = match place {
+            Place::Env => &mut layer.env,
+            Place::Header => &mut layer.headers,
+            Place::Query => &mut layer.query,
+        };
+        tier.insert(key.name, Value::secret(text.clone()));
+    }
+    config.merge()
+}
+
+/// Whether a stored key is this one of those that are asked for.
+fn is_of(config: &InstanceConfig, stored: &str, name: &str) -> bool {
+    Key::asked(config, stored).is_ok_and(|key| key.name == name)
+}
+
+/// Where a value goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Env,
+    Header,
+    Query,
+}
+
+/// One of the keys that are asked for.
+struct Key {
+    /// As it is asked for.
+    name: String,
+    /// Where it is to go, if that was said.
+    place: Option<Place>,
+    /// It is the token of an `Authorization` header, without its scheme.
+    is_bearer: bool,
+}
+
+impl Key {
+    /// The key that is meant by what was typed.
+    fn asked(config: &InstanceConfig, typed: &str) -> Result<Self, Refused> {
+        let is_remote = matches!(config.target, Target::Remote { .. });
+        let required = |wanted: &str| {
+            let same = |name: &&String| {
+                // Names of headers are the same in upper and lower case.
+                **name == wanted || is_remote && name.eq_ignore_ascii_case(wanted)
+            };
+            config.user_required.iter().find(same).cloned()
+        };
+        let at = |name: String, place: Option<Place>| Self { name, place, is_bearer: false };
+        if let Some(name) = required(typed) {
+            return Ok(at(name, None));
+        }
+        if is_remote {
+            for (prefix, place) in [("query:", Place::Query), ("header:", Place::Header)] {
+                if let Some(name) = typed.strip_prefix(prefix).and_then(&required) {
+                    return Ok(at(name, Some(place)));
+                }
+            }
+            // As in the configuration, where it becomes that header as well.
+            if let Some(name) = required(AUTHORIZATION.as_str()).filter(|_| typed == "bearer_token") {
+                return Ok(Self { name, place: Some(Place::Header), is_bearer: true });
+            }
+        }
+        let mut names = config.user_required.clone();
+        names.sort();
+        names.dedup();
+        let message = if names.is_empty() {
+            "the configuration asks for no value of its user".to_owned()
+        } else {
+            let or = if required(AUTHORIZATION.as_str()).is_some() && is_remote { " (or bearer_token)" } else { "" };
+            format!("it does not ask its user for that; what it asks for: {}{or}", names.join(", "))
+        };
+        Err(Refused::BadInput(message))
+    }
+
+    fn stored(&self) -> String {
+        match self.place {
+            Some(Place::Query) => format!("query:{}", self.name),
+            Some(Place::Header) => format!("header:{}", self.name),
+            Some(Place::Env) | None => self.name.clone(),
+        }
+    }
+
+    /// To a process it goes in its environment; to a remote server as a header, unless a tier below has a query parameter
+    /// of that name, or it can be no header.
+    fn place_in(&self, config: &InstanceConfig) -> Place {
+        let Target::Remote { .. } = config.target else { return Place::Env };
+        let layers = [&config.server_layer, &config.team_layer, &config.user_layer];
+        let in_query = layers.iter().any(|layer| layer.query.contains_key(&self.name));
+        let no_header =
+            HeaderName::from_bytes(self.name.as_bytes()).is_err() || is_reserved(&self.name.to_ascii_lowercase());
+        self.place.unwrap_or(if in_query || no_header { Place::Query } else { Place::Header })
+    }
+
+    /// The value as it is kept, if it can be passed on.
+    fn checked(&self, config: &InstanceConfig, text: &Secret) -> Result<Secret, Refused> {
+        let name = &self.name;
+        let bad = |why: &str| Err(Refused::BadInput(format!("the value of `{name}` {why}")));
+        let value = text.expose();
+        if value.is_empty() {
+            return bad("is empty; to take a value back there is --unset");
+        }
+        if value.len() > VALUE_MAX {
+            return bad("is longer than 64 KiB");
+        }
+        if self.is_bearer && value.to_ascii_lowercase().starts_with("bearer ") {
+            return bad("begins with `Bearer`; leave that out: it is put in front of it here");
+        }
+        let whole = if self.is_bearer { format!("Bearer {value}").into() } else { text.clone() };
+        match self.place_in(config) {
+            Place::Env if value.contains('\0') => bad("holds a zero byte"),
+            Place::Header if HeaderValue::from_str(whole.expose()).is_err() => {
+                bad("cannot be sent as a header: it must be one line of printable characters")
+            }
+            Place::Env | Place::Header | Place::Query => Ok(whole),
+        }
+    }
+}
+
+/// Has an instance take on what its user gives, while the satellite runs.
+#[derive(Clone)]
+pub(crate) struct Configurer {
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) values: Arc<Values>,
+    pub(crate) catalogues: Option<Arc<CatalogueCache>>,
+    pub(crate) applied: Arc<tokio::sync::Mutex<Applied>>,
+}
+
+impl Configurer {
+    /// Takes on a change; what is asked of the user, and given by then. Goes on to its end when nobody waits for it any
+    /// more: what is stored is taken on.
+    pub(crate) async fn configure(&self, id: InstanceId, change: Change) -> Result<Vec<Required>, Refused> {
+        let this = self.clone();
+        let task = tokio::spawn(async move { this.change(id, change).await });
+        task.await.unwrap_or_else(|error| Err(Refused::Storage(error.to_string())))
+    }
+
+    async fn change(&self, id: InstanceId, change: Change) -> Result<Vec<Required>, Refused> {
+        let started = Instant::now();
+        // No reload comes between what is looked up here and what is made of it.
+        let mut applied = self.applied.lock().await;
+        let Some(config) = applied.asked.get(&id).cloned() else {
+            if change.set.is_empty() && change.unset.is_empty() {
+                return Ok(Vec::new());
+            }
+            return Err(Refused::BadInput("the configuration asks for no value of its user".to_owned()));
+        };
+        let (values, catalogues) = (self.values.clone(), self.catalogues.clone());
+        let storing = tokio::task::spawn_blocking(move || {
+            let changed = values.change(&config, &change)?;
+            if let Some(catalogues) = catalogues {
+                catalogues.keep_one(&changed.1);
+            }
+            let keys = |keys: Vec<&String>| keys.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+            // Only what is asked for comes here.
+            let (given, taken_back) = (keys(change.set.keys().collect()), keys(change.unset.iter().collect()));
+            Ok::<_, Refused>((changed, given, taken_back, values.required(&config)))
+        });
+        let stored = storing.await.map_err(|error| Refused::Storage(error.to_string()))?;
+        let ((before, after), given, taken_back, required) = stored?;
+        if before == after {
+            return Ok(required);
+        }
+        let installed = self.runtime.update(after.clone()).await?;
+        applied.config_hash = applied.config_hash.exchange(&before, &after);
+        let config_hash: ConfigHash = applied.config_hash;
+        tracing::info!(installation_name = %after.name, given, taken_back, %config_hash, "values of a user taken on");
+        self.runtime.emitter().emit(Event::ConfigRefreshed {
+            config_hash: config_hash.to_string(),
+            server_count: applied.server_count,
+            teams_count: applied.teams_count,
+            change_detected: installed != Installed::Unchanged,
+            fetch_duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
+        drop(applied);
+        // Whoever asks next is to see it. One that rolls goes on with what it has until the new one is up.
+        let _ = tokio::time::timeout(SHOW, self.runtime.wait_for(&id, |view| *view.spec == after)).await;
+        Ok(required)
+    }
+}

@@ -1,0 +1,16 @@
+//! The reference backend over real HTTP: what it takes, what it refuses, and what it keeps.
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod bodies;
+mod commands;
+mod config;
+mod events;
+mod heartbeat;
+mod instances;
+mod process;
+mod registration;
+mod restart;
+mod schemas;
+mod strangers;
+mod support;

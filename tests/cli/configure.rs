@@ -1,0 +1,496 @@
+//! `satellite configure`: what a user must give is given, kept, passed on to that user's server and shown nowhere.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use serde_json::{Value, json};
+
+use super::mcp::Client;
+use super::peer::Peer;
+use super::reload::reload;
+use super::support::{Home, pid, wait_for};
+
+/// Two users with a server `notes` that wants `API_KEY` and `PIN`, and one beside it that wants nothing.
+fn two_users(home: &Home) -> PathBuf {
+    home.write(
+        "satellite.toml",
+        r#"
+[gateway]
+listen = "127.0.0.1:0"
+[[teams]]
+id = "team_acme"
+slug = "acme"
+[[teams.users]]
+id = "user_alice"
+slug = "alice"
+token = "file:token"
+[[teams.users]]
+id = "user_bob"
+slug = "bob"
+[teams.users.servers.n1]
+env = { API_KEY = "of-bob-in-the-file", PIN = "1234" }
+[[teams.installations]]
+id = "n1"
+server = "notes"
+user_required = ["API_KEY", "PIN"]
+SIM
+[[teams.installations]]
+id = "o1"
+server = "other"
+SIM
+"#,
+    )
+}
+
+/// A home with a token for its alice.
+fn home() -> Home {
+    let home = Home::new();
+    fs::write(home.path().join("token"), "sat_alice").unwrap();
+    home
+}
+
+fn configure(home: &Home, args: &[&str]) -> super::support::Outcome {
+    home.satellite(&[&["configure"], args].concat())
+}
+
+#[track_caller]
+fn row_of(home: &Home, user: &str, server: &str) -> Value {
+    let row = home.rows().into_iter().find(|row| row["user"] == user && row["server"] == server);
+    row.unwrap_or_else(|| panic!("no {server} of {user}"))
+}
+
+/// What its server has in its environment.
+#[track_caller]
+fn variable(home: &Home, user: &str, name: &str) -> Value {
+    let arguments = json!({"name": name}).to_string();
+    let outcome = home.satellite(&["call", "notes", "env", &arguments, "--user", user]);
+    outcome.json()["content"][0]["text"].clone()
+}
+
+fn wait_others(home: &Home) {
+    let online = || home.rows().iter().filter(|row| row["status"] == "online").count() == 3;
+    wait_for("the others", || online().then_some(()), || format!("{:#?}", home.rows()));
+}
+
+#[test]
+fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses() {
+    let home = home();
+    let config = two_users(&home);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    wait_others(&home);
+    let others: Vec<_> = ["alice", "bob"].map(|user| pid(&row_of(&home, user, "other"))).into();
+    let bobs = pid(&row_of(&home, "bob", "notes"));
+
+    // Whoever is refused is told what to type.
+    let row = row_of(&home, "alice", "notes");
+    let command = "`satellite configure notes-acme-alice-n1 API_KEY PIN`";
+    assert_eq!(row["status"], "awaiting_user_config");
+    assert!(row["status_message"].as_str().unwrap().contains(command), "{row:#}");
+    let outcome = home.satellite(&["call", "notes", "echo", "--user", "alice"]).exits(1);
+    assert!(outcome.stderr.contains(command), "{outcome:#?}");
+    let listed = configure(&home, &["notes", "--user", "alice"]).exits(0).stdout;
+    assert!(listed.contains("  API_KEY: missing\n  PIN: missing\n"), "{listed}");
+
+    // One of two is not enough, and says what is left.
+    let told = configure(&home, &["notes", "--user", "alice", "API_KEY=first-key"]).exits(0).stdout;
+    assert!(
+        told.contains("awaiting_user_config") && told.contains("give PIN: ") && !told.contains("API_KEY"),
+        "{told}"
+    );
+    let told = configure(&home, &["notes-acme-alice-n1", "PIN=2468"]).exits(0).stdout;
+    assert!(told.contains("notes-acme-alice-n1 is online (pid "), "{told}");
+    assert_eq!(
+        (variable(&home, "alice", "API_KEY"), variable(&home, "alice", "PIN")),
+        (json!("first-key"), json!("2468"))
+    );
+    let statuses: Vec<_> = home
+        .events()
+        .into_iter()
+        .filter(|event| {
+            event["type"] == "mcp.server.status_changed"
+                && event["data"]["user_id"] == "user_alice"
+                && event["data"]["server_slug"] == "notes"
+        })
+        .map(|event| event["data"]["status"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(
+        statuses,
+        [
+            "awaiting_user_config",
+            "awaiting_user_config",
+            "provisioning",
+            "command_received",
+            "connecting",
+            "discovering_tools",
+            "syncing_tools",
+            "online"
+        ]
+    );
+
+    // The same again is no change; another value is one of exactly that server.
+    let alices = pid(&row_of(&home, "alice", "notes"));
+    configure(&home, &["notes", "--user", "alice", "PIN=2468"]).exits(0);
+    assert_eq!(pid(&row_of(&home, "alice", "notes")), alices);
+    configure(&home, &["notes", "--user", "alice", "PIN=1357"]).exits(0);
+    assert_ne!(pid(&row_of(&home, "alice", "notes")), alices);
+    assert_eq!(variable(&home, "alice", "PIN"), "1357");
+    let refreshed: Vec<_> = home.events().into_iter().filter(|event| event["type"] == "config.refreshed").collect();
+    assert_eq!(refreshed.len(), 4, "{refreshed:#?}");
+    assert!(refreshed[1..].iter().all(|event| event["data"]["change_detected"] == true));
+    let hash = |at: usize| refreshed[at]["data"]["config_hash"].clone();
+    assert!(hash(0) != hash(1) && hash(1) != hash(2) && hash(2) == hash(3), "values are in no hash: {refreshed:#?}");
+
+    // Taken back, it is missing.
+    let told = configure(&home, &["notes", "--user", "alice", "--unset", "PIN"]).exits(0).stdout;
+    assert!(told.contains("awaiting_user_config"), "{told}");
+    assert_eq!(["alice", "bob"].map(|user| pid(&row_of(&home, user, "other"))).to_vec(), others);
+    assert_eq!(pid(&row_of(&home, "bob", "notes")), bobs);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn what_was_given_survives_a_restart_and_a_kill_and_is_its_owners_alone() {
+    let home = home();
+    let config = two_users(&home);
+    let args = ["--config", config.to_str().unwrap()];
+    let satellite = home.run(&args);
+    wait_others(&home);
+    configure(&home, &["notes", "--user", "alice", "API_KEY=kept-key", "PIN=kept-pin"]).exits(0);
+    let file = home.data_dir().join("values.json");
+    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+    satellite.terminate().exits(0);
+    // Whoever restored it from a backup did not mean to show it.
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let satellite = home.run(&args);
+    assert_eq!(variable(&home, "alice", "API_KEY"), "kept-key");
+    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+    configure(&home, &["notes", "--user", "alice", "API_KEY=new-key"]).exits(0);
+    satellite.kill();
+    let mut satellite = home.run(&args);
+    assert_eq!(variable(&home, "alice", "API_KEY"), "new-key");
+    let before = pid(&row_of(&home, "alice", "notes"));
+    assert_eq!(reload(&home, &mut satellite)["data"]["change_detected"], false);
+    assert_eq!(pid(&row_of(&home, "alice", "notes")), before);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_value_of_the_file_gives_way_to_one_that_is_given_until_that_is_taken_back() {
+    let home = home();
+    let config = two_users(&home);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    wait_others(&home);
+    let listed = configure(&home, &["notes", "--user", "bob"]).exits(0).stdout;
+    assert!(listed.contains("API_KEY: given in the configuration"), "{listed}");
+    configure(&home, &["notes", "--user", "bob", "API_KEY=of-bob-himself"]).exits(0);
+    assert_eq!(variable(&home, "bob", "API_KEY"), "of-bob-himself");
+    let told = configure(&home, &["notes", "--user", "bob", "--json"]).exits(0).json();
+    assert_eq!(
+        told["required"],
+        json!([{"key": "API_KEY", "given_by": "configure"}, {"key": "PIN", "given_by": "file"}])
+    );
+    assert_eq!(told["instance"]["status"], "online");
+    configure(&home, &["notes", "--user", "bob", "--unset", "API_KEY"]).exits(0);
+    assert_eq!(variable(&home, "bob", "API_KEY"), "of-bob-in-the-file");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_value_comes_from_stdin_a_variable_or_a_file_as_well() {
+    let mut home = home();
+    home.env.push(("MY_KEY".to_owned(), "from-the-environment".to_owned()));
+    let config = two_users(&home);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    wait_others(&home);
+    fs::write(home.path().join("pin"), "from a file\nof two lines\r\n").unwrap();
+    configure(&home, &["notes", "--user", "alice", "API_KEY=env:MY_KEY", "PIN=file:pin"]).exits(0);
+    assert_eq!(variable(&home, "alice", "API_KEY"), "from-the-environment");
+    assert_eq!(variable(&home, "alice", "PIN"), "from a file\nof two lines");
+
+    let given_on_stdin = |args: &[&str], given: &str| {
+        let path = home.path().join("given");
+        fs::write(&path, given).unwrap();
+        let mut command = home.command(&[&["configure", "notes", "--user", "alice"], args].concat());
+        command.arg("--data-dir").arg(home.data_dir()).stdin(Stdio::from(fs::File::open(path).unwrap()));
+        home.start(command).finish()
+    };
+    given_on_stdin(&["API_KEY"], "from-stdin\n").exits(0);
+    assert_eq!(variable(&home, "alice", "API_KEY"), "from-stdin");
+    let outcome = given_on_stdin(&["API_KEY"], "\n").exits(2);
+    assert!(outcome.stderr.contains("stdin gave no value"), "{outcome:#?}");
+    let outcome = given_on_stdin(&["API_KEY", "PIN"], "x\n").exits(2);
+    assert!(outcome.stderr.contains("only one value can be read from stdin"), "{outcome:#?}");
+    for (argument, said) in
+        [("PIN=env:NOT_SET_ANYWHERE", "`NOT_SET_ANYWHERE`"), ("PIN=file:nowhere", "cannot read the file")]
+    {
+        let outcome = configure(&home, &["notes", "--user", "alice", argument]).exits(2);
+        assert!(outcome.stderr.contains(said), "{outcome:#?}");
+    }
+    assert_eq!(variable(&home, "alice", "PIN"), "from a file\nof two lines");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_lazy_server_is_discovered_with_what_was_given_once_and_sleeps_after_a_restart() {
+    let home = home();
+    let config = home.write(
+        "satellite.toml",
+        r#"
+[[teams]]
+id = "team_acme"
+slug = "acme"
+users = [{ id = "user_alice", slug = "alice" }]
+[[teams.installations]]
+id = "n1"
+server = "notes"
+keep = "lazy"
+user_required = ["API_KEY"]
+SIM
+"#,
+    );
+    let args = ["--config", config.to_str().unwrap()];
+    let satellite = home.run(&args);
+    home.wait_status("notes", "awaiting_user_config");
+    configure(&home, &["notes", "API_KEY=given-key"]).exits(0);
+    home.wait_row("notes", "asleep", |row| row["dormant"] == true);
+    satellite.terminate().exits(0);
+    let satellite = home.run(&args);
+    let row = home.wait_row("notes", "asleep", |row| row["dormant"] == true);
+    assert!(row["tools"].as_u64().unwrap() > 0 && row["restarts"] == 0 && row["messages"] == 0, "{row:#}");
+    assert_eq!(home.processes(), Vec::<i32>::new());
+    assert_eq!(variable(&home, "alice", "API_KEY"), "given-key");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn what_is_not_asked_for_is_refused_with_what_is_and_nothing_is_changed() {
+    let home = home();
+    let outcome = configure(&home, &["notes", "API_KEY=x"]).exits(3);
+    assert!(outcome.stderr.contains("no satellite is running"), "{outcome:#?}");
+    let config = two_users(&home);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    wait_others(&home);
+    let long = format!("PIN={}", "x".repeat(70_000));
+    for (args, said) in [
+        (&["notes", "--user", "alice", "PIN=1", "sk-in-the-wrong-place=2"][..], "what it asks for: API_KEY, PIN"),
+        (&["notes", "--user", "alice", "sk-in-the-wrong-place"], "what it asks for: API_KEY, PIN"),
+        (&["notes", "--user", "alice", "--unset", "sk-in-the-wrong-place"], "what it asks for: API_KEY, PIN"),
+        // Names of variables are not the same in upper and lower case.
+        (&["notes", "--user", "alice", "pin=1"], "what it asks for: API_KEY, PIN"),
+        (&["notes", "--user", "alice", "PIN="], "the value of `PIN` is empty"),
+        (&["notes", "--user", "alice", &long], "longer than 64 KiB"),
+        (&["notes", "--user", "alice", "PIN=1", "PIN=2"], "`PIN` is named twice"),
+        (&["notes", "--user", "alice", "=1"], "has no KEY"),
+        (&["other", "--user", "alice", "PIN=1"], "asks for no value of its user"),
+        (&["notes", "PIN=1"], "names 2 servers"),
+        (&["nobody", "PIN=1"], "no server `nobody`"),
+        (&["notes", "--team", "other", "PIN=1"], "no server `notes`"),
+    ] {
+        let outcome = configure(&home, args).exits(2);
+        assert!(outcome.stderr.contains(said), "{said}: {outcome:#?}");
+        assert!(!outcome.stderr.contains("sk-in-the-wrong-place"), "it may be a secret: {outcome:#?}");
+    }
+    assert!(!home.data_dir().join("values.json").exists());
+    assert!(!satellite.process.stderr().contains("sk-in-the-wrong-place"));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn what_was_given_is_removed_with_its_user_or_installation_and_not_by_a_bad_file() {
+    let home = home();
+    let config = two_users(&home);
+    let text = fs::read_to_string(&config).unwrap();
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    wait_others(&home);
+    for user in ["alice", "bob"] {
+        configure(&home, &["notes", "--user", user, "API_KEY=given-key", "PIN=given-pin"]).exits(0);
+    }
+    let kept = || fs::read_to_string(home.data_dir().join("values.json")).unwrap();
+    fs::write(&config, text.replace("slug = \"acme\"", "slug = \"ac me\"")).unwrap();
+    assert_eq!(reload(&home, &mut satellite)["type"], "config.error");
+    assert!(kept().contains("user_alice") && kept().contains("user_bob"));
+
+    // What is not asked for any more is not passed on, and not forgotten.
+    fs::write(&config, text.replace("[\"API_KEY\", \"PIN\"]", "[\"PIN\"]")).unwrap();
+    reload(&home, &mut satellite);
+    home.wait_all_online();
+    assert_eq!(variable(&home, "alice", "API_KEY"), "not set");
+    fs::write(&config, &text).unwrap();
+    reload(&home, &mut satellite);
+    home.wait_all_online();
+    assert_eq!(variable(&home, "alice", "API_KEY"), "given-key");
+
+    // Bob leaves, and comes back as somebody who has given nothing.
+    let without_bob = text.split("[[teams.users]]\nid = \"user_bob\"").next().unwrap().to_owned()
+        + &text[text.find("[[teams.installations]]").unwrap()..];
+    fs::write(&config, &without_bob).unwrap();
+    reload(&home, &mut satellite);
+    assert!(kept().contains("user_alice") && !kept().contains("user_bob"), "{}", kept());
+    fs::write(&config, &text).unwrap();
+    reload(&home, &mut satellite);
+    home.wait_all_online();
+    assert_eq!(variable(&home, "bob", "API_KEY"), "of-bob-in-the-file");
+
+    // The installation goes while no satellite runs.
+    satellite.terminate().exits(0);
+    fs::write(&config, text.replace("id = \"n1\"", "id = \"n2\"").replace("servers.n1", "servers.n2")).unwrap();
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    assert!(!kept().contains("given"), "{}", kept());
+    assert_eq!(row_of(&home, "alice", "notes")["status"], "awaiting_user_config");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_file_of_values_that_cannot_be_read_is_told_and_left_alone() {
+    let home = home();
+    let config = two_users(&home);
+    let args = ["--config", config.to_str().unwrap()];
+    fs::create_dir(home.data_dir()).unwrap();
+    let file = home.data_dir().join("values.json");
+    for broken in
+        [r#"{"version": 1, "teams": {"team_acme": {"user_alice": {"n1": {"PIN": sekrit}}}}}"#, r#"{"version": 2}"#]
+    {
+        fs::write(&file, broken).unwrap();
+        let satellite = home.run(&args);
+        let log = satellite.process.wait_stderr(|log| log.contains("cannot be read; their servers wait for it"));
+        assert!(!log.contains("sekrit"), "{log}");
+        let outcome = configure(&home, &["notes", "--user", "alice", "PIN=1"]).exits(1);
+        assert!(outcome.stderr.contains("values.json` cannot be used"), "{outcome:#?}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), broken);
+        // Once it is mended, or gone, it is used.
+        fs::remove_file(&file).unwrap();
+        configure(&home, &["notes", "--user", "alice", "PIN=1", "API_KEY=2"]).exits(0);
+        assert_eq!(variable(&home, "alice", "PIN"), "1");
+        satellite.terminate().exits(0);
+    }
+}
+
+#[test]
+fn a_remote_server_gets_its_users_value_as_header_or_query_and_keeps_its_session() {
+    let (home, peer) = (Home::new(), Peer::start());
+    let config = home.write(
+        "satellite.toml",
+        &format!(
+            "[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = [{{ id = \"user_alice\", slug = \"alice\" }}]\n\
+             [[teams.installations]]\nid = \"s1\"\nserver = \"search\"\ntransport = \"http\"\nurl = \"{}\"\n\
+             user_required = [\"bearer_token\", \"X-Api-Key\", \"tenant\", \"region\"]\n",
+            peer.url("/mcp?tenant=nobody")
+        ),
+    );
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let row = home.wait_status("search", "awaiting_user_config");
+    assert!(row["status_message"].as_str().unwrap().contains("Authorization X-Api-Key tenant region`"), "{row:#}");
+    for (argument, said) in [
+        ("bearer_token=Bearer x", "begins with `Bearer`"),
+        ("X-Api-Key=a\nb", "one line of printable characters"),
+        ("body=1", "Authorization, X-Api-Key, region, tenant (or bearer_token)"),
+    ] {
+        let outcome = configure(&home, &["search", argument]).exits(2);
+        assert!(outcome.stderr.contains(said), "{said}: {outcome:#?}");
+    }
+    let all = ["search", "bearer_token=first-token", "x-api-key=the-key", "tenant=acme", "query:region=north"];
+    let told = configure(&home, &all).exits(0).stdout;
+    assert!(told.contains("is online"), "{told}");
+    home.satellite(&["call", "search", "echo"]).exits(0);
+    let (mut query, key) = peer.last_head("x-api-key");
+    query = query.replace("region=north&tenant=acme", "tenant=acme&region=north");
+    assert_eq!((query.as_str(), key.as_deref()), ("tenant=acme&region=north", Some("the-key")));
+    assert_eq!(peer.last_call(), "Bearer first-token");
+    assert_eq!(peer.begun(), 1);
+
+    // Another credential is taken on without another session, and a whole header is taken as it is.
+    configure(&home, &["search", "Authorization=Basic c2Vjb25k"]).exits(0);
+    home.satellite(&["call", "search", "echo"]).exits(0);
+    assert_eq!((peer.last_call().as_str(), peer.begun()), ("Basic c2Vjb25k", 1));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_model_is_told_what_the_user_is_to_type() {
+    let home = home();
+    let config = two_users(&home);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    wait_others(&home);
+    let url = satellite.greeted().split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    let mut client = Client::new(&url, Some("sat_alice"));
+    client.initialize();
+    let answer = client.call("execute_mcp_tool", &json!({"tool_path": "notes:echo", "arguments": {}}));
+    let text = answer["result"]["content"][0]["text"].as_str().unwrap();
+    assert!(text.contains("`satellite configure notes-acme-alice-n1 API_KEY PIN`. Ask the user to run"), "{text}");
+
+    // The command does as it is written, up to the value.
+    let command = text.split('`').find(|part| part.starts_with("satellite configure")).unwrap().to_owned();
+    let words: Vec<&str> = command.split(' ').skip(1).collect();
+    let outcome = home.satellite(&words).exits(2);
+    assert!(outcome.stderr.contains("only one value can be read from stdin"), "{outcome:#?}");
+    configure(&home, &["notes", "--user", "alice", "API_KEY=a-key", "PIN=a-pin"]).exits(0);
+    let answer = client.call("execute_mcp_tool", &json!({"tool_path": "notes:echo", "arguments": {"text": "now"}}));
+    assert_eq!(answer["result"]["structuredContent"]["text"], "now", "{answer:#}");
+    satellite.terminate().exits(0);
+}
+
+/// A terminal: our end of it, and the path of the other one.
+fn terminal() -> (OwnedFd, PathBuf) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let path = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
+    (ours, path.into())
+}
+
+/// Whether what is typed there is shown.
+fn echoes(terminal: &impl AsFd) -> bool {
+    use rustix::termios::{LocalModes, tcgetattr};
+    tcgetattr(terminal).unwrap().local_modes.contains(LocalModes::ECHO)
+}
+
+#[test]
+fn a_value_that_is_typed_on_a_terminal_is_not_shown_and_the_terminal_is_given_back() {
+    let home = home();
+    let config = two_users(&home);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    wait_others(&home);
+    let prompt = |key: &str| format!("{key} of notes-acme-alice-n1 (it is not shown): ");
+    let begin = |path: &Path| {
+        let mut command = home.command(&["configure", "notes", "--user", "alice", "API_KEY", "PIN"]);
+        let tty = fs::File::options().read(true).write(true).open(path).unwrap();
+        command.arg("--data-dir").arg(home.data_dir()).stdin(Stdio::from(tty));
+        home.start(command)
+    };
+    let (ours, path) = terminal();
+    let kept_open = fs::File::options().read(true).open(&path).unwrap();
+    let mut typing = fs::File::from(ours.try_clone().unwrap());
+
+    // Whoever gives up changes nothing.
+    let mut asking = begin(&path);
+    asking.wait_stderr(|text| text.contains(&prompt("API_KEY")));
+    wait_for("a terminal that shows nothing", || (!echoes(&kept_open)).then_some(()), String::new);
+    asking.signal(nix::sys::signal::Signal::SIGINT);
+    let outcome = asking.finish().exits(1);
+    assert!(outcome.stderr.contains("nothing was changed"), "{outcome:#?}");
+    assert!(echoes(&kept_open));
+
+    let asking = begin(&path);
+    asking.wait_stderr(|text| text.contains(&prompt("API_KEY")));
+    typing.write_all(b"typed-key\n").unwrap();
+    asking.wait_stderr(|text| text.contains(&prompt("PIN")));
+    typing.write_all(b"typed-pin\n").unwrap();
+    let outcome = asking.finish().exits(0);
+    assert!(outcome.stdout.contains("is online"), "{outcome:#?}");
+    assert!(echoes(&kept_open));
+    assert_eq!(
+        (variable(&home, "alice", "API_KEY"), variable(&home, "alice", "PIN")),
+        (json!("typed-key"), json!("typed-pin"))
+    );
+    drop(kept_open);
+    // All that the terminal has shown, now that nobody has the other end.
+    let mut shown = Vec::new();
+    let _ = fs::File::from(ours).read_to_end(&mut shown);
+    assert!(!String::from_utf8_lossy(&shown).contains("typed"), "{shown:?}");
+    satellite.terminate().exits(0);
+}

@@ -1,0 +1,16 @@
+//! The link to a backend: real HTTP to a backend that does as it should or does anything else, and simulated servers whose
+//! statuses say whether its commands had their effect.
+
+#![cfg(all(feature = "cli", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod binary;
+mod commands;
+mod configuration;
+mod peer;
+mod registration;
+mod strange;
+#[path = "../cli/support.rs"]
+#[allow(dead_code, reason = "shared with the tests of the command line")]
+mod support;
+mod yard;

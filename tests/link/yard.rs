@@ -1,0 +1,198 @@
+//! A fleet of simulated servers that does what a backend wants, and the link to that backend.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite::backend::link::{Done, Fleet, InMemory, Link, Options, Specs};
+use mcp_satellite::backend::wire::EventProgress;
+use mcp_satellite::config::{BackendPlan, Base, ConfigErrors, Document, PollIntervals};
+use mcp_satellite::connect::sim::{Script, SimConnector, SimPlan};
+use mcp_satellite::console::api::BackendStatus;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::InstanceConfig;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use super::peer::{Peer, wait_for};
+
+/// See the module.
+pub(crate) struct Yard {
+    pub(crate) fleet: Arc<Servers>,
+    pub(crate) done: Arc<dyn Done>,
+    pub(crate) home: TempDir,
+    pub(crate) plan: BackendPlan,
+}
+
+/// A link that is kept up.
+pub(crate) struct Linked {
+    pub(crate) link: Link,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Linked {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Linked {
+    pub(crate) fn status(&self) -> BackendStatus {
+        self.link.status(0)
+    }
+
+    pub(crate) async fn until(&self, what: &str, is: impl Fn(&BackendStatus) -> bool) -> BackendStatus {
+        wait_for(what, || Some(self.status()).filter(&is)).await
+    }
+
+    /// Waits until what is wrong says this.
+    pub(crate) async fn complains(&self, of: &str) -> String {
+        let told = |status: BackendStatus| status.last_error.filter(|error| error.contains(of));
+        wait_for(of, || told(self.status())).await
+    }
+}
+
+pub(crate) struct Servers {
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) sim: SimConnector,
+    /// Installations whose next runs never answer.
+    pub(crate) hanging: Arc<Mutex<BTreeSet<String>>>,
+    pub(crate) taken: Mutex<Vec<String>>,
+    installed: Mutex<BTreeSet<InstanceId>>,
+    events: Arc<Mutex<Vec<Envelope>>>,
+}
+
+struct Book(Arc<Mutex<Vec<Envelope>>>);
+
+impl EventSink for Book {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        self.0.lock().unwrap().extend(batch.events.iter().cloned());
+        futures::future::ready(Answer::Accepted).boxed()
+    }
+}
+
+impl Yard {
+    /// The backend there takes `token`.
+    pub(crate) async fn new(peer: &Peer, token: Option<&str>) -> Self {
+        let hanging = Arc::new(Mutex::new(BTreeSet::<String>::new()));
+        let hangs = hanging.clone();
+        let sim = SimConnector::with(move |spec, _| {
+            let handshake_never = hangs.lock().unwrap().contains(spec.id.installation.as_str());
+            SimPlan::new(Script { handshake_never, ..Script::default() })
+        });
+        let events = Arc::<Mutex<Vec<Envelope>>>::default();
+        let sink = Arc::new(Book(events.clone()));
+        let options = mcp_satellite_actors::Options::new(Arc::new(sim.clone()), sink, Arc::new(Timestamp::now));
+        let (runtime, _root) = mcp_satellite_actors::start(options).await.unwrap();
+        let fleet = Servers { runtime, sim, hanging, taken: Mutex::default(), installed: Mutex::default(), events };
+        let fast = Duration::from_millis(20);
+        let poll = PollIntervals { immediate: fast, high: fast, normal: fast, idle: fast };
+        let plan = BackendPlan {
+            token: token.map(Secret::from),
+            heartbeat_interval: Duration::from_millis(50),
+            config_interval: Duration::from_millis(50),
+            backoff_max: Duration::from_millis(200),
+            poll,
+            ..BackendPlan::new(peer.url())
+        };
+        let home = tempfile::tempdir().unwrap();
+        Self { fleet: Arc::new(fleet), done: Arc::new(InMemory::default()), home, plan }
+    }
+
+    pub(crate) fn link(&self) -> Linked {
+        self.link_in(self.home.path())
+    }
+
+    pub(crate) fn link_in(&self, data_dir: &Path) -> Linked {
+        let link = Link::new(Options {
+            name: "satellite-0001".to_owned(),
+            plan: self.plan.clone(),
+            data_dir: data_dir.to_owned(),
+            done: self.done.clone(),
+            seed: 1,
+        });
+        let link = link.unwrap();
+        let (running, fleet) = (link.clone(), self.fleet.clone());
+        let task = tokio::spawn(async move { running.run(&*fleet).await });
+        Linked { link, task }
+    }
+}
+
+impl Servers {
+    pub(crate) fn view(&self, installation: &str) -> Option<Arc<InstanceView>> {
+        let snapshot = self.runtime.snapshot();
+        snapshot.iter().find(|view| view.spec.id.installation.as_str() == installation).cloned()
+    }
+
+    pub(crate) async fn online(&self, installation: &str) -> Arc<InstanceView> {
+        let is = || self.view(installation).filter(|view| view.status == Status::Online);
+        wait_for(&format!("{installation} to be online"), is).await
+    }
+
+    /// The configuration's events so far.
+    pub(crate) async fn told(&self) -> Vec<Event> {
+        self.runtime.flush().await;
+        let events = self.events.lock().unwrap();
+        let told = events.iter().map(|envelope| &envelope.event);
+        told.filter(|event| matches!(event, Event::ConfigRefreshed { .. } | Event::ConfigError { .. }))
+            .cloned()
+            .collect()
+    }
+}
+
+impl Fleet for Servers {
+    fn runtime(&self) -> &RuntimeHandle {
+        &self.runtime
+    }
+
+    fn take_on(&self, document: Document, _: Instant) -> BoxFuture<'_, Result<Arc<Specs>, ConfigErrors>> {
+        async move {
+            let plan = document.plan(&Base::default())?;
+            let specs: Specs =
+                plan.instances.into_iter().map(InstanceConfig::merge).map(|spec| (spec.id.clone(), spec)).collect();
+            let wanted: BTreeSet<_> = specs.keys().cloned().collect();
+            let before = std::mem::replace(&mut *self.installed.lock().unwrap(), wanted.clone());
+            for gone in before.difference(&wanted) {
+                self.runtime.uninstall(gone).await.unwrap();
+            }
+            for spec in specs.values() {
+                self.runtime.install(spec.clone()).await.unwrap();
+            }
+            self.runtime.see().await;
+            self.taken.lock().unwrap().push(document.hash);
+            Ok(Arc::new(specs))
+        }
+        .boxed()
+    }
+
+    fn events(&self) -> EventProgress {
+        EventProgress { journalled_through: 7, backlog: 3 }
+    }
+}
+
+/// A configuration of one team `acme` with these users and stdio installations.
+pub(crate) fn config(hash: &str, users: &[&str], installations: &[&str]) -> Value {
+    let users: Vec<_> = users.iter().map(|user| json!({"id": user, "slug": user})).collect();
+    let installation = |id: &&str| json!({"id": id, "server": "files"});
+    let installations: Vec<_> = installations.iter().map(installation).collect();
+    json!({
+        "hash": hash,
+        "servers": {"files": {"command": "files", "env": {"FILES_KEY": "hunter2-of-the-backend"}}},
+        "teams": [{"id": "team_acme", "slug": "acme", "users": users, "installations": installations}],
+    })
+}
+
+pub(crate) fn command(id: &str, kind: &str, payload: &Value) -> Value {
+    json!({"id": id, "command_type": kind, "payload": payload})
+}
