@@ -980,7 +980,10 @@ fn a_configuration_is_watched_unless_it_says_otherwise() {
     assert!(parse("").unwrap().watch && parse("[satellite]\nwatch = true").unwrap().watch);
     assert!(!parse("[satellite]\nwatch = false").unwrap().watch);
     assert!(parse_json(r#"{"mcpServers": {}}"#).unwrap().watch);
-    assert_eq!(messages(&parse("[satellite]\nwatch = \"no\"").unwrap_err()), ["`watch` must be true or false, not a string"]);
+    assert_eq!(
+        messages(&parse("[satellite]\nwatch = \"no\"").unwrap_err()),
+        ["`watch` must be true or false, not a string"]
+    );
 }
 
 #[test]
