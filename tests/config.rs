@@ -1174,6 +1174,7 @@ mod backend {
         let two = team(json!([{"id": "u", "slug": "u"}, {"id": "v", "slug": "v"}]));
         assert!(messages(&files.with(&two).unwrap_err())[0].contains("there are 2"));
     }
+}
 
 #[test]
 fn a_configuration_is_watched_unless_it_says_otherwise() {
