@@ -399,7 +399,10 @@ impl Satellite {
         let config_hash = ConfigHash::of(&specs);
         let whole: Specs = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
-        self.forget_values(&wanted, applied.generation).await;
+        // As long as the backend has told nothing, what is there is not all that there is.
+        if applied.files.backend.is_none() || applied.document.is_some() {
+            self.forget_values(&wanted, applied.generation).await;
+        }
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
         let known = {
@@ -466,8 +469,8 @@ impl Satellite {
         whole
     }
 
-    /// Forgets what users have given for what is not there any more. At the start a plan without any instance may be one
-    /// that is still to come, and forgets nothing.
+    /// Forgets what users have given for what is not there any more. At the start a plan without any instance is more
+    /// likely a mistake, and forgets nothing.
     async fn forget_values(&self, wanted: &HashSet<InstanceId>, generation: u64) {
         if generation == 0 && wanted.is_empty() {
             return;
@@ -594,17 +597,16 @@ impl Satellite {
         if let Some(delivery) = &self.delivery {
             delivery.hurry().await;
         }
-        let told = async {
-            if let Some(link) = &self.link {
-                link.end(self).await;
-            }
-        };
-        let (farewell, ()) = tokio::join!(self.runtime.shutdown(), told);
+        let farewell = self.runtime.shutdown().await;
         if let Some(delivery) = &self.delivery {
             let kept = delivery.finish(self.settings.batch.flush_timeout).await;
             if kept > 0 {
                 tracing::info!(kept, "some events were not taken in time; the next start sends them");
             }
+        }
+        // Whoever says anything after it is taken to live.
+        if let Some(link) = &self.link {
+            link.end(self).await;
         }
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();

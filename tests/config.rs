@@ -14,6 +14,7 @@ use mcp_satellite::config::{
     self, Answers, Auth, ConfigErrors, GatewayLimits, GatewayUser, LISTEN, Listen, Plan, Profile, SinkPlan, Tls,
     TokenHash,
 };
+use mcp_satellite::journal::Limits;
 use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, OnDegraded, Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, OnUpdate, RemoteTransport, Target};
@@ -351,6 +352,36 @@ fn an_empty_file_is_the_defaults() {
     assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, Listen::Anywhere));
     assert_eq!(plan.sink, SinkPlan::Journal);
     assert_eq!((plan.start_permits, plan.instances.len(), plan.warnings.len()), (None, 0, 0));
+}
+
+#[test]
+fn the_journal_is_limited_by_age_size_and_number() {
+    assert_eq!(parse("").unwrap().journal, Limits::default());
+    let text = "[journal]\nevents_age_max = \"7d\"\nsize_max = \"64MiB\"\nserver_logs_max = 1000\nrequest_logs_max = 0\nlogs_age_max = \"12h\"";
+    let expected = Limits {
+        events_age_max: Duration::from_secs(7 * 24 * 3600),
+        size_max: 64 << 20,
+        server_logs_max: 1000,
+        request_logs_max: 0,
+        logs_age_max: Duration::from_secs(12 * 3600),
+    };
+    assert_eq!(parse(text).unwrap().journal, expected);
+    for (text, said) in [
+        ("size_max = \"64KiB\"", "`size_max` leaves no room for what has to be kept"),
+        ("events_age_max = \"0s\"", "`events_age_max` is zero"),
+        ("logs_age_max = 7", "`logs_age_max` is a number"),
+        ("server_logs_max = -1", "`server_logs_max` is -1"),
+        ("keep = 3", "unknown key `keep` in `journal`"),
+    ] {
+        let errors = parse(&format!("[journal]\n{text}")).unwrap_err().to_string();
+        assert!(errors.contains(said), "{errors}");
+    }
+    // Where events go is another matter.
+    assert_eq!(parse("[events]\nsink = \"journal\"").unwrap().sink, SinkPlan::Journal);
+    let errors = parse("[events]\nkeep = 3").unwrap_err().to_string();
+    assert!(errors.contains("`keep` says nothing to this sink"), "{errors}");
+    let plan = parse("[events]\nsink = \"file\"").unwrap();
+    assert_eq!(plan.sink, SinkPlan::File { rotate_bytes: 64 * 1024 * 1024, keep: 8 });
 }
 
 #[test]
@@ -993,4 +1024,175 @@ fn what_a_user_is_to_give_to_a_server_that_is_reached_in_the_clear_is_warned_abo
                 url = \"http://e.com/mcp\"\nuser_required = [\"X-Key\"]\n";
     let warnings = parse(text).unwrap().warnings;
     assert!(matches!(&warnings[..], [warning] if warning.contains("unencrypted")), "{warnings:?}");
+}
+
+mod backend {
+    use mcp_satellite::backend::wire;
+    use mcp_satellite::config::{Base, Document, PollIntervals};
+    use serde_json::json;
+
+    use super::*;
+
+    fn token(name: &str) -> Option<String> {
+        match name {
+            "REGISTRATION" => Some("registration-hunter2".to_owned()),
+            "SPACED" => Some("registration hunter2".to_owned()),
+            _ => environment(name),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Plan, ConfigErrors> {
+        config::parse("satellite.toml", text, &token)
+    }
+
+    #[test]
+    fn a_backend_has_defaults_for_all_but_its_url() {
+        let plan = parse("[backend]\nurl = \"https://backend.example.com/satellites/\"\n").unwrap();
+        let backend = plan.backend.unwrap();
+        assert_eq!((backend.url.as_str(), &backend.token), ("https://backend.example.com/satellites", &None));
+        let seconds = [
+            backend.request_timeout,
+            backend.heartbeat_interval,
+            backend.config_interval,
+            backend.command_timeout,
+            backend.backoff_max,
+            backend.poll.immediate,
+            backend.poll.high,
+            backend.poll.normal,
+            backend.poll.idle,
+        ];
+        assert_eq!(seconds.map(|limit| limit.as_secs()), [10, 30, 300, 60, 300, 2, 10, 30, 60]);
+        assert_eq!(parse("").unwrap().backend, None);
+    }
+
+    #[test]
+    fn everything_of_a_backend_can_be_said() {
+        let text = "[backend]\nurl = \"http://localhost:7400\"\ntoken = \"env:REGISTRATION\"\nrequest_timeout = \"5s\"\n\
+                    heartbeat_interval = \"15s\"\nconfig_interval = \"1h\"\ncommand_timeout = \"2m\"\nbackoff_max = \"1m\"\n\
+                    [backend.poll]\nimmediate = \"1s\"\nhigh = \"2s\"\nnormal = \"3s\"\nidle = \"4s\"\n";
+        let plan = parse(text).unwrap();
+        assert!(plan.warnings[0].contains("http, not https"), "{:?}", plan.warnings);
+        assert!(plan.secret_variables.contains("REGISTRATION"), "no server inherits it");
+        assert!(!format!("{plan:?}").contains("hunter2"));
+        let backend = plan.backend.unwrap();
+        assert_eq!(backend.token.unwrap().expose(), "registration-hunter2");
+        let seconds = |seconds| Duration::from_secs(seconds);
+        let poll = PollIntervals { immediate: seconds(1), high: seconds(2), normal: seconds(3), idle: seconds(4) };
+        assert_eq!((backend.poll, backend.backoff_max), (poll, seconds(60)));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_backend_is_said_with_its_line_and_a_hint() {
+        for (text, line, message, hint) in [
+            ("[backend]\n", 1, "no `url`", "https://"),
+            ("[backend]\nurl = \"http://backend.example.com\"\n", 2, "http, not https", "https://"),
+            ("[backend]\nurl = \"ftp://backend.example.com\"\n", 2, "neither http nor https", "https://"),
+            ("[backend]\nurl = \"https://me:hunter2@backend.example.com\"\n", 2, "user or a password", ""),
+            ("[backend]\nurl = \"https://b.example.com/?key=hunter2\"\n", 2, "a query", "end it before"),
+            ("[backend]\nurl = \"https://b.example.com\"\ntoken = \"hunter2\"\n", 3, "is written out", "env:NAME"),
+            (
+                "[backend]\nurl = \"https://b.example.com\"\ntoken = \"env:UNSET\"\n",
+                3,
+                "`UNSET` is not set",
+                "set UNSET",
+            ),
+            ("[backend]\nurl = \"https://b.example.com\"\ntoken = \"env:SPACED\"\n", 3, "cannot be sent", ""),
+            ("[backend]\nurl = \"https://b.example.com\"\nrequest_timeout = \"0s\"\n", 3, "is zero", ""),
+            (
+                "[backend]\nurl = \"https://b.example.com\"\npoll = { idel = \"1s\" }\n",
+                3,
+                "unknown key `idel`",
+                "`idle`",
+            ),
+            ("[backend]\nurl = \"https://b.example.com\"\n[servers.a]\ncommand = \"a\"\n", 3, "`servers.a`", "remove"),
+            (
+                "[backend]\nurl = \"https://b.example.com\"\n[[teams]]\nid = \"t\"\nslug = \"t\"\n",
+                3,
+                "there are `teams`",
+                "remove",
+            ),
+            ("[backend]\nurl = \"https://b.example.com\"\n[events]\nsink = \"stdout\"\n", 4, "events go to", "remove"),
+            ("[satellite]\nname = \"short\"\n[backend]\nurl = \"https://b.example.com\"\n", 2, "no name", "10 to 32"),
+        ] {
+            let errors = parse(text).unwrap_err();
+            let items = errors.items();
+            assert_eq!(items.len(), 1, "{text}\n{items:?}");
+            assert_eq!(items[0].line, line, "{text}");
+            assert!(items[0].message.contains(message) && items[0].hint.contains(hint), "{items:?}");
+            assert!(!render(&errors).contains("hunter2") && !format!("{items:?}").contains("hunter2"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_mcp_json_beside_a_backend_is_an_error() {
+        let plan = parse("[backend]\nurl = \"https://b.example.com\"\n").unwrap();
+        let errors = plan.merge(parse_json("{\"mcpServers\": {\"a\": {\"command\": \"a\"}}}").unwrap()).unwrap_err();
+        assert!(errors.items()[0].hint.contains("--mcp-json"), "{errors:?}");
+    }
+
+    fn document(text: &serde_json::Value) -> Document {
+        Document::of(&serde_json::from_value::<wire::Config>(text.clone()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_a_backend_gives_is_held_to_what_the_file_says() {
+        let given = json!({
+            "hash": "h", "more": "than we know",
+            "servers": {"files": {"command": "files", "env": {"KEY": "hunter2-key", "LEVEL": null}}},
+            "teams": [{"id": "t", "slug": "t", "users": [{"id": "u", "slug": "u"}],
+                "policy": {"restart": {"window": "7s"}},
+                "installations": [
+                    {"id": "a", "server": "files"},
+                    {"id": "b", "server": "b", "transport": "http", "url": "https://e.com/mcp", "bearer_token": "hunter2-bearer"},
+                ]}],
+        });
+        let given = document(&given);
+        let files = parse("[backend]\nurl = \"https://b.example.com\"\n[policy.restart]\nmax_crashes = 9\n").unwrap();
+        let plan = files.clone().with(&given).unwrap();
+        assert_eq!((plan.instances.len(), plan.teams, plan.users), (2, 1, 1));
+        let restart = &plan.instances[0].policy.restart;
+        assert_eq!((restart.window, restart.max_crashes), (Duration::from_secs(7), 9), "both tiers");
+        let specs: Vec<_> = plan.instances.clone().into_iter().map(InstanceConfig::merge).collect();
+        assert_eq!(exposed(specs[0].env.values()), ["hunter2-key"]);
+        assert_eq!(exposed(specs[1].headers.values()), ["Bearer hunter2-bearer"]);
+        assert!(!format!("{plan:?} {given:?}").contains("hunter2"));
+
+        let strict =
+            parse("[satellite]\nprofile = \"production\"\n[backend]\nurl = \"https://b.example.com\"\n").unwrap();
+        let errors = strict.with(&given).unwrap_err();
+        assert!(messages(&errors)[0].contains("`files` is not allowed"), "{errors:?}");
+    }
+
+    #[test]
+    fn what_a_backend_gives_is_no_way_to_read_the_satellites_secrets() {
+        let server = |member: serde_json::Value| {
+            let mut server = json!({"id": "a", "server": "a", "transport": "http", "url": "https://e.com/mcp"});
+            server.as_object_mut().unwrap().extend(member.as_object().unwrap().clone());
+            let users = json!([{"id": "u", "slug": "u"}]);
+            json!({"hash": "h", "teams": [{"id": "t", "slug": "t", "users": users, "installations": [server]}]})
+        };
+        for member in [
+            json!({"bearer_token": "env:SEARCH_KEY"}),
+            json!({"bearer_token": "file:/etc/passwd"}),
+            json!({"headers": {"X-Key": "env:SEARCH_KEY"}}),
+            json!({"headers": {"X-Key": "Key file:/etc/passwd"}}),
+            json!({"query": {"key": "file:/etc/passwd"}}),
+        ] {
+            let errors = document(&server(member.clone())).plan(&Base::default()).unwrap_err();
+            assert!(messages(&errors)[0].contains("cannot refer to"), "{member}: {errors:?}");
+        }
+    }
+
+    #[test]
+    fn whoever_comes_in_without_authentication_may_be_said_by_the_backend_later() {
+        let text = "[gateway]\nauth = \"none\"\n[backend]\nurl = \"https://b.example.com\"\n";
+        let files = parse(text).unwrap().settled().unwrap();
+        let team = |users: serde_json::Value| {
+            document(&json!({"hash": "h", "teams": [{"id": "t", "slug": "t", "users": users}]}))
+        };
+        let one = team(json!([{"id": "u", "slug": "u"}]));
+        assert!(files.clone().with(&one).is_ok());
+        let two = team(json!([{"id": "u", "slug": "u"}, {"id": "v", "slug": "v"}]));
+        assert!(messages(&files.with(&two).unwrap_err())[0].contains("there are 2"));
+    }
 }

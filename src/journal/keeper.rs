@@ -24,7 +24,7 @@ use rusqlite::ErrorCode;
 use tokio::sync::watch;
 
 use super::gone::Gone;
-use super::mark::Mark;
+use super::mark::{Mark, STEP};
 use super::read::is_damage;
 use super::salvage::{put_aside, salvage};
 use super::schema::SchemaError;
@@ -132,6 +132,7 @@ impl Keeper {
             attended: false,
         };
         let was_there = identity(&keeper.path).is_some();
+        let (reserved, ahead) = (keeper.mark.reserved(), keeper.mark.is_ahead());
         let mut facts = None;
         // An error is the state.
         let _ = keeper.ready(&mut facts);
@@ -139,21 +140,21 @@ impl Keeper {
             // It cannot be opened for writing; what it knows may be read all the same.
             facts = read::open(&keeper.data_dir).ok().flatten().and_then(|connection| read_facts(&connection).ok());
         }
-        keeper.number(was_there, facts);
+        keeper.number(facts, was_there && !ahead, reserved);
         keeper.note_gone();
         keeper.show();
         keeper
     }
 
-    /// Settles the number of the next event: nobody may have seen it on another one.
-    fn number(&mut self, was_there: bool, facts: Option<Facts>) {
-        let reserved = self.mark.reserved();
+    /// Settles the number of the next event: nobody may have seen it on another one. `trusted` is a database that was
+    /// there and has all that anybody saw.
+    fn number(&mut self, facts: Option<Facts>, trusted: bool, reserved: u64) {
         let last = facts.as_ref().map_or(0, |facts| facts.last);
-        let known = facts.is_some() && self.damaged.is_none() && was_there;
-        let used = if known && !self.mark.is_ahead() { last } else { last.max(reserved) };
+        // An older copy that was put back, or a file that was emptied, does not reach to where numbers were reserved.
+        let trusted = trusted && facts.is_some() && self.damaged.is_none() && last.saturating_add(STEP) >= reserved;
+        let used = if trusted { last } else { last.max(reserved) };
         if used > last {
-            let first = if self.damaged.is_some() && last == 0 { 1 } else { last + 1 };
-            self.gone.add(first, used);
+            self.gone.add(last + 1, used);
         }
         self.through = last;
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
@@ -161,8 +162,11 @@ impl Keeper {
             shared.memos = facts.map(|facts| facts.memos).unwrap_or_default();
             shared.appended.send_replace(last);
         }
-        // Numbers that were skipped now are told to be gone: they count as stored.
-        self.mark.note(used, Some(self.store.is_none()));
+        // Nothing is reserved before the first event: a file that is emptied after it is then known from one that was never
+        // filled. Numbers that were skipped now are told to be gone, so they count as stored.
+        if used > 0 {
+            self.mark.note(used, Some(self.store.is_none()));
+        }
     }
 
     fn run(&mut self, inbox: &mpsc::Receiver<Job>) {
@@ -194,7 +198,9 @@ impl Keeper {
                 self.through = self.through.max(last);
                 self.recovered();
                 self.mark.note(last, Some(false));
-                self.make_room();
+                if self.make_room(batch.events.len()) {
+                    self.tidied = None;
+                }
                 self.show();
                 Answer::Accepted
             }
@@ -212,7 +218,11 @@ impl Keeper {
     }
 
     pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
-        self.with(|store| store.sending(settled, sending.clone()))?;
+        match self.with(|store| store.sending(settled, sending.clone())) {
+            // On a full disk delivery goes on with what can be read: it is what makes room.
+            Err(JournalError::Unavailable(_)) if self.store.is_some() => {}
+            outcome => outcome?,
+        }
         self.show();
         Ok(())
     }
@@ -269,12 +279,10 @@ impl Keeper {
     fn with<T>(&mut self, mut act: impl FnMut(&mut Store) -> rusqlite::Result<T>) -> Result<T, JournalError> {
         self.ready(&mut None)?;
         for attempt in 0.. {
-            let delivers = self.delivers();
             let Some(store) = &mut self.store else { break };
             match act(store) {
                 Ok(done) => return Ok(done),
                 Err(error) if attempt == 0 && is_damage(&error) => self.begin_anew(&error)?,
-                Err(error) if attempt == 0 && is_full(&error) => store.squeeze(delivers),
                 Err(error) => return Err(self.failed(&error)),
             }
         }
@@ -348,14 +356,13 @@ impl Keeper {
         self.damaged = Some(aside);
         let last = store.last();
         self.store = Some(store);
-        if let Some((from, to)) = salvaged.lost {
-            self.gone.add(from, to);
-        }
+        salvaged.lost.iter().for_each(|(from, to)| self.gone.add(*from, *to));
         if last < self.through {
             self.gone.add(last + 1, self.through);
         }
         self.note_gone();
         self.recovered();
+        self.show();
         Ok(())
     }
 
@@ -401,16 +408,31 @@ impl Keeper {
         self.shared.delivers.load(Ordering::Acquire)
     }
 
-    /// One step for each batch, so that a batch does not wait long; what it adds is less than what that removes.
-    fn make_room(&mut self) -> bool {
+    /// Makes room for more than the `added` events, so that a batch does not wait for long; the rest goes when nobody
+    /// wants anything. Whether there is a rest.
+    fn make_room(&mut self, added: usize) -> bool {
         let (delivers, size_max) = (self.delivers(), self.limits.size_max);
-        let Some(store) = &mut self.store else { return false };
-        let more = store.make_room(size_max, delivers, &mut self.pruning);
-        if matches!(more, Ok(false)) {
+        let (mut removed, enough) = (0, 2 * added as u64);
+        let more = loop {
+            let Some(store) = &mut self.store else { return false };
+            match store.make_room(size_max, delivers, &mut self.pruning) {
+                Ok(0) => break false,
+                Ok(count) => removed += count,
+                // Damage is dealt with by the next job that meets it.
+                Err(error) => {
+                    tracing::warn!(%error, "cannot make room in the journal");
+                    break false;
+                }
+            }
+            if removed > enough {
+                break true;
+            }
+        };
+        if !more {
             // Told when it is over, so that it is told once.
             self.announce();
         }
-        self.outcome(more)
+        more
     }
 
     fn outcome(&mut self, more: rusqlite::Result<bool>) -> bool {
@@ -434,7 +456,7 @@ impl Keeper {
         let Some(store) = &mut self.store else { return };
         let old = store.prune_old(&limits, now, delivers);
         let mut more = self.outcome(old);
-        more |= self.make_room();
+        more |= self.make_room(0);
         if !more && let Some(store) = &mut self.store {
             let shrunk = store.shrink(limits.size_max);
             more = self.outcome(shrunk);

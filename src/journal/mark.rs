@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// So many numbers are reserved at once.
-const STEP: u64 = 10_000;
+pub(super) const STEP: u64 = 10_000;
 
 #[derive(Debug)]
 pub(super) struct Mark {

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use rusqlite::types::ToSqlOutput;
 use rusqlite::{Connection, OpenFlags, params};
+use serde::Deserialize;
 
-use super::read::{beyond, chunk, is_damage, number};
+use super::read::{Facets, beyond, chunk, is_damage, number};
 use super::store::suffixed;
 
 /// Rows that one transaction takes over.
@@ -37,8 +38,8 @@ pub(super) fn put_aside(path: &Path, now: Timestamp) -> io::Result<PathBuf> {
 #[derive(Debug, Default)]
 pub(super) struct Salvaged {
     pub(super) events: u64,
-    /// Numbers that were skipped, from the first event that was read to the last.
-    pub(super) lost: Option<(u64, u64)>,
+    /// What could not be read between events that could, from where to where.
+    pub(super) lost: Vec<(u64, u64)>,
 }
 
 /// Takes over all that can be read of the database `aside` into the empty one of `into`. What cannot be written ends
@@ -47,6 +48,10 @@ pub(super) fn salvage(aside: &Path, into: &mut Connection) -> Salvaged {
     let mut salvaged = Salvaged::default();
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let Ok(from) = Connection::open_with_flags(aside, flags) else { return salvaged };
+    // Else a file that is shorter than it says is not looked into at all.
+    if from.pragma_update(None, "writable_schema", true).is_err() {
+        return salvaged;
+    }
     if !super::schema::version(&from).is_ok_and(|version| version > 0) {
         return salvaged;
     }
@@ -64,70 +69,80 @@ pub(super) fn salvage(aside: &Path, into: &mut Connection) -> Salvaged {
     }
     let mut after = 0;
     loop {
-        match copy_events(&from, into, after) {
-            Ok((0, None)) => return salvaged,
-            Ok((count, error)) => {
-                if count > 0 {
-                    salvaged.events += count;
-                    after = last(into).unwrap_or(after);
-                    continue;
-                }
-                let Some(_) = error.filter(is_damage) else { return salvaged };
-                let Some(next) = beyond(&from, after) else { return salvaged };
-                if after > 0 {
-                    let from = salvaged.lost.map_or(after + 1, |(from, _)| from);
-                    salvaged.lost = Some((from, next - 1));
-                }
-                after = next - 1;
-            }
+        let copied = match copy_events(&from, into, after) {
+            Ok(copied) => copied,
             Err(error) => {
                 tracing::error!(%error, "what is left of the damaged journal cannot be written");
                 return salvaged;
             }
+        };
+        salvaged.events += copied.count;
+        salvaged.lost.extend(copied.garbled.iter().map(|seq| (*seq, *seq)));
+        if let Some(through) = copied.through {
+            after = through;
+            continue;
         }
+        if copied.error.is_none_or(|error| !is_damage(&error)) {
+            return salvaged;
+        }
+        let Some(next) = beyond(&from, after) else { return salvaged };
+        if after > 0 {
+            salvaged.lost.push((after + 1, next - 1));
+        }
+        after = next - 1;
     }
 }
 
-/// One transaction of events. How many there were, and why there were no more; an error is one of writing.
-fn copy_events(
-    from: &Connection,
-    into: &mut Connection,
-    after: u64,
-) -> rusqlite::Result<(u64, Option<rusqlite::Error>)> {
+/// What one transaction took over.
+#[derive(Default)]
+struct Copied {
+    count: u64,
+    /// The last event that was read; `None` if there was none.
+    through: Option<u64>,
+    /// Those that were read and are no events.
+    garbled: Vec<u64>,
+    /// Why there were no more.
+    error: Option<rusqlite::Error>,
+}
+
+/// As much of an event as tells that it is one.
+#[derive(Deserialize)]
+struct Head {
+    seq: u64,
+}
+
+/// One transaction of events. An error is one of writing.
+fn copy_events(from: &Connection, into: &mut Connection, after: u64) -> rusqlite::Result<Copied> {
     let transaction = into.transaction()?;
-    let (mut count, mut failed) = (0, None);
+    let (mut copied, mut failed) = (Copied::default(), None);
     let read = {
         let mut insert = transaction.prepare_cached(
-            "INSERT OR IGNORE INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            "INSERT OR IGNORE INTO events (seq, at, type, team, user, instance, server, body)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
         )?;
         chunk(from, after, STEP, |row| {
-            let body = row.body()?;
-            let facets = row.facets();
-            let values = params![
-                number(row.seq),
-                row.at()?,
-                facets.kind,
-                facets.team,
-                facets.user,
-                facets.instance,
-                facets.server,
-                body
-            ];
-            match insert.execute(values) {
-                Ok(_) => count += 1,
-                Err(error) => {
+            let (body, at, facets) = (row.body()?, row.at()?, row.facets());
+            copied.through = Some(row.seq);
+            if serde_json::from_str::<Head>(body).is_ok_and(|head| head.seq == row.seq) {
+                let Facets { kind, team, user, instance, server } = facets;
+                let inserted = insert.execute(params![number(row.seq), at, kind, team, user, instance, server, body]);
+                copied.count += 1;
+                inserted.map(drop).map_err(|error| {
                     failed = Some(error);
-                    return Err(rusqlite::Error::InvalidQuery);
-                }
+                    rusqlite::Error::InvalidQuery
+                })
+            } else {
+                copied.garbled.push(row.seq);
+                Ok(())
             }
-            Ok(())
         })
     };
     if let Some(error) = failed {
         return Err(error);
     }
     transaction.commit()?;
-    Ok((count, read.err()))
+    copied.error = read.err();
+    Ok(copied)
 }
 
 /// All of a table, up to its first damage.
@@ -150,9 +165,4 @@ fn copy_table(from: &Connection, into: &mut Connection, table: &str, columns: &s
     let outcome = read();
     transaction.commit()?;
     outcome
-}
-
-fn last(connection: &Connection) -> Option<u64> {
-    let last = connection.query_row("SELECT max(seq) FROM events", [], |row| row.get::<_, Option<i64>>(0));
-    last.ok().flatten().map(i64::unsigned_abs)
 }

@@ -30,6 +30,8 @@ const WAL_MAX: u64 = 64 << 20;
 const READER_PATIENCE: Duration = Duration::from_millis(200);
 /// Rows that one transaction removes for want of room or for their age.
 const PRUNE_MAX: usize = 5_000;
+/// And no fewer than this, of a small journal.
+const PRUNE_MIN: usize = 50;
 /// Room is made down to this part of the limit, so that it is not made for every batch.
 const PRUNE_TO: (u64, u64) = (19, 20);
 /// Pages that are given back to the file system at once.
@@ -59,6 +61,8 @@ pub(super) struct Store {
     /// The last event that was ever stored here, which may be gone by now.
     last: u64,
     delivery: DeliveryState,
+    /// Whether that is not written yet.
+    delivery_pending: bool,
     /// The last event that delivery has seen: it may be on its way, so it is not what goes for want of room.
     handed_out: u64,
     gone: Gone,
@@ -113,6 +117,7 @@ impl Store {
             page_size: page_size.unsigned_abs(),
             last,
             delivery: DeliveryState::default(),
+            delivery_pending: false,
             handed_out: 0,
             gone: Gone::default(),
             body: Vec::new(),
@@ -218,11 +223,15 @@ impl Store {
             request_logs.trim(&transaction, limits.request_logs_max)?;
         }
         write_memos(&transaction, memos)?;
+        if self.delivery_pending {
+            write_delivery(&transaction, &self.delivery)?;
+        }
         if announced {
             set(&transaction, "gone", &gone.to_stored())?;
         }
         transaction.commit()?;
         self.last = last;
+        self.delivery_pending = false;
         self.gone = gone;
         // What was committed stays so, whatever becomes of the checkpoint.
         self.checkpoint_if_long();
@@ -247,14 +256,17 @@ impl Store {
         Ok(rows)
     }
 
+    /// Delivery has got so far. Where that cannot be written it is known all the same, and written with the next
+    /// transaction that succeeds: until then a `kill -9` has events sent again.
     pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> rusqlite::Result<()> {
-        let state = DeliveryState { cursor: self.delivery.cursor.max(settled), sending };
+        self.delivery = DeliveryState { cursor: self.delivery.cursor.max(settled), sending };
+        self.handed_out = self.handed_out.max(self.delivery.cursor);
+        self.delivery_pending = true;
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        set(&transaction, "cursor", &state.cursor)?;
-        set(&transaction, "sending", &state.sending)?;
+        write_delivery(&transaction, &self.delivery)?;
         transaction.commit()?;
-        self.handed_out = self.handed_out.max(state.cursor);
-        self.delivery = state;
+        self.delivery_pending = false;
+        self.checkpoint_if_long();
         Ok(())
     }
 
@@ -301,24 +313,6 @@ impl Store {
         self.gone
     }
 
-    /// The disk is full: what is delivered makes room, and the log is used again from its beginning.
-    pub(super) fn squeeze(&mut self, delivers: bool) {
-        if let Err(error) = self.try_squeeze(delivers) {
-            tracing::debug!(%error, "nothing can be made of the full disk");
-        }
-    }
-
-    fn try_squeeze(&mut self, delivers: bool) -> rusqlite::Result<()> {
-        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
-        if delivers {
-            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            delete_oldest(&transaction, 0, Some(self.delivery.cursor))?;
-            transaction.commit()?;
-            self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
-        }
-        Ok(())
-    }
-
     /// Takes what is in the log into the database: somebody has deleted the log.
     pub(super) fn rescue(&mut self) {
         if let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
@@ -343,38 +337,40 @@ impl Store {
         Ok((value("PRAGMA page_count")?, value("PRAGMA freelist_count")?))
     }
 
-    /// Makes room if there is too much, in one step; whether there is more to do. What is delivered goes first, then the
-    /// oldest of what is not, which is counted if `delivers`.
-    pub(super) fn make_room(&mut self, size_max: u64, delivers: bool, pruning: &mut Pruning) -> rusqlite::Result<bool> {
+    /// Makes room if there is too much, in one step; how many events went, 0 if it is done. What is delivered goes first,
+    /// then the oldest of what is not, which is told if `delivers`.
+    pub(super) fn make_room(&mut self, size_max: u64, delivers: bool, pruning: &mut Pruning) -> rusqlite::Result<u64> {
         let (pages, free) = self.pages()?;
         let used = (pages - free.min(pages)) * self.page_size;
         let limit = if pruning.under_way { size_max / PRUNE_TO.1 * PRUNE_TO.0 } else { size_max };
         if used <= limit {
             pruning.under_way = false;
-            return Ok(false);
+            return Ok(0);
         }
-        pruning.under_way = true;
-        let held = if delivers { (self.delivery.cursor, self.handed_out) } else { (0, 0) };
+        let Extent { first, last, .. } = self.extent()?;
+        let count = last.unwrap_or(0).saturating_sub(first.unwrap_or(0));
+        let step = usize::try_from(count / PRUNE_TO.1).unwrap_or(PRUNE_MAX).clamp(PRUNE_MIN, PRUNE_MAX);
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut told = self.gone.clone();
-        let mut gone = delete_oldest(&transaction, 0, if delivers { Some(held.0) } else { None })?;
-        if gone.is_none() && delivers {
-            gone = delete_oldest(&transaction, held.1, None)?;
-            if let Some(gone) = &gone {
-                told.add(gone.first, gone.last);
-                set(&transaction, "gone", &told.to_stored())?;
-                pruning.unsent += gone.count;
+        let mut gone = self.gone.clone();
+        let mut unsent = 0;
+        let settled = if delivers { self.delivery.cursor } else { u64::MAX };
+        let mut removed = delete_oldest(&transaction, 0, settled, step)?;
+        if removed.is_none() && delivers {
+            removed = delete_oldest(&transaction, self.handed_out, u64::MAX, step)?;
+            if let Some(removed) = &removed {
+                gone.add(removed.first, removed.last);
+                set(&transaction, "gone", &gone.to_stored())?;
+                unsent = removed.count;
             }
         }
-        if gone.is_some() {
-            set(&transaction, "last", &self.last)?;
-        }
+        set(&transaction, "last", &self.last)?;
         transaction.commit()?;
-        self.gone = told;
+        self.gone = gone;
+        pruning.unsent += unsent;
         self.checkpoint_if_long();
         // Where nothing can go it is the rest that is too large, and trying again changes nothing.
-        pruning.under_way = gone.is_some();
-        Ok(gone.is_some())
+        pruning.under_way = removed.is_some();
+        Ok(removed.map_or(0, |removed| removed.count))
     }
 
     /// Removes what is too old, in one step; whether there is more to do.
@@ -419,7 +415,12 @@ impl Store {
         if free < VACUUM_STEP / 2 || !too_many {
             return Ok(false);
         }
-        self.connection.execute_batch(&format!("PRAGMA incremental_vacuum({VACUUM_STEP})"))?;
+        // A row for each page.
+        let mut vacuum = self.connection.prepare(&format!("PRAGMA incremental_vacuum({VACUUM_STEP})"))?;
+        let mut rows = vacuum.query([])?;
+        while rows.next()?.is_some() {}
+        drop(rows);
+        drop(vacuum);
         self.checkpoint_if_long();
         Ok(self.pages()?.0 < pages)
     }
@@ -461,12 +462,17 @@ struct Removed {
     count: u64,
 }
 
-/// Deletes the oldest events after `after` and, if given, up to `through`.
-fn delete_oldest(transaction: &Transaction<'_>, after: u64, through: Option<u64>) -> rusqlite::Result<Option<Removed>> {
-    let through = through.map_or(i64::MAX, number);
+/// Deletes the oldest events after `after` and up to `through`, at most `max`.
+fn delete_oldest(
+    transaction: &Transaction<'_>,
+    after: u64,
+    through: u64,
+    max: usize,
+) -> rusqlite::Result<Option<Removed>> {
     let range = transaction.query_row(
-        "SELECT min(seq), max(seq), count(*) FROM (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
-        params![number(after), through, PRUNE_MAX as i64],
+        "SELECT min(seq), max(seq), count(*) FROM
+         (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
+        params![number(after), number(through), i64::try_from(max).unwrap_or(i64::MAX)],
         |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, i64>(2)?)),
     )?;
     let (Some(first), Some(last), count) = range else { return Ok(None) };
@@ -556,6 +562,11 @@ fn write_memos(transaction: &Transaction<'_>, memos: &Memos) -> rusqlite::Result
         };
     }
     Ok(())
+}
+
+fn write_delivery(transaction: &Transaction<'_>, state: &DeliveryState) -> rusqlite::Result<()> {
+    set(transaction, "cursor", &state.cursor)?;
+    set(transaction, "sending", &state.sending)
 }
 
 /// What is known without writing anything.

@@ -1,9 +1,13 @@
 //! Bodies that mean harm, or nothing.
 
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpStream;
+
 use futures::stream;
 use mcp_satellite::backend::server::schema::Form;
 use reqwest::{Body, Method};
 use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
 
 use super::support::{World, numbered};
 
@@ -71,6 +75,30 @@ async fn a_batch_that_is_too_large_is_told_so_however_large_it_is() {
     let pieces = stream::iter((0..2000).map(|_| Ok::<_, std::io::Error>(vec![b' '; 10_000])));
     send(Body::wrap_stream(pieces)).await.refused(413, "10000 bytes");
     world.send(&satellite, "2", &numbered([2])).await.is(200, Form::EventsTaken);
+}
+
+/// A client that looks at nothing before it has sent everything.
+fn send_all_then_read(address: &str, head: &str, bytes: usize) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(format!("{head}Content-Length: {bytes}\r\nConnection: close\r\n\r\n").as_bytes())?;
+    for _ in 0..bytes / 10_000 {
+        stream.write_all(&[b' '; 10_000])?;
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[tokio::test]
+async fn who_sends_everything_before_reading_hears_why_it_was_too_much() {
+    let world = World::with_events_of(10_000).await;
+    let satellite = world.satellite("first-satellite").await;
+    let address = world.url().strip_prefix("http://").unwrap().to_owned();
+    let (id, key) = (&satellite.id, &satellite.key);
+    let head =
+        format!("POST /api/satellites/{id}/events HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {key}\r\n");
+    let answer = spawn_blocking(move || send_all_then_read(&address, &head, 20_000_000)).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
 }
 
 #[tokio::test]

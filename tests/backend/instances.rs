@@ -46,7 +46,8 @@ impl<S: Stream<Item = reqwest::Result<bytes::Bytes>> + Unpin> Following<S> {
                 });
             }
             let chunk = timeout(GIVE_UP, self.chunks.next()).await.unwrap();
-            self.text.push_str(std::str::from_utf8(&chunk?.ok()?).unwrap());
+            // A stream that breaks off has not ended.
+            self.text.push_str(std::str::from_utf8(&chunk?.unwrap()).unwrap());
         }
     }
 

@@ -1,5 +1,6 @@
 //! What a backend has acknowledged it knows after its end.
 
+use jiff::SignedDuration;
 use mcp_satellite::backend::server::schema::Form;
 use mcp_satellite::backend::server::{Backend, OpenError};
 use reqwest::Method;
@@ -70,4 +71,23 @@ async fn a_second_backend_on_the_same_directory_does_not_start() {
     let refused = Backend::open(world.settings()).await.map(|_| ()).unwrap_err();
     assert!(matches!(refused, OpenError::InUse(_)), "{refused}");
     assert!(refused.to_string().contains("already running"), "{refused}");
+}
+
+#[tokio::test]
+async fn what_is_older_than_thirty_days_goes_and_nothing_else() {
+    let mut world = World::new().await;
+    let satellite = world.satellite("first-satellite").await;
+    world.queue(&satellite, &json!({"id": "open", "command_type": "dance"})).await.is(201, Form::CommandState);
+    world.send(&satellite, "1", &[status(1, "a", "online")]).await.is(200, Form::EventsTaken);
+    world.pass(SignedDuration::from_hours(30 * 24));
+    world.send(&satellite, "2", &[status(2, "b", "online")]).await.is(200, Form::EventsTaken);
+    world.pass(SignedDuration::from_secs(1));
+    world.restart().await;
+    while world.seqs(&satellite).await.len() > 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.seqs(&satellite).await, [2]);
+    assert_eq!(world.to_do(&satellite).await, ["open"]);
+    let instances = world.admin(Method::GET, "instances").send().await.is(200, Form::Instances);
+    assert_eq!(instances["instances"].as_array().unwrap().len(), 2);
 }

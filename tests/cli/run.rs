@@ -235,7 +235,7 @@ fn its_data_is_for_its_owner_only() {
     home.events();
     let mode = |path: &str| fs::metadata(home.data_dir().join(path)).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(""), 0o700);
-    for file in ["control.sock", "events.jsonl", "lock"] {
+    for file in ["control.sock", "journal/journal.db", "journal/journal.db-wal", "journal/seq", "lock"] {
         assert_eq!(mode(file), 0o600, "{file}");
     }
     satellite.terminate().exits(0);

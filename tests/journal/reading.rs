@@ -135,14 +135,14 @@ async fn readers_beside_a_writer_miss_nothing_and_see_nothing_twice() {
             let seqs = stored(&path);
             let now = seqs.len() as u64;
             assert!(now >= count, "what was there is still there");
-            assert_eq!(seqs, range(1..=now));
+            same(seqs, range(1..=now));
             count = now;
         }
     });
     for seq in (1..=LAST).step_by(100) {
         assert_eq!(journal.append(batch(seq..=seq + 99)).await, Answer::Accepted);
     }
-    assert_eq!(follower.join().unwrap(), range(1..=LAST));
+    same(follower.join().unwrap(), range(1..=LAST));
     reader.join().unwrap();
 }
 
@@ -158,5 +158,5 @@ async fn a_reader_that_stays_in_its_transaction_holds_up_nobody() {
     let journal = home.open();
     append_all(&journal, 11..=5_000).await;
     assert_eq!(count(&sqlite), 10, "it sees the moment at which it began");
-    assert_eq!(home.stored(), range(1..=5_000));
+    same(home.stored(), range(1..=5_000));
 }

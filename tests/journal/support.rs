@@ -176,6 +176,22 @@ pub(crate) fn is_ok(journal: &Journal) -> JournalStatus {
     status
 }
 
+/// That two lists of numbers are the same, told in ranges if they are not.
+#[track_caller]
+pub(crate) fn same(found: impl IntoIterator<Item = u64>, expected: impl IntoIterator<Item = u64>) {
+    let ranges = |numbers: Vec<u64>| {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for number in numbers {
+            match ranges.last_mut() {
+                Some(last) if last.1 + 1 == number => last.1 = number,
+                _ => ranges.push((number, number)),
+            }
+        }
+        ranges
+    };
+    assert_eq!(ranges(found.into_iter().collect()), ranges(expected.into_iter().collect()));
+}
+
 /// What a journal tells to be gone.
 #[derive(Clone, Default)]
 pub(crate) struct Told(Arc<Mutex<Vec<(u64, u64)>>>);

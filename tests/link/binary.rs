@@ -46,6 +46,8 @@ impl<'a> Backend<'a> {
     fn ask(&self, method: &Method, path: &str, body: Option<&Value>) -> Value {
         let token = fs::read_to_string(self.data.join("admin-token")).unwrap();
         let url = format!("{}/api/admin/{path}", self.url);
+        // An error says that there is one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let asking = async {
             let client = reqwest::Client::builder().no_proxy().build().unwrap();
             let mut request = client.request(method.clone(), url).bearer_auth(token.trim());
@@ -234,7 +236,7 @@ fn a_satellite_whose_key_is_taken_away_says_what_to_do_and_comes_back_with_anoth
     wait_for("what to do", told, || status(&home));
     // Its file is looked at, like every other with a credential in it.
     backend.token("token");
-    backend.wait_satellite("satellite-0001", "it to come back", |one| one["instances"]["online"] == 1);
+    backend.wait_satellite("satellite-0001", "it to come back", |one| one["heartbeat"]["counts"]["online"] == 1);
     assert_eq!(pid(&home.row("notes").unwrap()), pid(&before), "supervision has not noticed");
     satellite.signal(Signal::SIGTERM);
     satellite.ended().exits(0);

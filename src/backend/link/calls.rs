@@ -106,7 +106,7 @@ impl Backend {
     ) -> Result<Commands, CallError> {
         let mut query = vec![("limit", limit.to_string())];
         query.extend(last_poll.map(|last_poll| ("last_poll", format!("{last_poll:.3}"))));
-        let call = self.to(Method::GET, &[&key.satellite_id, "commands"], &query, &key.api_key);
+        let call = self.to(Method::GET, &[&key.satellite_id, "commands"], &query, &key.secret);
         self.answer(call, ANSWER_MAX).await
     }
 
@@ -152,7 +152,7 @@ impl Backend {
 
     fn call_as(&self, key: &Key, method: Method, path: &[&str]) -> Call {
         let path: Vec<&str> = std::iter::once(&*key.satellite_id).chain(path.iter().copied()).collect();
-        self.call(method, &path, &key.api_key)
+        self.call(method, &path, &key.secret)
     }
 
     fn call(&self, method: Method, path: &[&str], bearer: &Secret) -> Call {

@@ -121,12 +121,12 @@ pub(super) async fn bring_about(
         Task::HealthCheck(_) => acting.each(&scope, |view| acting.validate(view)).await,
     };
     match became {
-        Ok(became) => summary(became),
+        Ok(became) => summary(&became),
         Err(error) => CommandResult { status: Outcome::Failed, result: Map::new(), error: Some(error), duration_ms: 0 },
     }
 }
 
-fn summary(became: Vec<Became>) -> CommandResult {
+fn summary(became: &[Became]) -> CommandResult {
     let of = became.len();
     let wrong: Vec<&Became> = became.iter().filter(|one| one.wrong.is_some()).collect();
     let first = wrong.first().map(|one| (one.view.spec.name.to_string(), one.wrong.clone().unwrap_or_default()));

@@ -30,9 +30,9 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
     }
 }
 
-/// The last one.
+/// The last one, if there is anybody to hear it.
 pub(super) async fn last(link: &Shared, fleet: &dyn Fleet) {
-    let Some(key) = link.key.borrow().clone() else { return };
+    let Some(key) = link.key.borrow().clone().filter(|_| link.contact.now().connected) else { return };
     let said = async {
         let body = make(link, fleet, "stopping").await;
         link.backend.heartbeat(&key, &body).await.map_err(|error| error.to_string())

@@ -20,7 +20,8 @@ pub(super) struct Key {
     /// Of the backend that has given it.
     pub(super) url: String,
     pub(super) satellite_id: String,
-    pub(super) api_key: Secret,
+    /// Its bearer token.
+    pub(super) secret: Secret,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -60,13 +61,13 @@ pub(super) fn load(data_dir: &Path, url: &str) -> Kept {
     if !is_id(&satellite_id) || !is_sendable(&api_key) {
         return Kept::Damaged("its id or its key cannot be sent".to_owned());
     }
-    Kept::Key(Key { url: of, satellite_id, api_key: api_key.into() })
+    Kept::Key(Key { url: of, satellite_id, secret: api_key.into() })
 }
 
 /// Keeps it. Whoever reads the file finds all of it, or what was there before.
 pub(super) fn store(data_dir: &Path, key: &Key) -> std::io::Result<()> {
-    let Key { url, satellite_id, api_key } = key;
-    let stored = Stored { url: url.clone(), satellite_id: satellite_id.clone(), api_key: api_key.expose().to_owned() };
+    let Key { url, satellite_id, secret } = key;
+    let stored = Stored { url: url.clone(), satellite_id: satellite_id.clone(), api_key: secret.expose().to_owned() };
     replace(&data_dir.join(KEY_FILE), &serde_json::to_vec_pretty(&stored)?)
 }
 
@@ -143,7 +144,7 @@ mod tests {
     const URL: &str = "https://backend.example.com";
 
     fn key() -> Key {
-        Key { url: URL.to_owned(), satellite_id: "sat-1".to_owned(), api_key: "0123456789abcdef".into() }
+        Key { url: URL.to_owned(), satellite_id: "sat-1".to_owned(), secret: "0123456789abcdef".into() }
     }
 
     #[test]

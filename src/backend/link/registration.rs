@@ -123,7 +123,7 @@ async fn register(link: &Shared, token: Option<&Secret>) -> Result<(), Trouble> 
         let reason = "an id or a key that cannot be used".to_owned();
         return Err(Trouble::There(CallError::Malformed { to: link.plan.url.clone(), reason }));
     }
-    let key = Key { url: link.plan.url.clone(), satellite_id, api_key: api_key.into() };
+    let key = Key { url: link.plan.url.clone(), satellite_id, secret: api_key.into() };
     let (data_dir, kept) = (link.data_dir.clone(), key.clone());
     let stored = tokio::task::spawn_blocking(move || key::store(&data_dir, &kept)).await;
     if let Err(error) = stored.unwrap_or_else(|error| Err(std::io::Error::other(error))) {

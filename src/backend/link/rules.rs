@@ -356,7 +356,7 @@ mod tests {
         for (delay, wanted) in delays.iter().zip([4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0, 300.0]) {
             assert!((wanted * 0.9..=wanted * 1.1).contains(delay), "{delay} for {wanted}");
         }
-        assert!(delays[7] != delays[8] && delays[8] != delays[9], "{delays:?}");
+        assert!((delays[7] - delays[8]).abs() > 0.001 && (delays[8] - delays[9]).abs() > 0.001, "{delays:?}");
         assert!(pace.is_failing());
         assert_eq!(pace.answered(&answer(PollingMode::Immediate, None, &[]), 10).as_secs(), 2);
         assert!(!pace.is_failing());
@@ -386,9 +386,8 @@ mod tests {
     #[test]
     fn a_backoff_begins_again_after_a_success() {
         let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
-        let mut delays = [(); 4].map(|()| backoff.failed(None).as_secs_f64().round() as u64);
-        delays.sort_unstable();
-        assert!(delays[0] <= 3 && delays[3] >= 14, "{delays:?}");
+        let delays = [(); 4].map(|()| backoff.failed(None).as_secs());
+        assert!(delays[0] <= 2 && delays[3] >= 14, "{delays:?}");
         backoff.succeeded();
         assert!(backoff.failed(None) < Duration::from_secs(3));
     }
@@ -455,8 +454,8 @@ mod tests {
 
     #[test]
     fn the_most_urgent_runs_first_and_equals_in_the_order_in_which_they_came() {
-        let mut lanes = Lanes::new(1);
         use Priority::{High, Immediate, Low, Normal};
+        let mut lanes = Lanes::new(1);
         for (id, priority) in [("l", Low), ("n1", Normal), ("n2", Normal), ("i", Immediate), ("h", High)] {
             lanes.push(id, scope(id, "", ""), priority);
         }
@@ -484,16 +483,13 @@ mod tests {
 
     #[test]
     fn every_status_is_or_is_not_the_effect_of_every_command() {
-        let mut table = String::new();
-        for status in Status::ALL {
-            table += &format!("{status:>20}");
-            for effect in [Effect::Up, Effect::Configured, Effect::Down] {
-                let seen = Seen { status, wants_to_run: true, has_process: false, is_new: true };
-                table += &format!("  {:?} {:?}", effect, verdict(effect, seen));
-            }
-            table.push('\n');
-        }
-        insta::assert_snapshot!(table);
+        let row = |status: Status| {
+            let seen = Seen { status, wants_to_run: true, has_process: false, is_new: true };
+            let [up, configured, down] =
+                [Effect::Up, Effect::Configured, Effect::Down].map(|effect| verdict(effect, seen));
+            format!("{status:>20}  Up {up:?}  Configured {configured:?}  Down {down:?}")
+        };
+        insta::assert_snapshot!(Status::ALL.map(row).join("\n"));
         let seen =
             |wants_to_run, has_process, is_new| Seen { status: Status::Online, wants_to_run, has_process, is_new };
         assert_eq!(verdict(Effect::Up, seen(true, true, false)), Verdict::Coming, "still the run of before");

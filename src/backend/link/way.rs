@@ -32,7 +32,7 @@ impl Way {
             Some((of, sink)) if Arc::ptr_eq(of, &key) => return Ok(sink.clone()),
             Some(_) | None => {}
         }
-        let made = HttpSink::new(&self.link.backend.events(&key), Some(&key.api_key));
+        let made = HttpSink::new(&self.link.backend.events(&key), Some(&key.secret));
         let made = made.map_err(|error| error.to_string())?.with_timeout(self.link.plan.request_timeout);
         *sink = Some((key, made.clone()));
         Ok(made)

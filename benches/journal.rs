@@ -1,0 +1,185 @@
+//! How fast events are on disk: into the journal alone and through the whole of a satellite, beside the same events written as
+//! lines to a file. And how long a satellite with a million of them takes to open it.
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use mcp_satellite::connect::sim::{Script, SimConnector};
+use mcp_satellite::journal::{self, Journal, JournalSink, Limits, Query};
+use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::seam::{Answer, Batch};
+
+use common::{Report, median, number, quantile, spec, start, time};
+
+/// A bench that was not optimized is a look at whether it works.
+const EVENTS: u64 = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
+
+/// As many as the batcher hands over at most.
+const BATCH: u64 = 2_000;
+
+/// Of the whole way, only every so many emits is timed: a look at the clock costs as much as an emit.
+const TIMED: u64 = 16;
+
+fn main() {
+    let mut report =
+        Report::new("journal", ["events", "events/s", "beside a file", "MB per million", "median of emit", "99 %"]);
+    common::tokio_runtime().block_on(measure(&mut report));
+    report.publish();
+}
+
+fn subject() -> Arc<Subject> {
+    Arc::new(Subject::from(&spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default()))))
+}
+
+fn event(of: &Arc<Subject>) -> Event {
+    Event::ToolExecuted {
+        of: Arc::clone(of),
+        tool_name: "echo".to_owned(),
+        duration_ms: 1,
+        success: true,
+        error_message: None,
+    }
+}
+
+/// The batches, made before anything is measured, a piece at a time so that they need not all be in memory.
+fn batches(from: u64, size: u64, of: &Arc<Subject>) -> Vec<Arc<Batch>> {
+    let envelope = |seq| Envelope { seq, timestamp: Timestamp::now(), event: event(of) };
+    let piece = (from..from + 50 * BATCH).step_by(usize::try_from(size).unwrap());
+    piece
+        .map(|first| Arc::new(Batch { id: first, events: (first..first + size).map(envelope).collect() }))
+        .take_while(|batch| batch.id <= EVENTS)
+        .collect()
+}
+
+fn limits() -> Limits {
+    Limits { size_max: 1 << 40, ..Limits::default() }
+}
+
+async fn measure(report: &mut Report) {
+    let home = tempfile::tempdir().unwrap();
+    let subject = subject();
+    let (took, bytes) = lines(&home.path().join("lines"), &subject);
+    let baseline = took;
+    let mut row = |name: &str, took: Duration, bytes: u64, emits: Option<(Duration, Duration)>| {
+        report.row([
+            name.to_owned(),
+            number(EVENTS as f64 / took.as_secs_f64()),
+            format!("{:.2}", baseline.as_secs_f64() / took.as_secs_f64()),
+            number(bytes as f64 / EVENTS as f64),
+            emits.map_or("-".to_owned(), |(median, _)| time(median)),
+            emits.map_or("-".to_owned(), |(_, most)| time(most)),
+        ]);
+    };
+    row("lines of a file", took, bytes, None);
+    for size in [BATCH, 100] {
+        let data_dir = home.path().join(size.to_string());
+        let (took, bytes) = journalled(&data_dir, size, &subject).await;
+        row(&format!("journal, {size} a batch"), took, bytes, None);
+    }
+    let data_dir = home.path().join("through");
+    let (took, bytes, emits) = through(&data_dir, &subject).await;
+    row("emit to journal", took, bytes, Some(emits));
+
+    let opened = opening(&data_dir).await;
+    let read = Instant::now();
+    let count = journal::read(&data_dir, Query::default()).unwrap().count() as u64;
+    assert!(count >= EVENTS, "{count} are stored");
+    let read = read.elapsed();
+    let each = |took: Duration| took.as_secs_f64() * 1e6 / EVENTS as f64;
+    report.goal("an event from emit to disk", 10.0, "µs", each(took));
+    report.goal("median of emit", 1.0, "µs", emits.0.as_secs_f64() * 1e6);
+    report.goal(&format!("opening a journal of {} events", number(EVENTS as f64)), 100.0, "ms", opened);
+    report.goal("reading an event back", 10.0, "µs", each(read));
+}
+
+/// The same events as lines of a file, as fast as one thread can.
+fn lines(path: &Path, of: &Arc<Subject>) -> (Duration, u64) {
+    let mut file = File::create(path).unwrap();
+    let (mut took, mut text) = (Duration::ZERO, Vec::new());
+    for from in (1..=EVENTS).step_by(usize::try_from(50 * BATCH).unwrap()) {
+        let batches = batches(from, BATCH, of);
+        let began = Instant::now();
+        for batch in batches {
+            text.clear();
+            for envelope in &batch.events {
+                serde_json::to_writer(&mut text, envelope).unwrap();
+                text.push(b'\n');
+            }
+            file.write_all(&text).unwrap();
+        }
+        took += began.elapsed();
+    }
+    (took, file.metadata().unwrap().len())
+}
+
+async fn journalled(data_dir: &Path, size: u64, of: &Arc<Subject>) -> (Duration, u64) {
+    let journal = Journal::open(data_dir, limits()).unwrap();
+    let mut took = Duration::ZERO;
+    for from in (1..=EVENTS).step_by(usize::try_from(50 * BATCH).unwrap()) {
+        let batches = batches(from, size, of);
+        let began = Instant::now();
+        for batch in batches {
+            assert_eq!(journal.append(batch).await, Answer::Accepted);
+        }
+        took += began.elapsed();
+    }
+    let began = Instant::now();
+    journal.close().await;
+    (took + began.elapsed(), fs::metadata(journal::database(data_dir)).unwrap().len())
+}
+
+/// Told by one thread, as fast as none is lost.
+async fn through(data_dir: &Path, of: &Arc<Subject>) -> (Duration, u64, (Duration, Duration)) {
+    let journal = Journal::open(data_dir, limits()).unwrap();
+    let sink = JournalSink::new(journal.clone(), None);
+    let runtime = start(SimConnector::new(Script::default()), sink, |_| {}).await;
+    let (emitter, appended) = (runtime.emitter().clone(), journal.appended());
+    let of = Arc::clone(of);
+    let began = Instant::now();
+    let emits = tokio::task::spawn_blocking(move || {
+        let mut emits = Vec::new();
+        for nth in 0..EVENTS {
+            // Half of what there is room for on the way.
+            while nth.is_multiple_of(100) && nth.saturating_sub(*appended.borrow()) > 5_000 {
+                std::thread::yield_now();
+            }
+            let event = event(&of);
+            let began = nth.is_multiple_of(TIMED).then(Instant::now);
+            emitter.emit(event);
+            emits.extend(began.map(|began| began.elapsed()));
+        }
+        emits
+    });
+    let emits = emits.await.unwrap();
+    journal.stored(EVENTS).await;
+    let took = began.elapsed();
+    let statistics = runtime.event_statistics();
+    assert_eq!((statistics.dropped, statistics.failed), (0, 0));
+    runtime.shutdown().await;
+    journal.close().await;
+    let bytes = fs::metadata(journal::database(data_dir)).unwrap().len();
+    (took, bytes, (median(emits.iter().copied()), quantile(emits, 0.99)))
+}
+
+/// The middle one of a few, in milliseconds.
+async fn opening(data_dir: &Path) -> f64 {
+    let mut opened = Vec::new();
+    for _ in 0..5 {
+        let began = Instant::now();
+        let journal = Journal::open(data_dir, limits()).unwrap();
+        assert!(journal.next_seq() > EVENTS);
+        opened.push(began.elapsed());
+        // The next one finds it closed.
+        journal.close().await;
+    }
+    median(opened).as_secs_f64() * 1e3
+}
