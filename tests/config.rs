@@ -1148,7 +1148,7 @@ mod backend {
             let mut server = json!({"id": "a", "server": "a", "transport": "http", "url": "https://e.com/mcp"});
             server.as_object_mut().unwrap().extend(member.as_object().unwrap().clone());
             let users = json!([{"id": "u", "slug": "u"}]);
-            json!({"hash": "h", "teams": [{"id": "t", "slug": "t", "users": users, "installations": [server]}]})
+            json!({"hash": "h", "servers": {}, "teams": [{"id": "t", "slug": "t", "users": users, "installations": [server]}]})
         };
         for member in [
             json!({"bearer_token": "env:SEARCH_KEY"}),
@@ -1167,7 +1167,7 @@ mod backend {
         let text = "[gateway]\nauth = \"none\"\n[backend]\nurl = \"https://b.example.com\"\n";
         let files = parse(text).unwrap().settled().unwrap();
         let team = |users: serde_json::Value| {
-            document(&json!({"hash": "h", "teams": [{"id": "t", "slug": "t", "users": users}]}))
+            document(&json!({"hash": "h", "servers": {}, "teams": [{"id": "t", "slug": "t", "users": users}]}))
         };
         let one = team(json!([{"id": "u", "slug": "u"}]));
         assert!(files.clone().with(&one).is_ok());
