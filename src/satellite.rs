@@ -399,7 +399,11 @@ impl Satellite {
         let config_hash = ConfigHash::of(&specs);
         let whole: Specs = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
-        self.forget_values(&wanted, applied.generation).await;
+        // As long as the backend has told nothing, what is there is not all that there is.
+        let complete = applied.files.backend.is_none() || applied.document.is_some();
+        if complete {
+            self.forget_values(&wanted, applied.generation).await;
+        }
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
         let known = {
@@ -423,7 +427,8 @@ impl Satellite {
             }
             removed.is_ok()
         });
-        let (catalogues, memories, all) = (self.catalogues.clone(), self.memories.clone(), specs.clone());
+        let catalogues = self.catalogues.clone().filter(|_| complete);
+        let (memories, all) = (self.memories.clone(), specs.clone());
         // An error says that it panicked: then nothing is known, and all are started to be discovered.
         let known = tokio::task::spawn_blocking(move || {
             (memories.recall(&all), catalogues.map(|catalogues| catalogues.keep(&all)).unwrap_or_default())
@@ -466,8 +471,8 @@ impl Satellite {
         whole
     }
 
-    /// Forgets what users have given for what is not there any more. At the start a plan without any instance may be one
-    /// that is still to come, and forgets nothing.
+    /// Forgets what users have given for what is not there any more. At the start a plan without any instance is more
+    /// likely a mistake, and forgets nothing.
     async fn forget_values(&self, wanted: &HashSet<InstanceId>, generation: u64) {
         if generation == 0 && wanted.is_empty() {
             return;

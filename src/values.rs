@@ -456,3 +456,143 @@ impl Configurer {
         Ok(required)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use mcp_satellite_actors::model::spec::{Keep, OnUpdate, RemoteTransport};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn config(user: &str, installation: &str) -> InstanceConfig {
+        InstanceConfig {
+            team: "team \"1\"".into(),
+            team_slug: "acme".into(),
+            user: user.into(),
+            user_slug: user.into(),
+            installation: installation.into(),
+            server: "notes".into(),
+            target: Target::Stdio { command: "notes".to_owned(), cwd: None },
+            server_layer: Layer::default(),
+            team_layer: Layer::default(),
+            user_layer: Layer::default(),
+            user_required: vec!["KEY".to_owned(), "PIN".to_owned()],
+            keep: Keep::default(),
+            on_update: OnUpdate::default(),
+            request_logging: true,
+            policy: Arc::default(),
+        }
+    }
+
+    fn remote(required: &[&str]) -> InstanceConfig {
+        let (transport, url) = (RemoteTransport::Http, "http://127.0.0.1/mcp".to_owned());
+        InstanceConfig {
+            target: Target::Remote { transport, url, health_url: None },
+            user_required: required.iter().map(ToString::to_string).collect(),
+            ..config("alice", "n1")
+        }
+    }
+
+    fn set<const N: usize>(pairs: [(&str, &str); N]) -> Change {
+        Change { set: pairs.map(|(key, text)| (key.to_owned(), text.into())).into(), unset: Vec::new() }
+    }
+
+    fn texts(tier: &BTreeMap<String, Secret>) -> Vec<(&str, &str)> {
+        tier.iter().map(|(key, text)| (key.as_str(), text.expose())).collect()
+    }
+
+    fn merged(values: &Values, config: InstanceConfig) -> InstanceSpec {
+        values.merge([config]).1.remove(0)
+    }
+
+    #[test]
+    fn what_is_stored_is_found_again_by_whoever_has_the_same_ids_and_by_nobody_else() {
+        let home = TempDir::new().unwrap();
+        let values = Values::open(home.path());
+        let (alices, bobs) = (config("alice", "n1"), config("b/o\nb", "n1"));
+        values.change(&alices, &set([("KEY", "of \"alice\"\n")])).unwrap();
+        values.change(&bobs, &set([("KEY", "of-bob"), ("PIN", "1")])).unwrap();
+        for values in [values, Values::open(home.path())] {
+            let spec = merged(&values, alices.clone());
+            assert_eq!((texts(&spec.env), spec.missing), (vec![("KEY", "of \"alice\"\n")], vec!["PIN".to_owned()]));
+            assert_eq!(texts(&merged(&values, bobs.clone()).env), [("KEY", "of-bob"), ("PIN", "1")]);
+            assert_eq!(merged(&values, config("alice", "n2")).missing, ["KEY", "PIN"]);
+        }
+    }
+
+    #[test]
+    fn a_change_is_made_as_a_whole_or_not_at_all() {
+        let home = TempDir::new().unwrap();
+        let values = Values::open(home.path());
+        let config = config("alice", "n1");
+        values.change(&config, &set([("KEY", "first")])).unwrap();
+        let bad = Change { unset: vec!["KEY".to_owned()], ..set([("PIN", "1"), ("WRONG", "hush")]) };
+        let error = values.change(&config, &bad).unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("WRONG"));
+        // No directory is there to be written to.
+        let unwritable = Values { directory: home.path().join("gone"), state: Mutex::new(State::read(home.path())) };
+        assert!(matches!(unwritable.change(&config, &set([("PIN", "1")])), Err(Refused::Storage(_))));
+        for values in [&values, &unwritable] {
+            let spec = merged(values, config.clone());
+            assert_eq!((texts(&spec.env), spec.missing), (vec![("KEY", "first")], vec!["PIN".to_owned()]));
+        }
+    }
+
+    #[test]
+    fn a_value_goes_where_its_server_takes_it_also_when_that_is_another_one_now() {
+        let home = TempDir::new().unwrap();
+        let values = Values::open(home.path());
+        values.change(&config("alice", "n1"), &set([("KEY", "two\nlines"), ("PIN", "1234")])).unwrap();
+        // What cannot be sent as a header is missing, not sent in pieces.
+        let spec = merged(&values, remote(&["KEY", "PIN"]));
+        assert_eq!((texts(&spec.headers), spec.missing), (vec![("PIN", "1234")], vec!["KEY".to_owned()]));
+        assert!(spec.env.is_empty());
+
+        let mut in_query = remote(&["PIN"]);
+        in_query.server_layer.query.insert("PIN".to_owned(), Value::plain("0"));
+        let spec = merged(&values, in_query.clone());
+        assert_eq!((texts(&spec.query), spec.headers.len()), (vec![("PIN", "1234")], 0));
+        // Whoever says where it goes is right, and says it once.
+        values.change(&in_query, &set([("header:PIN", "5678")])).unwrap();
+        let spec = merged(&values, in_query);
+        assert_eq!((texts(&spec.query), texts(&spec.headers)), (vec![("PIN", "0")], vec![("PIN", "5678")]));
+    }
+
+    #[test]
+    fn a_bearer_token_is_the_header_that_it_is_in_the_configuration() {
+        let home = TempDir::new().unwrap();
+        let values = Values::open(home.path());
+        let config = remote(&["Authorization"]);
+        let (_, spec) = values.change(&config, &set([("bearer_token", "token-1")])).unwrap();
+        assert_eq!(texts(&spec.headers), [("Authorization", "Bearer token-1")]);
+        assert_eq!(spec.mask.apply("got token-1"), "got [secret]");
+        for values in [&values, &Values::open(home.path())] {
+            assert_eq!(texts(&merged(values, config.clone()).headers), [("Authorization", "Bearer token-1")]);
+        }
+        assert!(values.change(&config, &set([("bearer_token", "bearer x")])).is_err());
+        let (_, spec) = values.change(&config, &Change { unset: vec!["authorization".to_owned()], ..set([]) }).unwrap();
+        assert_eq!(spec.missing, ["Authorization"]);
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten_and_what_cannot_be_read_is_not_overwritten() {
+        let home = TempDir::new().unwrap();
+        let values = Values::open(home.path());
+        let (alices, bobs) = (config("alice", "n1"), config("bob", "n1"));
+        for config in [&alices, &bobs] {
+            values.change(config, &set([("KEY", "value-1")])).unwrap();
+        }
+        values.keep_only(&[id_of(&alices)].into());
+        let again = Values::open(home.path());
+        assert_eq!((merged(&again, alices).missing.len(), merged(&again, bobs.clone()).missing.len()), (1, 2));
+
+        let file = home.path().join(FILE);
+        std::fs::write(&file, "{\"version\": 7, \"teams\": []}").unwrap();
+        let newer = Values::open(home.path());
+        newer.keep_only(&HashSet::new());
+        let refused = newer.change(&bobs, &set([("KEY", "value-2")])).unwrap_err();
+        assert!(refused.to_string().contains("version 7"), "{refused}");
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "{\"version\": 7, \"teams\": []}");
+    }
+}

@@ -1175,3 +1175,23 @@ mod backend {
         assert!(messages(&files.with(&two).unwrap_err())[0].contains("there are 2"));
     }
 }
+
+#[test]
+fn a_configuration_is_watched_unless_it_says_otherwise() {
+    assert!(parse("").unwrap().watch && parse("[satellite]\nwatch = true").unwrap().watch);
+    assert!(!parse("[satellite]\nwatch = false").unwrap().watch);
+    assert!(parse_json(r#"{"mcpServers": {}}"#).unwrap().watch);
+    assert_eq!(
+        messages(&parse("[satellite]\nwatch = \"no\"").unwrap_err()),
+        ["`watch` must be true or false, not a string"]
+    );
+}
+
+#[test]
+fn what_a_user_is_to_give_to_a_server_that_is_reached_in_the_clear_is_warned_about_before_it_is_given() {
+    let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\" }]\n\
+                [[teams.installations]]\nid = \"a\"\nserver = \"a\"\ntransport = \"http\"\n\
+                url = \"http://e.com/mcp\"\nuser_required = [\"X-Key\"]\n";
+    let warnings = parse(text).unwrap().warnings;
+    assert!(matches!(&warnings[..], [warning] if warning.contains("unencrypted")), "{warnings:?}");
+}

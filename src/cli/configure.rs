@@ -24,11 +24,13 @@ const READ_MAX: u64 = 1 << 20;
 A KEY alone is asked for on a terminal, without showing it, or read from stdin:
   satellite configure notes API_KEY
   pass show notes | satellite configure notes API_KEY
-  satellite configure notes API_KEY=env:NOTES_KEY PEM=file:key.pem   read here, once; the value is kept
-  satellite configure notes API_KEY=sk-1234                          seen by whoever lists processes
-The end of the last line is no part of a value. To a remote server a value goes as the header KEY, or as the query
-parameter if its configuration has one of that name; header:KEY or query:KEY says which. bearer_token is the token of
-its header Authorization.")]
+  satellite configure notes API_KEY=env:NOTES_KEY PEM=file:key.pem
+  satellite configure notes API_KEY=sk-1234     whoever lists processes can see it
+
+env:NAME and file:PATH are read here and now, and what they hold is kept. The end of the last line is no part of a value.
+
+To a remote server a value goes as the header KEY, or as the query parameter KEY if its configuration has one; header:KEY \
+and query:KEY say which. bearer_token is the token of its header Authorization.")]
 pub(super) struct Configure {
     #[command(flatten)]
     target: Target,

@@ -3,7 +3,6 @@
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -165,7 +164,7 @@ pub(super) async fn supervise(
     };
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
-    let mut tending = pin!(satellite.tend_credentials());
+    let mut tending = Box::pin(satellite.tend_credentials());
     let mut linked = Box::pin(satellite.tend_link());
     // A server that is removed has its grace; meanwhile a signal is heard all the same.
     let (mut reloading, mut asked) = (None, None);
@@ -180,7 +179,7 @@ pub(super) async fn supervise(
         }
         tokio::select! {
             () = satellite.ended() => {
-                satellite.kill().await;
+                Box::pin(satellite.kill()).await;
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
             () = &mut tending => {}
@@ -199,7 +198,7 @@ pub(super) async fn supervise(
     progress.abort();
     tracing::info!("ending: every server gets its grace; a second signal kills at once");
     tokio::select! {
-        farewell = satellite.shut_down() => {
+        farewell = Box::pin(satellite.shut_down()) => {
             if farewell.events_lost > 0 {
                 tracing::warn!(events = farewell.events_lost, "events could not be delivered");
             }
@@ -209,7 +208,7 @@ pub(super) async fn supervise(
             Ok(DONE)
         }
         () = signals.end() => {
-            satellite.kill().await;
+            Box::pin(satellite.kill()).await;
             Err(Failed::new(FAILED, "killed by a second signal"))
         }
     }

@@ -99,8 +99,8 @@ pub(super) fn picture(reply: &StatusReply) -> String {
 /// What is wrong with the journal, if anything is.
 fn journal(journal: &JournalStatus) -> String {
     let memory = match (&journal.state, &journal.reason) {
-        (JournalState::Memory, Some(reason)) => format!("\nevents are kept in memory only: {reason}"),
-        (JournalState::Memory, None) => "\nevents are kept in memory only".to_owned(),
+        (JournalState::Memory, Some(reason)) => format!("\nevents are not stored, and kept in memory: {reason}"),
+        (JournalState::Memory, None) => "\nevents are not stored, and kept in memory".to_owned(),
         (JournalState::Ok, _) => String::new(),
     };
     let damaged =

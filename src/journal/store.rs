@@ -358,6 +358,8 @@ impl Store {
         if removed.is_none() && delivers {
             removed = delete_oldest(&transaction, self.handed_out, u64::MAX, step)?;
             if let Some(removed) = &removed {
+                // What an announcement among them told is still gone, and nobody has been told.
+                removed.announced.iter().for_each(|(from, to)| gone.add(*from, *to));
                 gone.add(removed.first, removed.last);
                 set(&transaction, "gone", &gone.to_stored())?;
                 unsent = removed.count;
@@ -460,6 +462,8 @@ struct Removed {
     first: u64,
     last: u64,
     count: u64,
+    /// What those of them that announced a gap told.
+    announced: Vec<(u64, u64)>,
 }
 
 /// Deletes the oldest events after `after` and up to `through`, at most `max`.
@@ -476,8 +480,19 @@ fn delete_oldest(
         |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, i64>(2)?)),
     )?;
     let (Some(first), Some(last), count) = range else { return Ok(None) };
+    let announced = {
+        let mut select = transaction
+            .prepare_cached("SELECT body FROM events WHERE seq BETWEEN ?1 AND ?2 AND type = 'events.dropped'")?;
+        let bodies = select.query_map([first, last], |row| row.get::<_, String>(0))?;
+        let range = |body: String| match serde_json::from_str::<Envelope>(&body).ok()?.event {
+            Event::EventsDropped { from_seq, to_seq } => Some((from_seq, to_seq)),
+            _ => None,
+        };
+        bodies.filter_map(|body| body.map(range).transpose()).collect::<rusqlite::Result<_>>()?
+    };
     transaction.execute("DELETE FROM events WHERE seq BETWEEN ?1 AND ?2", [first, last])?;
-    Ok(Some(Removed { first: first.unsigned_abs(), last: last.unsigned_abs(), count: count.unsigned_abs() }))
+    let (first, last, count) = (first.unsigned_abs(), last.unsigned_abs(), count.unsigned_abs());
+    Ok(Some(Removed { first, last, count, announced }))
 }
 
 /// The lines of one kind that a transaction adds, and whose they are.

@@ -72,7 +72,7 @@ async fn a_batch_that_is_too_large_is_told_so_however_large_it_is() {
     send(padded(10_000).into()).await.is(200, Form::EventsTaken);
     send(padded(10_001).into()).await.refused(413, "10000 bytes");
     send(padded(20_000_000).into()).await.refused(413, "10000 bytes");
-    let pieces = stream::iter((0..2000).map(|_| Ok::<_, std::io::Error>(vec![b' '; 10_000])));
+    let pieces = stream::iter((0..2000).map(|_| Ok::<_, io::Error>(vec![b' '; 10_000])));
     send(Body::wrap_stream(pieces)).await.refused(413, "10000 bytes");
     world.send(&satellite, "2", &numbered([2])).await.is(200, Form::EventsTaken);
 }

@@ -346,6 +346,22 @@ fn what_was_given_is_removed_with_its_user_or_installation_and_not_by_a_bad_file
 }
 
 #[test]
+fn what_was_given_is_kept_while_a_backend_has_not_told_what_there_is() {
+    let home = home();
+    let text = "[backend]\nurl = \"http://127.0.0.1:9\"\n";
+    let config = home.write("satellite.toml", text);
+    fs::create_dir(home.data_dir()).unwrap();
+    let file = home.data_dir().join("values.json");
+    let kept = r#"{"version": 1, "teams": {"team_acme": {"user_alice": {"n1": {"PIN": "1"}}}}}"#;
+    fs::write(&file, kept).unwrap();
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.write("satellite.toml", &format!("{text}# another\n"));
+    assert_eq!(reload(&home, &mut satellite)["type"], "config.refreshed");
+    assert_eq!(fs::read_to_string(&file).unwrap(), kept);
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn a_file_of_values_that_cannot_be_read_is_told_and_left_alone() {
     let home = home();
     let config = two_users(&home);

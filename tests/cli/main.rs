@@ -14,6 +14,7 @@ mod events;
 mod help;
 #[allow(dead_code, reason = "shared with the tests of secrets")]
 mod mcp;
+mod memory;
 mod peer;
 mod reload;
 mod remote;

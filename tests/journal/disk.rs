@@ -52,7 +52,8 @@ async fn on_a_full_disk_delivery_goes_on_and_is_not_forgotten() {
     disk.relieve();
     append_all(&journal, 1_001..=1_001).await;
     journal.close().await;
-    assert_eq!(open(disk.path()).delivery().await.unwrap().cursor, 1_000);
+    let state = open(disk.path()).delivery().await.unwrap();
+    assert_eq!((state.cursor, state.sending), (1_000, None));
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ async fn the_outbox_is_read_in_order_behind_the_cursor_and_goes_on_after_a_resta
     let first = journal.outbox(0, 100).await.unwrap();
     same(seqs(&first), range(1..=100));
     assert_eq!(first[0], event_at(1, first[0].timestamp));
-    let sending = Some(Sending { id: 7, first: 1, last: 100, refused: vec![3] });
+    let sending = Some(Sending { id: 77, first: 1, last: 100, refused: vec![50] });
     journal.sending(0, sending.clone()).await.unwrap();
     journal.close().await;
 
@@ -39,6 +39,21 @@ async fn the_outbox_is_read_in_order_behind_the_cursor_and_goes_on_after_a_resta
     assert_eq!(seqs(&journal.outbox(100, 1_000).await.unwrap()), range(101..=250));
     journal.sending(90, None).await.unwrap();
     assert_eq!(journal.delivery().await.unwrap().cursor, 100, "it never goes back");
+}
+
+#[tokio::test]
+async fn where_nobody_was_delivered_to_whoever_is_new_begins_with_what_comes() {
+    let home = Home::new();
+    let journal = home.open();
+    journal.expect_nobody();
+    append_all(&journal, 1..=10).await;
+    journal.close().await;
+    let journal = home.open();
+    journal.expect_delivery();
+    assert_eq!(journal.delivery().await, Ok(DeliveryState { cursor: 10, sending: None }));
+    append_all(&journal, 11..=15).await;
+    journal.close().await;
+    assert_eq!(home.open().delivery().await.unwrap().cursor, 10, "and it is not new any more");
 }
 
 #[tokio::test]
@@ -71,9 +86,6 @@ async fn events_go_their_way_from_memory_while_the_disk_takes_none_and_nothing_w
     assert_eq!(went(), [0; 0], "what is stored is delivered from there");
 
     disk.fill(0);
-    unavailable(sink.send(batch(4..=20_000)).await);
-    assert_eq!(went(), [0; 0], "what is stored is older, and has not been delivered");
-    journal.sending(3, None).await.unwrap();
     assert_eq!(sink.send(batch(4..=20_000)).await, Answer::Accepted);
     same(went(), range(4..=20_000));
     in_memory(&journal);

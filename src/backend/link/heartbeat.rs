@@ -34,7 +34,9 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
 pub(super) async fn last(link: &Shared, fleet: &dyn Fleet) {
     let Some(key) = link.key.borrow().clone().filter(|_| link.contact.now().connected) else { return };
     let said = async {
-        let body = make(link, fleet, "stopping").await;
+        let mut body = make(link, fleet, "stopping").await;
+        // They are gone, and nobody is there any more to say so.
+        body.processes_by_team.values_mut().flatten().for_each(|process| process.pid = None);
         link.backend.heartbeat(&key, &body).await.map_err(|error| error.to_string())
     };
     let said = tokio::time::timeout(LAST_WORD, said).await;

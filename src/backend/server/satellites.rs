@@ -96,8 +96,9 @@ impl Kept {
         let heartbeat = self.heartbeat.as_deref().map(serde_json::from_str::<Heartbeat>).transpose()?;
         let last_heartbeat = self.heartbeat_at.map(restored);
         let last_contact = heard.get(&self.id).copied().max(last_heartbeat);
-        let stopping =
-            heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.status == STOPPING) && last_contact == last_heartbeat;
+        // What is stored is not as precise as what is known.
+        let last_was_heartbeat = last_contact.map(stored) == last_heartbeat.map(stored);
+        let stopping = heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.status == STOPPING) && last_was_heartbeat;
         let commands = "SELECT count(*) FROM commands WHERE satellite = ?1 AND finished_at IS NULL AND (expires_at IS NULL OR expires_at > ?2)";
         let commands_waiting =
             db.prepare_cached(commands)?.query_row(params![self.id, stored(now)], |row| row.get(0))?;

@@ -1,0 +1,180 @@
+//! The disk takes nothing: events go their way from memory, as far as that keeps the order.
+
+use std::collections::HashSet;
+use std::fs;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mcp_satellite::journal::{Journal, JournalSink, JournalState, Limits};
+use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use serde_json::Value;
+
+use crate::peer::{Peer, Reply};
+use crate::support::{Rig, batch, event, http, range, until, until_settled};
+
+impl Rig {
+    /// The journal's place is taken by something else.
+    fn break_disk(&self) {
+        fs::rename(self.dir.path().join("journal"), self.dir.path().join("aside")).unwrap();
+        fs::write(self.dir.path().join("journal"), "not a directory").unwrap();
+    }
+
+    fn mend_disk(&self) {
+        fs::remove_file(self.dir.path().join("journal")).unwrap();
+        fs::rename(self.dir.path().join("aside"), self.dir.path().join("journal")).unwrap();
+    }
+}
+
+/// As the batcher does: the same batch again, until it is taken.
+async fn insist(sink: &JournalSink, batch: Arc<Batch>) {
+    while sink.send(batch.clone()).await != Answer::Accepted {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_the_disk_does_not_take_goes_its_way_from_memory_and_the_disk_goes_on_when_it_is_back() {
+    let (peer, url) = Peer::start().await;
+    let rig = Rig::new();
+    let delivery = rig.deliver(http(&url));
+    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
+    assert_eq!(sink.send(batch(1..=5)).await, Answer::Accepted);
+    until_settled(&delivery, 5).await;
+    rig.break_disk();
+    assert_eq!(sink.send(batch(6..=30)).await, Answer::Accepted, "more than a batch of the way");
+    assert_eq!(rig.journal.status().state, JournalState::Memory);
+    assert_eq!(peer.has(), range(1..=30));
+
+    peer.does(|_| Reply::Status(503, Vec::new(), String::new()));
+    assert!(matches!(sink.send(batch(31..=40)).await, Answer::Unavailable(_)), "it is kept by who has it");
+    rig.mend_disk();
+    insist(&sink, batch(31..=40)).await;
+    assert_eq!(rig.journal.status().state, JournalState::Ok);
+    assert_eq!(sink.send(batch(41..=45)).await, Answer::Accepted);
+    peer.does(|_| Reply::Take);
+    until_settled(&delivery, 45).await;
+    assert_eq!(peer.has(), range(1..=45), "each once, in order");
+    assert_eq!(delivery.finish(Duration::from_secs(5)).await, 0);
+    assert_eq!(rig.cursor().await, 45);
+}
+
+#[tokio::test]
+async fn a_server_that_is_picky_is_served_from_memory_as_from_the_disk() {
+    let (peer, url) = Peer::start().await;
+    let rig = Rig::new();
+    let delivery = rig.deliver(http(&url));
+    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
+    rig.break_disk();
+    let mut asked = 0;
+    peer.does(move |seqs| {
+        asked += 1;
+        match asked {
+            1 => Reply::Status(401, Vec::new(), String::new()),
+            2 => Reply::Hang,
+            _ if seqs.len() > 4 => Reply::Status(413, Vec::new(), String::new()),
+            _ if seqs.contains(&7) => Reply::Status(422, Vec::new(), String::new()),
+            _ => Reply::Take,
+        }
+    });
+    insist(&sink, batch(1..=20)).await;
+    let mut expected = range(1..=20);
+    expected.retain(|seq| *seq != 7);
+    assert_eq!(peer.has(), expected);
+}
+
+#[tokio::test]
+async fn nothing_overtakes_what_is_stored() {
+    let (peer, url) = Peer::start().await;
+    peer.does(|_| Reply::Status(503, Vec::new(), String::new()));
+    let rig = Rig::new();
+    let delivery = rig.deliver(http(&url));
+    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
+    assert_eq!(sink.send(batch(1..=35)).await, Answer::Accepted);
+    until(&delivery, "a complaint", |status| status.last_error.is_some()).await;
+    rig.break_disk();
+    assert!(matches!(sink.send(batch(36..=40)).await, Answer::Unavailable(_)));
+    peer.does(|_| Reply::Take);
+    assert!(matches!(sink.send(batch(36..=40)).await, Answer::Unavailable(_)), "some of it is on the disk only");
+    rig.mend_disk();
+    insist(&sink, batch(36..=40)).await;
+    until_settled(&delivery, 40).await;
+    assert_eq!(peer.has(), range(1..=40));
+}
+
+#[tokio::test]
+async fn a_disk_that_never_was_keeps_nothing_from_its_way() {
+    let (peer, url) = Peer::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("journal"), "not a directory").unwrap();
+    let journal = Journal::open(dir.path(), Limits::default()).unwrap();
+    let rig = Rig { dir, journal };
+    let delivery = rig.deliver(http(&url));
+    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
+    for first in [1, 11, 21] {
+        assert_eq!(sink.send(batch(first..=first + 9)).await, Answer::Accepted);
+    }
+    fs::remove_file(rig.dir.path().join("journal")).unwrap();
+    assert_eq!(sink.send(batch(31..=35)).await, Answer::Accepted);
+    until_settled(&delivery, 35).await;
+    assert_eq!(peer.has(), range(1..=35), "and once there is one it is used");
+    assert_eq!(rig.journal.status().last_seq, Some(35));
+}
+
+#[tokio::test]
+async fn what_had_to_make_room_before_it_was_sent_is_announced_and_nothing_else_is_missing() {
+    let (peer, url) = Peer::start().await;
+    peer.does(|_| Reply::Status(503, Vec::new(), String::new()));
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { size_max: 1 << 20, ..Limits::default() };
+    let journal = Journal::open(dir.path(), limits).unwrap();
+    let rig = Rig { dir, journal };
+    let dropped = Arc::new(Mutex::new(Vec::new()));
+    let told = dropped.clone();
+    rig.journal.on_dropped(move |from, to| told.lock().unwrap().push((from, to)));
+    let delivery = rig.deliver(http(&url));
+    let mut last = 0;
+    // Some 3 MB.
+    for _ in 0..100 {
+        let events: Vec<Envelope> = (last + 1..=last + 100).map(event).collect();
+        let mut events: Vec<Envelope> = events
+            .into_iter()
+            .map(|envelope| match envelope.event {
+                Event::ConfigError { error_type, status_code, retry_in, .. } => {
+                    let error_message = "x".repeat(200);
+                    Envelope {
+                        event: Event::ConfigError { error_type, error_message, status_code, retry_in },
+                        ..envelope
+                    }
+                }
+                _ => envelope,
+            })
+            .collect();
+        last += 100;
+        for (from_seq, to_seq) in dropped.lock().unwrap().drain(..) {
+            last += 1;
+            events.push(Envelope { seq: last, event: Event::EventsDropped { from_seq, to_seq }, ..event(last) });
+        }
+        assert_eq!(rig.journal.append(Arc::new(Batch { id: last, events })).await, Answer::Accepted);
+    }
+    assert!(rig.journal.status().pruned_unsent > 0);
+    peer.does(|_| Reply::Take);
+    until_settled(&delivery, last).await;
+    let has = peer.has();
+    assert!(has.is_sorted());
+    let known: HashSet<u64> = has.into_iter().collect();
+    let missing: HashSet<u64> = (1..=last).filter(|seq| !known.contains(seq)).collect();
+    assert!(!missing.is_empty());
+    let of = |event: &Value, key: &str| event["data"][key].as_u64().unwrap();
+    let events = peer.events();
+    let announcements = events.iter().filter(|event| event["type"] == "events.dropped");
+    let mut announced: HashSet<u64> =
+        announcements.flat_map(|event| of(event, "from_seq")..=of(event, "to_seq")).collect();
+    // The journal tells it when it has made room enough, and that is with what comes next.
+    while announced.len() < missing.len() {
+        rig.append(last + 1..=last + 1).await;
+        last += 1;
+        announced.extend(dropped.lock().unwrap().drain(..).flat_map(|(from, to)| from..=to));
+    }
+    assert!(announced == missing, "exactly what is missing is announced");
+}

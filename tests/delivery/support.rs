@@ -1,0 +1,102 @@
+//! A journal with events in it, and its delivery at a quick pace.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mcp_satellite::delivery::{Delivery, DeliveryStatus};
+use mcp_satellite::journal::{Journal, Limits};
+use mcp_satellite::sink::http::HttpSink;
+use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::model::policy::BatchPolicy;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use tempfile::TempDir;
+
+/// When a state that was waited for is given up.
+const GIVE_UP: Duration = Duration::from_secs(60);
+
+/// Cycles that a test can wait for, and batches of ten.
+pub(crate) fn quick() -> BatchPolicy {
+    BatchPolicy {
+        interval: Duration::from_millis(20),
+        batch_max: 10,
+        backoff_max: Duration::from_millis(80),
+        ..BatchPolicy::default()
+    }
+}
+
+pub(crate) fn event(seq: u64) -> Envelope {
+    let event = Event::ConfigError {
+        error_type: "told".to_owned(),
+        error_message: format!("the event {seq}"),
+        status_code: None,
+        retry_in: Some(seq),
+    };
+    Envelope { seq, timestamp: Timestamp::from_millisecond(1_780_000_000_123).unwrap(), event }
+}
+
+pub(crate) fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<Batch> {
+    Arc::new(Batch { id: *seqs.start(), events: seqs.map(event).collect() })
+}
+
+pub(crate) fn range(seqs: std::ops::RangeInclusive<u64>) -> Vec<u64> {
+    seqs.collect()
+}
+
+/// A data directory with its journal.
+pub(crate) struct Rig {
+    pub(crate) dir: TempDir,
+    pub(crate) journal: Journal,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = open(dir.path());
+        Self { dir, journal }
+    }
+
+    pub(crate) async fn append(&self, seqs: std::ops::RangeInclusive<u64>) {
+        assert_eq!(self.journal.append(batch(seqs)).await, Answer::Accepted);
+    }
+
+    pub(crate) fn deliver(&self, way: impl EventSink) -> Delivery {
+        Delivery::start(self.journal.clone(), "there", Arc::new(way), &quick())
+    }
+
+    /// How far delivery is, as it is written down.
+    pub(crate) async fn cursor(&self) -> u64 {
+        self.journal.delivery().await.unwrap().cursor
+    }
+
+    /// Another process opens the journal that this one has left without a word.
+    pub(crate) async fn restarted(self) -> Self {
+        let Self { dir, journal } = self;
+        journal.close().await;
+        let journal = open(dir.path());
+        Self { dir, journal }
+    }
+}
+
+fn open(dir: &Path) -> Journal {
+    Journal::open(dir, Limits::default()).unwrap()
+}
+
+pub(crate) fn http(url: &str) -> HttpSink {
+    HttpSink::new(url, None).unwrap().with_timeout(Duration::from_millis(250))
+}
+
+/// Waits until delivery is as wanted.
+pub(crate) async fn until(delivery: &Delivery, what: &str, wanted: impl Fn(&DeliveryStatus) -> bool) {
+    let mut watch = delivery.watch();
+    let found = tokio::time::timeout(GIVE_UP, watch.wait_for(|status| wanted(status))).await;
+    assert!(found.is_ok(), "gave up waiting for {what}: {:?}", delivery.status());
+}
+
+pub(crate) async fn until_settled(delivery: &Delivery, seq: u64) {
+    until(delivery, &format!("{seq} to be settled"), |status| status.settled >= seq).await;
+}
+
+/// Tells a test what a way was given.
+pub(crate) type Sender = tokio::sync::mpsc::UnboundedSender<usize>;
