@@ -369,7 +369,7 @@ fn the_journal_is_limited_by_age_size_and_number() {
     for (text, said) in [
         ("size_max = \"64KiB\"", "`size_max` leaves no room for what has to be kept"),
         ("events_age_max = \"0s\"", "`events_age_max` is zero"),
-        ("logs_age_max = 7", "`logs_age_max` is a number"),
+        ("logs_age_max = 7", "`logs_age_max` must be a duration"),
         ("server_logs_max = -1", "`server_logs_max` is -1"),
         ("keep = 3", "unknown key `keep` in `journal`"),
     ] {
