@@ -217,3 +217,40 @@ async fn free_pages_are_given_back_to_the_file_system() {
     journal.close().await;
     assert!(size() < before / 2, "{} of {before}", size());
 }
+
+#[tokio::test]
+async fn lines_that_take_all_the_room_go_and_not_the_events_that_are_to_be_delivered() {
+    let home = Home::new();
+    let limits = Limits { size_max: 2 * MIB, server_logs_max: 100_000, ..Limits::default() };
+    let journal = Journal::open(home.path(), limits).unwrap();
+    journal.expect_delivery();
+    let told = Told::by(&journal);
+    for seq in 1..=200 {
+        assert_eq!(journal.append(batch_of(vec![server_logs(seq, "alice", 1..=100)])).await, Answer::Accepted);
+        journal.sending(seq, None).await.unwrap();
+    }
+    append_all(&journal, 201..=1_200).await;
+    let status = is_ok(&journal);
+    assert_eq!((status.pruned_unsent, told.ranges(&journal).await), (0, vec![]));
+    same(home.stored().into_iter().filter(|seq| *seq > 200), range(201..=1_200));
+    let lines = journal::server_logs(home.path(), |_| true).unwrap().lines;
+    assert!((1_000..20_000).contains(&lines.len()), "{} lines are left", lines.len());
+    assert_eq!(lines.last().unwrap().seq, 200, "the oldest go");
+}
+
+#[tokio::test]
+async fn a_log_that_was_long_once_does_not_make_every_batch_slow() {
+    let home = Home::new();
+    let journal = home.open();
+    append_all(&journal, 1..=60_000).await;
+    let wal = home.database().with_extension("db-wal").metadata().unwrap().len();
+    assert!(wal > 16 * MIB, "{wal}");
+    // The first of these may be the one that begins the log anew.
+    append_all(&journal, 60_001..=60_001).await;
+    let written = || home.database().metadata().unwrap().modified().unwrap();
+    let before = written();
+    for seq in 60_002..=60_020 {
+        append_all(&journal, seq..=seq).await;
+    }
+    assert_eq!(written(), before, "only the log is written");
+}
