@@ -217,8 +217,8 @@ impl Keeper {
         self.with(|store| Ok(store.delivery()))
     }
 
-    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
-        match self.with(|store| store.sending(settled, sending.clone())) {
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<&Sending>) -> Result<(), JournalError> {
+        match self.with(|store| store.sending(settled, sending.cloned())) {
             // On a full disk delivery goes on with what can be read: it is what makes room.
             Err(JournalError::Unavailable(_)) if self.store.is_some() => {}
             outcome => outcome?,
@@ -522,7 +522,7 @@ mod tests {
     fn a_clock_that_jumps_forward_makes_nothing_old_and_one_that_goes_back_is_believed() {
         let began = Timestamp::from_second(1_780_000_000).unwrap();
         let hour = jiff::SignedDuration::from_secs(3600);
-        for (jump, expected) in [(24 * 365, hour), (1, hour), (0, hour * 0), (-48, hour * -48)] {
+        for (jump, expected) in [(24 * 365, hour), (1, hour), (0, jiff::SignedDuration::ZERO), (-48, hour * -48)] {
             let time = Time {
                 clock: Arc::new(move || began + hour * jump),
                 began,

@@ -283,7 +283,7 @@ impl Journal {
     /// Delivery has got so far: `settled` is the cursor, `sending` what is under way. One transaction. The cursor never goes
     /// back.
     pub async fn sending(&self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
-        self.ask(move |keeper| keeper.sending(settled, sending)).await
+        self.ask(move |keeper| keeper.sending(settled, sending.as_ref())).await
     }
 
     /// What was remembered of instances when the journal was opened, as JSON.
