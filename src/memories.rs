@@ -73,7 +73,7 @@ impl Memories {
         match serde_json::to_string(&memo) {
             Ok(text) => self.journal.remember(&spec.id, text),
             Err(error) => {
-                tracing::error!(installation_name = %spec.name, %error, "cannot write down what it has come to")
+                tracing::error!(installation_name = %spec.name, %error, "cannot write down what it has come to");
             }
         }
     }

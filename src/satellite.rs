@@ -391,7 +391,7 @@ impl Satellite {
         }
         if Settings::of(&plan) != self.settings {
             tracing::warn!(
-                "[satellite], [journal], [events], [policy.team] or [policy.start] has changed: that takes a restart of the satellite"
+                "[satellite], [backend], [journal], [events], [policy.team] or [policy.start] has changed: that takes a restart of the satellite"
             );
         }
         self.connector.withhold(plan.secret_variables);

@@ -369,7 +369,7 @@ fn the_journal_is_limited_by_age_size_and_number() {
     for (text, said) in [
         ("size_max = \"64KiB\"", "`size_max` leaves no room for what has to be kept"),
         ("events_age_max = \"0s\"", "`events_age_max` is zero"),
-        ("logs_age_max = 7", "`logs_age_max` is a number"),
+        ("logs_age_max = 7", "`logs_age_max` must be a duration"),
         ("server_logs_max = -1", "`server_logs_max` is -1"),
         ("keep = 3", "unknown key `keep` in `journal`"),
     ] {
@@ -1148,7 +1148,7 @@ mod backend {
             let mut server = json!({"id": "a", "server": "a", "transport": "http", "url": "https://e.com/mcp"});
             server.as_object_mut().unwrap().extend(member.as_object().unwrap().clone());
             let users = json!([{"id": "u", "slug": "u"}]);
-            json!({"hash": "h", "teams": [{"id": "t", "slug": "t", "users": users, "installations": [server]}]})
+            json!({"hash": "h", "servers": {}, "teams": [{"id": "t", "slug": "t", "users": users, "installations": [server]}]})
         };
         for member in [
             json!({"bearer_token": "env:SEARCH_KEY"}),
@@ -1167,7 +1167,7 @@ mod backend {
         let text = "[gateway]\nauth = \"none\"\n[backend]\nurl = \"https://b.example.com\"\n";
         let files = parse(text).unwrap().settled().unwrap();
         let team = |users: serde_json::Value| {
-            document(&json!({"hash": "h", "teams": [{"id": "t", "slug": "t", "users": users}]}))
+            document(&json!({"hash": "h", "servers": {}, "teams": [{"id": "t", "slug": "t", "users": users}]}))
         };
         let one = team(json!([{"id": "u", "slug": "u"}]));
         assert!(files.clone().with(&one).is_ok());

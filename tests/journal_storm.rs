@@ -5,6 +5,7 @@
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "shown with a test that has failed")]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -111,7 +111,7 @@ fn one_that_slept_sleeps_on_where_its_tools_are_known_and_may() {
     let start = Start::new();
     let slept = start.asleep(60);
     let (mut slot, effects) = start.slot(&spec(|_| {}), &slept, true);
-    let since = start.now - Duration::from_secs(60);
+    let since = start.now.checked_sub(Duration::from_secs(60)).unwrap();
     assert_eq!((slot.status, &slot.phase), (Status::Online, &Phase::Dormant { since, not_before: start.now }));
     assert!(slot.catalogue.is_some() && !asks_for_a_permit(&effects));
     assert!(asks_for_a_permit(&slot.handle(start.now, Input::Call)), "a call wakes it");

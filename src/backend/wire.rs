@@ -5,7 +5,7 @@
 //! POST /api/satellites/register                      Registration → Registered      bearer: a single-use token
 //! GET  /api/satellites/{id}/commands?last_poll&limit              → Commands
 //! POST /api/satellites/{id}/commands/{command}/result CommandResult → Received
-//! GET  /api/satellites/{id}/config                                → Config           ETag, If-None-Match → 304
+//! GET  /api/satellites/{id}/config                                → Config           ETag, If-None-Match → 304; 404 before one was put
 //! POST /api/satellites/{id}/events                   Events       → EventsTaken      Idempotency-Key: the batch's id
 //! POST /api/satellites/{id}/heartbeat                Heartbeat    → Received
 //! ```
@@ -16,7 +16,8 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 /// A satellite introduces itself, once.
@@ -242,14 +243,22 @@ pub struct Received {
 /// same name in a configuration file.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Config {
-    /// Tells it from others. The same words in `ETag` and `If-None-Match`.
+    /// Tells it from others. The same words in `ETag` and `If-None-Match`, so 1 to 128 visible ASCII characters without `"`.
+    #[serde(deserialize_with = "hash")]
+    #[schemars(length(min = 1, max = 128), regex(pattern = r"^[!#-~]+$"))]
     pub hash: String,
-    /// Templates: `[servers.SLUG]`.
-    #[serde(default)]
+    /// Templates: `[servers.SLUG]`. Also said where there are none, so that half a document is not an empty one.
     pub servers: BTreeMap<String, Map<String, Value>>,
-    /// `[[teams]]`, with `users` and `installations`.
-    #[serde(default)]
+    /// `[[teams]]`, with `users` and `installations`. Also said where there are none.
     pub teams: Vec<Map<String, Value>>,
+}
+
+/// What cannot stand in a header is no hash.
+fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let hash = String::deserialize(deserializer)?;
+    let fits = (1..=128).contains(&hash.len()) && hash.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"');
+    let wrong = || D::Error::custom("a hash has 1 to 128 visible ASCII characters and no `\"`");
+    if fits { Ok(hash) } else { Err(wrong()) }
 }
 
 /// It may hold credentials.

@@ -13,8 +13,9 @@ use crate::backend::server::{Backend, OpenError, Settings};
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
-It keeps everything in DIR: what satellites told, their configuration, and two files for you:
+It keeps everything in DIR: what satellites told, their configuration, and three files for you:
   admin-token           opens /api/admin; removed and started again, there is another one
+  admin.curl            has `curl --config DIR/admin.curl` use it; as an argument all users of the machine would see it
   registration-token    opens the door for one satellite within a day; a used one is replaced at the next start
 
 It speaks plain HTTP. Where others can listen, put a proxy with TLS in front of it.")]
@@ -51,8 +52,8 @@ impl BackendVerb {
             let code = if matches!(error, OpenError::InUse(_)) { BAD_INPUT } else { FAILED };
             Failed::new(code, error.to_string())
         })?;
-        let (data_dir, admin, token) =
-            (backend.data_dir().to_owned(), backend.admin_token(), backend.registration_token());
+        let (data_dir, curl, token) =
+            (backend.data_dir().to_owned(), backend.curl_file(), backend.registration_token());
         let mut serving = backend.serve(listener)?;
         let address = serving.address();
         if !address.ip().is_loopback() {
@@ -63,7 +64,7 @@ impl BackendVerb {
             tracing::warn!(%address, "the backend listens beyond this machine, without TLS");
         }
         tracing::info!(%address, data_dir = %data_dir.display(), "the backend is running");
-        tell(&greeting(address, &data_dir, &admin, &token));
+        tell(&greeting(address, &data_dir, &curl, &token));
         tokio::select! {
             error = serving.ended() => return Err(Failed::new(FAILED, format!("the backend ended by itself: {error}"))),
             () = signals.end() => {}
@@ -76,12 +77,12 @@ impl BackendVerb {
     }
 }
 
-fn greeting(address: SocketAddr, data_dir: &Path, admin: &Path, token: &Path) -> String {
+fn greeting(address: SocketAddr, data_dir: &Path, curl: &Path, token: &Path) -> String {
     let host = if address.ip().is_unspecified() { "THIS-MACHINE".to_owned() } else { address.ip().to_string() };
     let host = if address.is_ipv6() && !address.ip().is_unspecified() { format!("[{host}]") } else { host };
     let url = format!("http://{host}:{}", address.port());
     let token = format!("file:{}", token.display()).replace('\\', r"\\").replace('"', "\\\"");
-    let curl = format!("curl -sS -H \"Authorization: Bearer $(cat {})\"", shell_word(&admin.to_string_lossy()));
+    let curl = format!("curl -sS --config {}", shell_word(&curl.to_string_lossy()));
     format!(
         "\
 backend is running: {url}, data in {}

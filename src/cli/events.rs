@@ -7,7 +7,7 @@ use clap::Args;
 use mcp_satellite_actors::model::event::{Envelope, Event, LogLine, RequestLine, Subject};
 use serde::Serialize;
 
-use super::{DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say};
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say};
 use crate::console::api::{EventQuery, InstanceStatus, Selector};
 use crate::console::client::{Client, ClientError};
 use crate::journal::{self, Logs as Stored};
@@ -90,10 +90,12 @@ impl Logs {
         let selector = Selector::from(self.target);
         let (instance, server, team, user) = match client.post::<InstanceStatus>("/v1/resolve", &selector).await {
             Ok(row) => (Some(row.instance), None, None, None),
-            // What is stored can be read without a satellite; the name is then taken as it is.
-            Err(ClientError::NotRunning { .. }) => (None, Some(selector.server), selector.team, selector.user),
+            // What is stored can be read without a satellite, and of a server that is not there any more; the name is then
+            // taken as it is.
+            Err(error) if is_unknown(&error) => (None, Some(selector.server), selector.team, selector.user),
             Err(error) => return Err(error.into()),
         };
+        let named = server.clone();
         let wanted = |of: &Subject| {
             let name = &*of.process_id;
             instance.as_ref().is_none_or(|instance| instance == name)
@@ -111,9 +113,11 @@ impl Logs {
         let (kind, through) = if self.requests {
             let stored =
                 journal::request_logs(directory, wanted).map_err(|error| unreadable(&self.data_dir, &error))?;
+            found(&stored, named.as_deref())?;
             ("mcp.request.logs", show.stored(&stored, request_line))
         } else {
             let stored = journal::server_logs(directory, wanted).map_err(|error| unreadable(&self.data_dir, &error))?;
+            found(&stored, named.as_deref())?;
             ("mcp.server.logs", show.stored(&stored, log_line))
         };
         if !self.follow {
@@ -131,6 +135,26 @@ impl Logs {
             _ => {}
         })
         .await
+    }
+}
+
+/// Whether what is stored is all that can be asked.
+fn is_unknown(error: &ClientError) -> bool {
+    match error {
+        ClientError::NotRunning { .. } => true,
+        ClientError::Refused(failure) => failure.kind == "not_found",
+        ClientError::Lost(_) => false,
+    }
+}
+
+/// A name that no satellite knows, and of which nothing is stored, is most likely mistyped.
+fn found<T>(stored: &Stored<T>, name: Option<&str>) -> Result<(), Failed> {
+    match name {
+        Some(name) if stored.lines.is_empty() => {
+            let hint = "`satellite status` lists those that there are";
+            Err(Failed::new(BAD_INPUT, format!("no server `{name}`, and nothing is stored of one; {hint}")))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -203,7 +227,13 @@ async fn read(
             Err(_) if told => {}
             Err(error) => return Err(error.into()),
         }
-        query.since = stored(data_dir, query.since, &wanted, &mut show)?;
+        match stored(data_dir, query.since, &wanted, &mut show) {
+            Ok(passed) => query.since = passed,
+            Err(failed) if !query.follow || failed.code == NO_SATELLITE => return Err(failed),
+            // The next satellite mends the file; until then it is looked at again.
+            Err(failed) if !told => complain(&failed.message),
+            Err(_) => {}
+        }
         if !query.follow {
             return Ok(DONE);
         }

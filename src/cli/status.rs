@@ -27,6 +27,9 @@ pub(super) struct Status {
     /// An array of objects, for scripts
     #[arg(long)]
     json: bool,
+    /// The satellite itself and not its servers: its journal, delivery of events, backend; with --json an object
+    #[arg(long, conflicts_with_all = ["team", "user"])]
+    satellite: bool,
     /// Again every second, until interrupted
     #[arg(long)]
     watch: bool,
@@ -38,7 +41,12 @@ impl Status {
         let filter = Filter::from(self.only);
         loop {
             let reply: StatusReply = client.get("/v1/status", &filter).await?;
-            let text = if self.json { to_json(&reply.instances)? } else { picture(&reply) };
+            let text = match (self.json, self.satellite) {
+                (true, true) => to_json(&reply.satellite)?,
+                (true, false) => to_json(&reply.instances)?,
+                (false, true) => about(&reply),
+                (false, false) => picture(&reply),
+            };
             if self.watch && std::io::stdout().is_terminal() && !self.json {
                 say(&format!("{CLEAR_SCREEN}{text}"));
             } else {
@@ -52,15 +60,20 @@ impl Status {
     }
 }
 
-/// The table, and a line about the satellite.
+/// The table, and what there is to say of the satellite.
 pub(super) fn picture(reply: &StatusReply) -> String {
-    let satellite = &reply.satellite;
-    let events = &satellite.events;
     let servers = if reply.instances.is_empty() {
         "no servers are installed, or none of that team and user".to_owned()
     } else {
         rendered(&instances(&reply.instances))
     };
+    format!("{servers}\n\n{}", about(reply))
+}
+
+/// What there is to say of the satellite.
+fn about(reply: &StatusReply) -> String {
+    let satellite = &reply.satellite;
+    let events = &satellite.events;
     let online = reply.instances.iter().filter(|row| row.status.as_str() == "online").count();
     let lost = match events.dropped + events.failed {
         0 => String::new(),
@@ -80,7 +93,7 @@ pub(super) fn picture(reply: &StatusReply) -> String {
     let journal = satellite.journal.as_ref().map(journal).unwrap_or_default();
     let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
     format!(
-        "{servers}\n\n{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
+        "{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
          {sandboxed} in a sandbox · process trees are held by {}{}{}{}{journal}{delivery}",
         reply.instances.len(),
         satellite.name,
@@ -103,9 +116,13 @@ fn journal(journal: &JournalStatus) -> String {
         (JournalState::Memory, None) => "\nevents are not stored, and kept in memory".to_owned(),
         (JournalState::Ok, _) => String::new(),
     };
+    let pruned = match journal.pruned_unsent {
+        0 => String::new(),
+        count => format!("\n{count} events made room before they were sent"),
+    };
     let damaged =
         journal.damaged.as_ref().map(|aside| format!("\na damaged journal was put aside: {}", aside.display()));
-    format!("{memory}{}", damaged.unwrap_or_default())
+    format!("{memory}{pruned}{}", damaged.unwrap_or_default())
 }
 
 /// What waits, and why.

@@ -319,6 +319,9 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
     let mut filter = journal::Query { types, team, instance: query.instance, ..journal::Query::default() };
     let mut news = console.runtime.subscribe();
     let mut last = query.since.unwrap_or(0);
+    // Who names a number has seen all up to it, and wants all behind it. Others are told what comes, also where the disk
+    // takes nothing.
+    let whole = query.since.is_some();
     loop {
         console.runtime.flush().await;
         filter.since = Some(last);
@@ -337,6 +340,17 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
             };
             match envelope {
                 Ok(envelope) if envelope.seq <= last => {}
+                // What is between waits for the disk, or is gone: the journal tells, once it has what came after.
+                Ok(envelope) if whole && envelope.seq > last + 1 => {
+                    let mut appended = console.journal.appended();
+                    tokio::select! {
+                        // An error says that the journal has ended.
+                        _ = appended.wait_for(|through| *through >= envelope.seq) => {}
+                        () = console.ending.cancelled() => {}
+                        () = lines.closed() => return Err(Torn::Left),
+                    }
+                    break;
+                }
                 Ok(envelope) => {
                     last = envelope.seq;
                     if filter.matches(&envelope) {

@@ -10,7 +10,7 @@
 //!      └── damaged: put aside, salvaged, begun anew ──► ok
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use super::gone::Gone;
 use super::mark::{Mark, STEP};
 use super::read::is_damage;
-use super::salvage::{put_aside, salvage};
+use super::salvage::{last_put_aside, put_aside, salvage};
 use super::schema::SchemaError;
 use super::store::{Facts, Memos, Pruning, Store, identity, read_facts};
 use super::{
@@ -38,6 +38,8 @@ use super::{
 const RETRY: Duration = Duration::from_secs(3);
 /// What is too old is looked for this often.
 const TIDY_INTERVAL: Duration = Duration::from_secs(60);
+/// Events that were delivered and are not stored yet; the oldest beyond are told to be gone.
+const OWED_MAX: usize = 10_000;
 
 /// What the thread owns.
 pub(super) struct Keeper {
@@ -50,6 +52,12 @@ pub(super) struct Keeper {
     store: Option<Store>,
     /// Why nothing is stored now, as it was logged.
     reason: Option<String>,
+    /// The last batch was not stored: a smaller thing that is does not mean that there is room for one.
+    refusing: bool,
+    /// Delivered while the disk took nothing, and still to be stored: the oldest first.
+    owed: VecDeque<Arc<Batch>>,
+    /// The last number that may be used, where the database is there and does not tell how far it reaches.
+    unknown: Option<u64>,
     closed: bool,
     pruning: Pruning,
     damaged: Option<PathBuf>,
@@ -123,6 +131,9 @@ impl Keeper {
             mark,
             store: None,
             reason: None,
+            refusing: false,
+            owed: VecDeque::new(),
+            unknown: None,
             closed: false,
             pruning: Pruning::default(),
             damaged: None,
@@ -140,20 +151,25 @@ impl Keeper {
             // It cannot be opened for writing; what it knows may be read all the same.
             facts = read::open(&keeper.data_dir).ok().flatten().and_then(|connection| read_facts(&connection).ok());
         }
-        keeper.number(facts, was_there && !ahead, reserved);
+        keeper.number(facts, was_there, ahead, reserved);
         keeper.note_gone();
+        // Kept for a person to look at, and told until that person has removed it.
+        keeper.damaged = keeper.damaged.or_else(|| last_put_aside(&keeper.path));
         keeper.show();
         keeper
     }
 
-    /// Settles the number of the next event: nobody may have seen it on another one. `trusted` is a database that was
-    /// there and has all that anybody saw.
-    fn number(&mut self, facts: Option<Facts>, trusted: bool, reserved: u64) {
+    /// Settles the number of the next event: nobody may have seen it on another one. A database that `was_there` has all
+    /// that anybody saw unless the mark is `ahead` of it.
+    fn number(&mut self, facts: Option<Facts>, was_there: bool, ahead: bool, reserved: u64) {
         let last = facts.as_ref().map_or(0, |facts| facts.last);
         // An older copy that was put back, or a file that was emptied, does not reach to where numbers were reserved.
-        let trusted = trusted && facts.is_some() && self.damaged.is_none() && last.saturating_add(STEP) >= reserved;
-        let used = if trusted { last } else { last.max(reserved) };
-        if used > last {
+        let trusted = was_there && !ahead && self.damaged.is_none() && last.saturating_add(STEP) >= reserved;
+        let used = if trusted && facts.is_some() { last } else { last.max(reserved) };
+        if facts.is_none() && was_there {
+            // What it holds is not gone because it cannot be read now.
+            self.unknown = Some(used);
+        } else {
             self.gone.add(last + 1, used);
         }
         self.through = last;
@@ -171,7 +187,7 @@ impl Keeper {
 
     fn run(&mut self, inbox: &mpsc::Receiver<Job>) {
         loop {
-            let pause = if self.closed || self.store.is_some() { TIDY_INTERVAL } else { RETRY };
+            let pause = if self.closed || self.reason.is_none() { TIDY_INTERVAL } else { RETRY };
             let due = self.tidied.map_or(Duration::ZERO, |at| pause.saturating_sub(at.elapsed()));
             match inbox.recv_timeout(due) {
                 Ok(job) => job(self),
@@ -185,11 +201,20 @@ impl Keeper {
     // ---- what it is told ----
 
     pub(super) fn append(&mut self, batch: &Batch) -> Answer {
+        // What is older comes first: nothing is stored behind what is newer.
+        match self.append_owed() {
+            Answer::Accepted => self.append_one(batch),
+            answer => answer,
+        }
+    }
+
+    fn append_one(&mut self, batch: &Batch) -> Answer {
         let last = batch.events.last().map_or(0, |envelope| envelope.seq);
         self.mark.note(last, None);
         let memos = self.take_memos();
         let limits = self.limits.clone();
         let answer = self.with(|store| store.append(batch, &memos, &limits));
+        self.refusing = answer.is_err();
         if answer != Ok(Answer::Accepted) {
             self.put_memos_back(memos);
         }
@@ -209,6 +234,35 @@ impl Keeper {
         }
     }
 
+    /// This was delivered and is not stored.
+    pub(super) fn owe(&mut self, batch: Arc<Batch>) {
+        self.owed.push_back(batch);
+        let mut count: usize = self.owed.iter().map(|batch| batch.events.len()).sum();
+        while count > OWED_MAX
+            && let Some(oldest) = self.owed.pop_front()
+        {
+            count -= oldest.events.len();
+            if let (Some(first), Some(last)) = (oldest.events.first(), oldest.events.last()) {
+                self.gone.add(first.seq, last.seq);
+            }
+        }
+    }
+
+    /// Stores what is owed, as far as that is possible.
+    fn append_owed(&mut self) -> Answer {
+        while let Some(batch) = self.owed.front().cloned() {
+            match self.append_one(&batch) {
+                answer @ Answer::Unavailable(_) => return answer,
+                // It went its way: if it cannot be stored for good, that is all that is left to do.
+                _ => self.owed.pop_front(),
+            };
+        }
+        if self.gone != Gone::default() {
+            self.note_gone();
+        }
+        Answer::Accepted
+    }
+
     pub(super) fn outbox(&mut self, after: u64, max: usize) -> Result<Vec<(u64, String)>, JournalError> {
         self.with(|store| store.outbox(after, max))
     }
@@ -217,8 +271,8 @@ impl Keeper {
         self.with(|store| Ok(store.delivery()))
     }
 
-    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
-        match self.with(|store| store.sending(settled, sending.clone())) {
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<&Sending>) -> Result<(), JournalError> {
+        match self.write(|store| store.sending(settled, sending.cloned())) {
             // On a full disk delivery goes on with what can be read: it is what makes room.
             Err(JournalError::Unavailable(_)) if self.store.is_some() => {}
             outcome => outcome?,
@@ -228,7 +282,7 @@ impl Keeper {
     }
 
     pub(super) fn expect_nobody(&mut self) {
-        if let Err(error) = self.with(Store::expect_nobody) {
+        if let Err(error) = self.write(Store::expect_nobody) {
             tracing::debug!(%error, "cannot note that nobody is delivered to");
         }
     }
@@ -239,12 +293,12 @@ impl Keeper {
 
     pub(super) fn record_command(&mut self, id: &str, result: Option<&str>) -> Result<(), JournalError> {
         let now = self.time.now();
-        self.with(|store| store.record_command(id, result, now))
+        self.write(|store| store.record_command(id, result, now))
     }
 
     pub(super) fn write_memos(&mut self) {
         let memos = self.take_memos();
-        if !memos.is_empty() && self.with(|store| store.remember(&memos)).is_err() {
+        if !memos.is_empty() && self.write(|store| store.remember(&memos)).is_err() {
             // The state says why; they go with the next transaction that succeeds.
             self.put_memos_back(memos);
         }
@@ -268,6 +322,7 @@ impl Keeper {
     }
 
     pub(super) fn close(&mut self) {
+        self.append_owed();
         self.write_memos();
         self.store = None;
         self.closed = true;
@@ -289,6 +344,15 @@ impl Keeper {
         Err(JournalError::Closed)
     }
 
+    /// [`Self::with`], where success says that the disk is well.
+    fn write<T>(&mut self, act: impl FnMut(&mut Store) -> rusqlite::Result<T>) -> Result<T, JournalError> {
+        let done = self.with(act)?;
+        if !self.refusing {
+            self.recovered();
+        }
+        Ok(done)
+    }
+
     /// Sees to it that there is a database that can be found where it should be.
     fn ready(&mut self, facts: &mut Option<Facts>) -> Result<(), JournalError> {
         if self.closed {
@@ -304,9 +368,7 @@ impl Keeper {
             Ok(store) => {
                 let last = store.last();
                 self.store = Some(store);
-                if last < self.through {
-                    self.gone.add(if was_there { last + 1 } else { 1 }, self.through);
-                }
+                self.reaches(last, if was_there { last + 1 } else { 1 });
                 self.note_gone();
                 self.recovered();
                 Ok(())
@@ -317,6 +379,16 @@ impl Keeper {
                 Ok(())
             }
             Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// The database has events up to `last`. What was known beyond is gone, and from `from` on of what was stored.
+    fn reaches(&mut self, last: u64, from: u64) {
+        if let Some(used) = self.unknown.take() {
+            self.through = last;
+            self.gone.add(last + 1, used);
+        } else if last < self.through {
+            self.gone.add(from, self.through);
         }
     }
 
@@ -343,6 +415,8 @@ impl Keeper {
             Ok(aside) => aside,
             Err(error) => return Err(self.failed(&error)),
         };
+        // Should we be killed before all is taken over, the next one must not trust what it finds.
+        self.mark.note(self.through, Some(true));
         tracing::error!(%error, aside = %aside.display(), "the journal is damaged: it was put aside, and what can be read of it is taken over");
         let mut store = match Store::open(&self.path, &mut None) {
             Ok(store) => store,
@@ -357,9 +431,7 @@ impl Keeper {
         let last = store.last();
         self.store = Some(store);
         salvaged.lost.iter().for_each(|(from, to)| self.gone.add(*from, *to));
-        if last < self.through {
-            self.gone.add(last + 1, self.through);
-        }
+        self.reaches(last, last + 1);
         self.note_gone();
         self.recovered();
         self.show();
@@ -449,7 +521,11 @@ impl Keeper {
     /// Makes room until somebody wants something.
     fn tidy(&mut self) {
         self.tidied = Some(Instant::now());
-        if self.closed || self.ready(&mut None).is_err() || !self.attended {
+        if self.closed || self.ready(&mut None).is_err() {
+            return;
+        }
+        self.catch_up();
+        if !self.attended {
             return;
         }
         let (limits, now, delivers) = (self.limits.clone(), self.time.age(), self.delivers());
@@ -465,8 +541,17 @@ impl Keeper {
             // At once, after the jobs that have come meanwhile.
             self.tidied = None;
         }
-        self.write_memos();
         self.show();
+    }
+
+    /// Writes what a disk that failed has not got, though nobody asks for anything.
+    fn catch_up(&mut self) {
+        self.append_owed();
+        self.write_memos();
+        if self.reason.is_some() && !self.refusing {
+            // An error is the state.
+            let _ = self.write(Store::probe);
+        }
     }
 
     fn take_memos(&self) -> Memos {
@@ -522,7 +607,7 @@ mod tests {
     fn a_clock_that_jumps_forward_makes_nothing_old_and_one_that_goes_back_is_believed() {
         let began = Timestamp::from_second(1_780_000_000).unwrap();
         let hour = jiff::SignedDuration::from_secs(3600);
-        for (jump, expected) in [(24 * 365, hour), (1, hour), (0, hour * 0), (-48, hour * -48)] {
+        for (jump, expected) in [(24 * 365, hour), (1, hour), (0, hour - hour), (-48, hour * -48)] {
             let time = Time {
                 clock: Arc::new(move || began + hour * jump),
                 began,

@@ -37,11 +37,15 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::{Answer, Batch};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
 
 use keeper::Keeper;
 
 pub use read::{Events, Follow, Logged, Logs, Query, read, request_logs, server_logs};
 pub use sink::JournalSink;
+
+/// A disk that has not answered for so long is taken for one that fails: whoever asked goes on without it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is kept, and for how long. Whatever is reached first ends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -246,7 +250,7 @@ impl Journal {
     }
 
     /// There is nobody to whom events are delivered. Should there be somebody with a later start, that one is told what
-    /// comes from then on.
+    /// comes from then on, or goes on where the last one was if that one has not got everything.
     pub fn expect_nobody(&self) {
         self.tell(Keeper::expect_nobody);
     }
@@ -261,7 +265,15 @@ impl Journal {
                 let _ = reply.send(keeper.append(&batch));
             }
         });
-        async move { answer.await.unwrap_or_else(|_| Answer::Unavailable(JournalError::Closed.to_string())) }.boxed()
+        let journal = self.clone();
+        async move { journal.in_time(answer).await.unwrap_or_else(|error| Answer::Unavailable(error.to_string())) }
+            .boxed()
+    }
+
+    /// These events were delivered without being stored: they are stored when the disk takes them, as far as there is
+    /// memory until then.
+    pub(crate) fn went_directly(&self, batch: Arc<Batch>) {
+        self.tell(move |keeper| keeper.owe(batch));
     }
 
     /// The next events after `after`, at most `max`. Those that cannot be read are passed over and logged.
@@ -283,7 +295,7 @@ impl Journal {
     /// Delivery has got so far: `settled` is the cursor, `sending` what is under way. One transaction. The cursor never goes
     /// back.
     pub async fn sending(&self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
-        self.ask(move |keeper| keeper.sending(settled, sending)).await
+        self.ask(move |keeper| keeper.sending(settled, sending.as_ref())).await
     }
 
     /// What was remembered of instances when the journal was opened, as JSON.
@@ -354,7 +366,32 @@ impl Journal {
             // Somebody who has given up will ask again.
             let _ = reply.send(job(keeper));
         });
-        answer.await.unwrap_or(Err(JournalError::Closed))
+        self.in_time(answer).await?
+    }
+
+    /// What the thread answers. What it does later all the same does no harm: who does not know of it asks again.
+    async fn in_time<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, JournalError> {
+        match timeout(ANSWER_TIMEOUT, answer).await {
+            Ok(answer) => answer.map_err(|_| JournalError::Closed),
+            Err(_) => Err(self.unanswered()),
+        }
+    }
+
+    fn unanswered(&self) -> JournalError {
+        let path = &self.shared.status.borrow().path.clone();
+        let reason = format!("the journal {} cannot be used: the disk does not answer", path.display());
+        let news = self.shared.status.send_if_modified(|status| {
+            let news = status.state == JournalState::Ok;
+            status.state = JournalState::Memory;
+            status.reason = Some(reason.clone());
+            news
+        });
+        if news {
+            tracing::error!("{reason}; events are kept in memory, and it is tried again");
+            // As soon as the thread goes on it says how it is.
+            self.tell(Keeper::show);
+        }
+        JournalError::Unavailable(reason)
     }
 }
 

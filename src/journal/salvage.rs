@@ -31,14 +31,35 @@ pub(super) fn put_aside(path: &Path, now: Timestamp) -> io::Result<PathBuf> {
             Ok(()) | Err(_) => {}
         }
     }
+    for older in put_asides(path).filter(|older| *older != aside) {
+        // One is enough to look at, and many fill the disk.
+        for suffix in ["", "-wal", "-shm"] {
+            let _ = fs::remove_file(suffixed(&older, suffix));
+        }
+    }
     Ok(aside)
+}
+
+/// The database that was put aside last, if it is still there.
+pub(super) fn last_put_aside(path: &Path) -> Option<PathBuf> {
+    // The times in their names are of one length.
+    put_asides(path).max()
+}
+
+fn put_asides(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let start = suffixed(path, ".damaged-");
+    let entries = path.parent().and_then(|directory| fs::read_dir(directory).ok()).into_iter().flatten();
+    entries.filter_map(Result::ok).map(|entry| entry.path()).filter(move |found| {
+        let (name, start) = (found.as_os_str().as_encoded_bytes(), start.as_os_str().as_encoded_bytes());
+        name.starts_with(start) && !name.ends_with(b"-wal") && !name.ends_with(b"-shm")
+    })
 }
 
 /// What was taken over.
 #[derive(Debug, Default)]
 pub(super) struct Salvaged {
     pub(super) events: u64,
-    /// What could not be read between events that could, from where to where.
+    /// What could not be read, from where to where, as far as it was not delivered before all that could.
     pub(super) lost: Vec<(u64, u64)>,
 }
 
@@ -67,6 +88,9 @@ pub(super) fn salvage(aside: &Path, into: &mut Connection) -> Salvaged {
             tracing::warn!(table, %error, "not all of the damaged journal could be read");
         }
     }
+    let noted =
+        |key| super::store::get(into, key).ok().flatten().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    let (cursor, last) = (noted("cursor"), noted("last"));
     let mut after = 0;
     loop {
         let copied = match copy_events(&from, into, after) {
@@ -82,14 +106,19 @@ pub(super) fn salvage(aside: &Path, into: &mut Connection) -> Salvaged {
             after = through;
             continue;
         }
-        if copied.error.is_none_or(|error| !is_damage(&error)) {
-            return salvaged;
+        let damaged = copied.error.as_ref().is_some_and(is_damage);
+        // Before the first that can be read there may be some that are gone for their age; what was delivered may be.
+        let from_seq = if after > 0 { after } else { cursor } + 1;
+        if let Some(next) = damaged.then(|| beyond(&from, after)).flatten() {
+            salvaged.lost.push((from_seq, next - 1));
+            after = next - 1;
+            continue;
         }
-        let Some(next) = beyond(&from, after) else { return salvaged };
-        if after > 0 {
-            salvaged.lost.push((after + 1, next - 1));
+        if damaged || after > 0 {
+            // There were some up to the last that was noted; without damage none may be left for their age.
+            salvaged.lost.push((from_seq, last));
         }
-        after = next - 1;
+        return salvaged;
     }
 }
 

@@ -8,7 +8,7 @@ use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 
 use super::Journal;
 
-/// Stores each batch. Where that cannot be done, a batch goes its way from memory.
+/// Stores each batch. Where that cannot be done, a batch goes its way from memory, and is stored when it can be.
 pub struct JournalSink {
     journal: Journal,
     way: Option<Arc<dyn EventSink>>,
@@ -28,7 +28,13 @@ impl EventSink for JournalSink {
         async move {
             let answer = journal.append(Arc::clone(&batch)).await;
             match (answer, way) {
-                (Answer::Unavailable(_), Some(way)) => way.send(batch).await,
+                (Answer::Unavailable(_), Some(way)) => {
+                    let answer = way.send(Arc::clone(&batch)).await;
+                    if matches!(answer, Answer::Accepted | Answer::Partial(_)) {
+                        journal.went_directly(batch);
+                    }
+                    answer
+                }
                 (answer, _) => answer,
             }
         }

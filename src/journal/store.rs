@@ -21,9 +21,10 @@ use super::schema::{self, SchemaError};
 use super::{CommandRecord, DeliveryState, Limits, Sending};
 
 /// How long somebody else's transaction is waited for: nobody but us writes, so it is a person with a tool.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The log in front of the database is taken into it when it is this long.
-const WAL_CHECKPOINT: u64 = 16 << 20;
+const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
+/// The log in front of the database is taken into it when it has so many pages, which are 16 MiB. The library counts
+/// them: the file of the log stays as long as it once was.
+const WAL_CHECKPOINT: u32 = 4096;
 /// And when it is this long, readers that keep it from beginning anew are waited for.
 const WAL_MAX: u64 = 64 << 20;
 /// For that long.
@@ -32,8 +33,12 @@ const READER_PATIENCE: Duration = Duration::from_millis(200);
 const PRUNE_MAX: u32 = 5_000;
 /// And no fewer than this, of a small journal.
 const PRUNE_MIN: u32 = 50;
+/// Lines of each kind that one transaction removes for want of room.
+const LINES_MAX: u32 = 500;
 /// Room is made down to this part of the limit, so that it is not made for every batch.
 const PRUNE_TO: (u64, u64) = (19, 20);
+/// What a line takes in the file beside its texts, about.
+const LINE_BYTES: u32 = 48;
 /// Pages that are given back to the file system at once.
 const VACUUM_STEP: u64 = 2_048;
 /// How long a command is known.
@@ -99,7 +104,7 @@ impl Store {
             );
         }
         connection.pragma_update(None, "synchronous", "normal")?;
-        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+        connection.pragma_update(None, "wal_autocheckpoint", WAL_CHECKPOINT)?;
         connection.pragma_update(None, "journal_size_limit", number(WAL_MAX))?;
         connection.pragma_update(None, "trusted_schema", false)?;
         connection.pragma_update(None, "cell_size_check", true)?;
@@ -272,8 +277,22 @@ impl Store {
 
     /// See [`Journal::expect_nobody`](super::Journal::expect_nobody).
     pub(super) fn expect_nobody(&mut self) -> rusqlite::Result<()> {
+        let DeliveryState { cursor, .. } = self.delivery;
+        if cursor < self.last {
+            tracing::warn!(
+                from = cursor + 1,
+                to = self.last,
+                "there is nobody to deliver these events to; they are kept for a start with somebody, for as long as others are"
+            );
+            return Ok(());
+        }
         self.connection.execute("DELETE FROM meta WHERE key IN ('cursor', 'sending')", [])?;
         Ok(())
+    }
+
+    /// Writes something that changes nothing.
+    pub(super) fn probe(&mut self) -> rusqlite::Result<()> {
+        set(&self.connection, "last", &self.last)
     }
 
     pub(super) fn command(&self, id: &str) -> rusqlite::Result<Option<CommandRecord>> {
@@ -337,15 +356,27 @@ impl Store {
         Ok((value("PRAGMA page_count")?, value("PRAGMA freelist_count")?))
     }
 
-    /// Makes room if there is too much, in one step; how many events went, 0 if it is done. What is delivered goes first,
-    /// then the oldest of what is not, which is told if `delivers`.
+    /// Makes room if there is too much, in one step; how many events or lines went, 0 if it is done. Lines go where they
+    /// take more than half, else what is delivered goes first, then the oldest of what is not, which is told if
+    /// `delivers`.
     pub(super) fn make_room(&mut self, size_max: u64, delivers: bool, pruning: &mut Pruning) -> rusqlite::Result<u64> {
         let (pages, free) = self.pages()?;
         let used = (pages - free.min(pages)) * self.page_size;
         let limit = if pruning.under_way { size_max / PRUNE_TO.1 * PRUNE_TO.0 } else { size_max };
         if used <= limit {
-            pruning.under_way = false;
+            *pruning = Pruning { unsent: pruning.unsent, ..Pruning::default() };
             return Ok(0);
+        }
+        let lines = match pruning.lines {
+            Some(lines) => lines,
+            None => self.size_of_lines()?,
+        };
+        pruning.lines = Some(lines);
+        if lines > size_max / 2 {
+            let (count, bytes) = self.delete_lines()?;
+            pruning.lines = Some(lines.saturating_sub(bytes));
+            pruning.under_way = count > 0;
+            return Ok(count);
         }
         let Extent { first, last, .. } = self.extent()?;
         let count = last.unwrap_or(0).saturating_sub(first.unwrap_or(0));
@@ -370,9 +401,48 @@ impl Store {
         self.gone = gone;
         pruning.unsent += unsent;
         self.checkpoint_if_long();
-        // Where nothing can go it is the rest that is too large, and trying again changes nothing.
-        pruning.under_way = removed.is_some();
-        Ok(removed.map_or(0, |removed| removed.count))
+        let Some(removed) = removed else {
+            // It is the rest that is too large, and trying again changes nothing.
+            if !std::mem::replace(&mut pruning.stuck, true) {
+                tracing::warn!(
+                    used,
+                    size_max,
+                    "the journal is larger than it may be, and there is nothing more that can go"
+                );
+            }
+            pruning.under_way = false;
+            return Ok(0);
+        };
+        pruning.under_way = true;
+        Ok(removed.count)
+    }
+
+    /// What the lines of all instances take, about.
+    fn size_of_lines(&self) -> rusqlite::Result<u64> {
+        let size = |table| {
+            let sql = format!("SELECT coalesce(sum({}), 0) FROM {table}", size_of_line());
+            self.connection.query_row(&sql, [], |row| row.get::<_, i64>(0)).map(i64::unsigned_abs)
+        };
+        Ok(size("server_logs")? + size("request_logs")?)
+    }
+
+    /// Deletes the oldest lines of each kind; how many, and what they took.
+    fn delete_lines(&mut self) -> rusqlite::Result<(u64, u64)> {
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let (mut count, mut bytes) = (0, 0);
+        for table in ["server_logs", "request_logs"] {
+            let mut delete = transaction.prepare_cached(&format!(
+                "DELETE FROM {table} WHERE n IN (SELECT n FROM {table} ORDER BY n LIMIT {LINES_MAX}) RETURNING {}",
+                size_of_line()
+            ))?;
+            for size in delete.query_map([], |row| row.get::<_, i64>(0))? {
+                bytes += size?.unsigned_abs();
+                count += 1;
+            }
+        }
+        transaction.commit()?;
+        self.checkpoint_if_long();
+        Ok((count, bytes))
     }
 
     /// Removes what is too old, in one step; whether there is more to do.
@@ -427,10 +497,11 @@ impl Store {
         Ok(self.pages()?.0 < pages)
     }
 
-    /// Takes the log in front of the database into it when it is long. If that fails, the next transaction says why.
+    /// Takes the log in front of the database into it when somebody who reads without a pause has kept the library from
+    /// beginning it anew. If that fails, the next transaction says why.
     fn checkpoint_if_long(&mut self) {
         self.look_at_wal();
-        if self.wal_len >= WAL_CHECKPOINT
+        if self.wal_len > WAL_MAX
             && let Err(error) = self.checkpoint()
         {
             tracing::debug!(%error, bytes = self.wal_len, "the log of the journal cannot be taken into it now");
@@ -438,15 +509,11 @@ impl Store {
     }
 
     fn checkpoint(&self) -> rusqlite::Result<()> {
-        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
-        if self.wal_len > WAL_MAX {
-            // Somebody reads without a pause.
-            self.connection.busy_timeout(READER_PATIENCE)?;
-            let restarted = self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
-            self.connection.busy_timeout(BUSY_TIMEOUT)?;
-            restarted?;
-        }
-        Ok(())
+        self.connection.busy_timeout(READER_PATIENCE)?;
+        // The file becomes short as well, or each transaction would find it long.
+        let truncated = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        self.connection.busy_timeout(BUSY_TIMEOUT)?;
+        truncated
     }
 }
 
@@ -455,6 +522,17 @@ impl Store {
 pub(super) struct Pruning {
     under_way: bool,
     pub(super) unsent: u64,
+    /// What lines take, since it was last looked at.
+    lines: Option<u64>,
+    /// It was told that nothing more can go.
+    stuck: bool,
+}
+
+/// Of one line, as SQL: its texts, and its instance once more in the index.
+fn size_of_line() -> String {
+    format!(
+        "length(body) + length(team) + length(user) + length(installation) + 2 * length(instance) + length(server) + {LINE_BYTES}"
+    )
 }
 
 /// What was removed.
@@ -596,7 +674,7 @@ pub(super) fn read_facts(connection: &Connection) -> rusqlite::Result<Facts> {
     Ok(Facts { last: stored.map_or(0, i64::unsigned_abs).max(noted), memos: memos.collect::<Result<_, _>>()? })
 }
 
-fn get(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
+pub(super) fn get(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
     connection.prepare_cached("SELECT value FROM meta WHERE key = ?1")?.query_row([key], |row| row.get(0)).optional()
 }
 

@@ -70,17 +70,45 @@ async fn what_has_expired_is_not_given_out() {
     let mut command = restart("late", "normal");
     command["expires_at"] = json!("2026-11-21T06:34:00Z");
     world.queue(&satellite, &command).await.is(201, Form::CommandState);
-    world.pass(SignedDuration::from_secs(59));
-    assert_eq!(world.to_do(&satellite).await, ["late"]);
-    world.pass(SignedDuration::from_secs(1));
+    world.pass(SignedDuration::from_mins(1));
     assert!(world.to_do(&satellite).await.is_empty());
     let path = format!("satellites/{}/commands/late", satellite.id);
     let state = world.admin(Method::GET, &path).send().await.is(200, Form::CommandState);
     assert_eq!(state["state"], "expired");
-    // It may have been carried out in time all the same.
-    world.result(&satellite, "late", "completed").await.is(200, Form::Received);
-    let state = world.admin(Method::GET, &path).send().await.is(200, Form::CommandState);
-    assert_eq!(state["state"], "completed");
+}
+
+#[tokio::test]
+async fn what_was_given_out_in_time_is_asked_for_until_its_result_has_come() {
+    let world = World::new().await;
+    let satellite = world.satellite("first-satellite").await;
+    for id in ["done", "late", "lost"] {
+        let mut command = restart(id, "normal");
+        command["expires_at"] = json!("2026-11-21T06:34:00Z");
+        world.queue(&satellite, &command).await.is(201, Form::CommandState);
+    }
+    let state = async |id: &str| {
+        let path = format!("satellites/{}/commands/{id}", satellite.id);
+        let state = world.admin(Method::GET, &path).send().await.is(200, Form::CommandState);
+        state["state"].as_str().unwrap().to_owned()
+    };
+    let waiting = async || {
+        let path = format!("satellites/{}", satellite.id);
+        world.admin(Method::GET, &path).send().await.is(200, Form::Satellite)["commands_waiting"].clone()
+    };
+    world.pass(SignedDuration::from_secs(59));
+    assert_eq!(world.to_do(&satellite).await, ["done", "late", "lost"]);
+    world.pass(SignedDuration::from_secs(1));
+    // It may have been carried out, and its result lost.
+    assert_eq!(world.to_do(&satellite).await, ["done", "late", "lost"]);
+    assert_eq!((state("done").await, waiting().await), ("sent".to_owned(), json!(3)));
+    world.result(&satellite, "done", "completed").await.is(200, Form::Received);
+    world.result(&satellite, "late", "expired").await.is(200, Form::Received);
+    assert_eq!((state("done").await, state("late").await), ("completed".to_owned(), "expired".to_owned()));
+    world.pass(SignedDuration::from_hours(7 * 24) - SignedDuration::from_millis(1));
+    assert_eq!(world.to_do(&satellite).await, ["lost"]);
+    world.pass(SignedDuration::from_millis(1));
+    assert!(world.to_do(&satellite).await.is_empty());
+    assert_eq!((state("lost").await, waiting().await), ("sent".to_owned(), json!(0)));
 }
 
 #[tokio::test]

@@ -25,6 +25,7 @@ async fn status_for(world: &World, satellite: &Satellite, tag: &str) -> u16 {
 async fn a_configuration_arrives_as_it_was_put_with_a_hash_of_the_backends() {
     let world = World::new().await;
     let satellite = world.satellite("first-satellite").await;
+    world.configured().await;
     let nothing = world.config(&satellite).await;
     assert_eq!((&nothing["servers"], &nothing["teams"]), (&json!({}), &json!([])));
     let mut wanted = config("acme");
@@ -40,9 +41,39 @@ async fn a_configuration_arrives_as_it_was_put_with_a_hash_of_the_backends() {
 }
 
 #[tokio::test]
+async fn before_a_configuration_was_put_there_is_none_and_not_an_empty_one() {
+    let world = World::new().await;
+    let (one, other) = (world.satellite("first-satellite").await, world.satellite("second-satellite").await);
+    let none = "no configuration has been put for this satellite yet";
+    for asking in
+        [world.of(&one, Method::GET, "config"), world.of(&one, Method::GET, "config").header("If-None-Match", "*")]
+    {
+        let answer = asking.send().await;
+        assert!(!answer.headers.contains_key("etag"));
+        answer.refused(404, none);
+    }
+    world.admin(Method::GET, "config").send().await.refused(404, "for all satellites yet");
+    world.admin(Method::GET, "satellites/first-satellite/config").send().await.refused(404, none);
+    let shown = world.admin(Method::GET, "satellites/first-satellite").send().await.is(200, Form::Satellite);
+    assert_eq!(shown.get("config_hash"), None);
+    // Nothing to run, said by somebody, is a configuration.
+    let kept = put(&world, "satellites/first-satellite/config", &json!({})).await;
+    assert_eq!((&kept["changed"], &kept["told"]), (&json!(true), &json!([one.id])));
+    assert_eq!(world.config(&one).await["teams"], json!([]));
+    world.of(&other, Method::GET, "config").send().await.refused(404, none);
+    let forget = async || world.admin(Method::DELETE, "satellites/first-satellite/config").send().await;
+    forget().await.refused(409, "put one first");
+    world.config(&one).await;
+    put(&world, "config", &config("acme")).await;
+    forget().await.is(200, Form::ConfigKept);
+    assert_eq!(world.config(&one).await, world.config(&other).await);
+}
+
+#[tokio::test]
 async fn what_is_known_already_is_not_sent_again() {
     let world = World::new().await;
     let satellite = world.satellite("first-satellite").await;
+    world.configured().await;
     let answer = world.of(&satellite, Method::GET, "config").send().await;
     let tag = answer.headers["etag"].to_str().unwrap().to_owned();
     let hash = answer.is(200, Form::Config)["hash"].as_str().unwrap().to_owned();

@@ -35,6 +35,15 @@ impl<S: Stream<Item = reqwest::Result<bytes::Bytes>> + Unpin> Following<S> {
                 let (id, what, data) = (field("id: "), field("event: "), field("data: "));
                 rest.clone_into(&mut self.text);
                 let Some(data) = data else { continue };
+                if what.as_deref() == Some("reset") {
+                    assert_eq!((id, &*data), (None, "{}"));
+                    return Some(Told {
+                        id: 0,
+                        what: "reset".to_owned(),
+                        instance: String::new(),
+                        status: String::new(),
+                    });
+                }
                 let data: Value = serde_json::from_str(&data).unwrap();
                 SCHEMAS.check(Form::Instance, &data).unwrap();
                 let text = |name: &str| data[name].as_str().unwrap().to_owned();
@@ -196,8 +205,15 @@ async fn who_comes_back_to_a_stream_misses_nothing_and_hears_nothing_twice() {
     assert_eq!(follow(&world, "", Some(last.id)).await.take(3).await, expected);
     world.restart().await;
     assert_eq!(follow(&world, "", Some(last.id)).await.take(3).await, expected);
-    // A number that no stream has told: everything is told as it is.
-    assert_eq!(follow(&world, "", Some(999)).await.take(2).await, [told("b", "online"), told("a", "online")]);
+    // A number that no stream has told: everything is told as it is, to be taken for what was known.
+    let reset = ("reset".to_owned(), String::new(), String::new());
+    let anew = [reset.clone(), told("b", "online"), told("a", "online")];
+    let mut stream = follow(&world, "", Some(999)).await;
+    assert_eq!(stream.take(3).await, anew);
+    send(&world, &satellite, &[status(5, "a", "offline")]).await;
+    assert_eq!(stream.take(1).await, [told("a", "offline")]);
+    // Also where there is nothing.
+    assert_eq!(follow(&World::new().await, "", Some(7)).await.take(1).await, [reset]);
     let nonsense = world.admin(Method::GET, "instances/stream").header("Last-Event-ID", "x").send().await;
     nonsense.refused(400, "Last-Event-ID");
 }

@@ -98,7 +98,8 @@ async fn no_credential_is_in_the_database_the_log_or_the_greeting_and_all_files_
         }
         files.insert(name);
     }
-    let expected = ["admin-token", "backend.db", "backend.db-shm", "backend.db-wal", "lock", "registration-token"];
+    let expected =
+        ["admin-token", "admin.curl", "backend.db", "backend.db-shm", "backend.db-wal", "lock", "registration-token"];
     assert_eq!(files, expected.map(str::to_owned).into());
     assert_eq!(std::fs::metadata(&data).unwrap().permissions().mode() & 0o777, 0o700);
     assert!(process.end(Signal::SIGTERM).success());
@@ -124,6 +125,18 @@ async fn the_greeting_can_be_pasted() {
     let mut process = Process::start(dir.path(), &["--poll-interval", "0.5"]);
     let curl = process.stdout.lines().find(|line| line.contains("/api/admin/registration-tokens")).unwrap();
     let made = Command::new("bash").args(["-c", curl]).output().unwrap();
+    // All users of the machine see the arguments of its processes.
+    let tools = dir.path().join("tools");
+    std::fs::create_dir(&tools).unwrap();
+    std::fs::write(tools.join("curl"), "#!/bin/sh\necho \"$@\"\n").unwrap();
+    std::fs::set_permissions(tools.join("curl"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let lines = process.stdout.lines().filter(|line| line.trim_start().starts_with("curl ")).collect::<Vec<_>>();
+    assert_eq!(lines.len(), 6);
+    let seen = Command::new("bash").args(["-c", &lines.join("\n")]).env("PATH", path).output().unwrap();
+    let seen = String::from_utf8(seen.stdout).unwrap();
+    assert_eq!(seen.lines().count(), 6);
+    assert!(!seen.contains(&read(&dir.path().join("data/admin-token"))), "{seen}");
     let token: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap_or_else(|_| panic!("{made:?}"));
     let asking = process.ask(Method::POST, "/api/satellites/register", token["token"].as_str().unwrap());
     let registered = asking.json(&registration("first-satellite")).await.is(201, Form::Registered);

@@ -78,6 +78,41 @@ async fn a_name_or_form_that_is_none_is_refused_and_the_token_stays_good() {
 }
 
 #[tokio::test]
+async fn a_token_takes_no_satellite_over_that_is_connected() {
+    let world = World::new().await;
+    let before = world.satellite("first-satellite").await;
+    world.configured().await;
+    let (token, goodbye) = (world.token().await, world.token().await);
+    world.pass(SignedDuration::from_secs(89));
+    world.register("first-satellite", &token).await.refused(409, "is connected");
+    world.config(&before).await;
+    world.pass(SignedDuration::from_secs(89));
+    world.register("first-satellite", &token).await.refused(409, "is connected");
+    world.pass(SignedDuration::from_secs(1));
+    // The token is good yet.
+    let registered = world.register("first-satellite", &token).await.is(201, Form::Registered);
+    let key = registered["api_key"].as_str().unwrap().to_owned();
+    let satellite = super::support::Satellite { id: before.id, key };
+    let mut last = super::support::heartbeat(world.now());
+    last["status"] = json!("stopping");
+    world.beat(&satellite, &last).await.is(200, Form::Received);
+    world.register("first-satellite", &goodbye).await.is(201, Form::Registered);
+}
+
+#[tokio::test]
+async fn a_token_for_a_name_lets_in_that_one_alone_also_while_it_is_connected() {
+    let world = World::new().await;
+    let before = world.satellite("first-satellite").await;
+    let token = world.token_for("first-satellite").await;
+    world.register("second-satellite", &token).await.refused(403, "another name");
+    let registered = world.register("first-satellite", &token).await.is(201, Form::Registered);
+    assert_eq!(registered["satellite_id"], before.id);
+    world.of(&before, Method::GET, "commands").send().await.refused(401, "register again");
+    let wanted = world.admin(Method::POST, "registration-tokens").json(&json!({"name": "short"})).await;
+    wanted.refused(400, "/name");
+}
+
+#[tokio::test]
 async fn who_registers_again_is_the_same_satellite_with_another_key_and_the_old_one_ends() {
     let world = World::new().await;
     let before = world.satellite("first-satellite").await;
@@ -86,7 +121,7 @@ async fn who_registers_again_is_the_same_satellite_with_another_key_and_the_old_
     assert_eq!(after.id, before.id);
     assert_ne!(after.key, before.key);
     world.of(&before, Method::GET, "config").send().await.refused(401, "register again");
-    world.config(&after).await;
+    world.poll(&after).await;
     assert_eq!(world.seqs(&after).await, [1]);
 }
 

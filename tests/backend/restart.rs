@@ -91,3 +91,18 @@ async fn what_is_older_than_thirty_days_goes_and_nothing_else() {
     let instances = world.admin(Method::GET, "instances").send().await.is(200, Form::Instances);
     assert_eq!(instances["instances"].as_array().unwrap().len(), 2);
 }
+
+#[tokio::test]
+async fn of_too_many_events_the_oldest_go() {
+    let mut world = World::new().await;
+    let satellite = world.satellite("first-satellite").await;
+    world.send(&satellite, "1", &numbered(1..=20)).await.is(200, Form::EventsTaken);
+    world.events_max = 7;
+    world.restart().await;
+    while world.seqs(&satellite).await.len() > 7 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.seqs(&satellite).await, [14, 15, 16, 17, 18, 19, 20]);
+    let shown = world.admin(Method::GET, "satellites/first-satellite").send().await.is(200, Form::Satellite);
+    assert_eq!((&shown["events"], &shown["last_seq"]), (&json!(7), &json!(20)));
+}

@@ -62,7 +62,7 @@ fn samples() -> Vec<(Form, Value)> {
         ),
         (Form::Heartbeat, heartbeat("2026-11-21T06:33:00Z".parse().unwrap())),
         (Form::Error, json!({"error": "why", "index": 3})),
-        (Form::TokenWanted, json!({"expires_in_seconds": 60, "note": "n"})),
+        (Form::TokenWanted, json!({"expires_in_seconds": 60, "note": "n", "name": "first-satellite"})),
         (Form::ConfigWanted, json!({"servers": {"s": {}}, "teams": [{}]})),
         (
             Form::CommandWanted,
@@ -103,6 +103,25 @@ fn what_the_types_write_has_the_form_that_was_published() {
         SCHEMAS.check(form, &sample).unwrap_or_else(|invalid| panic!("{form:?} {invalid}"));
         let written = through_the_types(form, sample).unwrap_or_else(|| panic!("{form:?} is not read"));
         SCHEMAS.check(form, &written).unwrap_or_else(|invalid| panic!("{form:?} {invalid}"));
+    }
+}
+
+#[test]
+fn a_hash_that_cannot_stand_in_a_header_and_half_a_document_are_no_configuration() {
+    let long = "h".repeat(129);
+    for hash in ["", "a b", "a\nb", "\u{e9}", "a\"b", "\u{7f}", &long] {
+        let wrong = json!({"hash": hash, "servers": {}, "teams": []});
+        assert!(SCHEMAS.check(Form::Config, &wrong).is_err(), "the schema takes {hash:?}");
+        assert!(through_the_types(Form::Config, wrong).is_none(), "the type takes {hash:?}");
+    }
+    for wrong in [json!({"hash": "h"}), json!({"hash": "h", "servers": {}}), json!({"hash": "h", "teams": []})] {
+        assert!(SCHEMAS.check(Form::Config, &wrong).is_err(), "the schema takes {wrong}");
+        assert!(through_the_types(Form::Config, wrong).is_none());
+    }
+    for hash in ["!", &"~".repeat(128), "#,/+=:abc"] {
+        let fine = json!({"hash": hash, "servers": {}, "teams": []});
+        SCHEMAS.check(Form::Config, &fine).unwrap();
+        assert!(through_the_types(Form::Config, fine).is_some(), "the type does not take {hash:?}");
     }
 }
 

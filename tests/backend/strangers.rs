@@ -101,7 +101,7 @@ async fn keys_open_only_what_they_are_for() {
     // And the scheme is the one that is asked for.
     let basic = super::support::client().get(format!("{}/api/admin/satellites", world.url()));
     super::support::Asking(basic.header("Authorization", format!("Basic {admin}"))).send().await.refused(401, "Bearer");
-    world.config(&satellite).await;
+    world.poll(&satellite).await;
 }
 
 #[tokio::test]

@@ -30,6 +30,7 @@ pub(crate) struct World {
     dir: TempDir,
     now: Arc<Mutex<Timestamp>>,
     events_body_max: usize,
+    pub(crate) events_max: usize,
     serving: Option<Serving>,
     client: Client,
     url: String,
@@ -44,7 +45,8 @@ impl World {
     pub(crate) async fn with_events_of(events_body_max: usize) -> Self {
         let now = Arc::new(Mutex::new("2026-11-21T06:33:00Z".parse().unwrap()));
         let (dir, client, url) = (TempDir::with_prefix("backend-").unwrap(), client(), String::new());
-        let mut world = Self { dir, now, events_body_max, serving: None, client, url };
+        let events_max = Settings::new("").events_max;
+        let mut world = Self { dir, now, events_body_max, events_max, serving: None, client, url };
         world.start().await;
         world
     }
@@ -59,7 +61,8 @@ impl World {
     pub(crate) fn settings(&self) -> Settings {
         let now = self.now.clone();
         let clock = Clock::new(move || *now.lock().unwrap());
-        Settings { clock, events_body_max: self.events_body_max, ..Settings::new(self.data_dir()) }
+        let (events_body_max, events_max) = (self.events_body_max, self.events_max);
+        Settings { clock, events_body_max, events_max, ..Settings::new(self.data_dir()) }
     }
 
     /// Ends it as a signal does.
@@ -107,13 +110,19 @@ impl World {
         made.is(201, Form::TokenMade)["token"].as_str().unwrap().to_owned()
     }
 
+    /// One that was made for a satellite of this name.
+    pub(crate) async fn token_for(&self, name: &str) -> String {
+        let made = self.admin(Method::POST, "registration-tokens").json(&json!({"name": name})).await;
+        made.is(201, Form::TokenMade)["token"].as_str().unwrap().to_owned()
+    }
+
     pub(crate) async fn register(&self, name: &str, token: &str) -> Answer {
         self.ask(Method::POST, "/api/satellites/register", token).json(&registration(name)).await
     }
 
     /// A satellite that has come in.
     pub(crate) async fn satellite(&self, name: &str) -> Satellite {
-        let registered = self.register(name, &self.token().await).await.is(201, Form::Registered);
+        let registered = self.register(name, &self.token_for(name).await).await.is(201, Form::Registered);
         let text = |name: &str| registered[name].as_str().unwrap().to_owned();
         Satellite { id: text("satellite_id"), key: text("api_key") }
     }
@@ -139,6 +148,11 @@ impl World {
     pub(crate) async fn result(&self, satellite: &Satellite, command: &str, status: &str) -> Answer {
         let result = json!({"status": status, "result": {}, "duration_ms": 5});
         self.of(satellite, Method::POST, &format!("commands/{command}/result")).json(&result).await
+    }
+
+    /// Puts an empty configuration for all.
+    pub(crate) async fn configured(&self) {
+        self.admin(Method::PUT, "config").json(&json!({})).await.is(200, Form::ConfigKept);
     }
 
     pub(crate) async fn config(&self, satellite: &Satellite) -> Value {

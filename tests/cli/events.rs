@@ -235,5 +235,25 @@ fn logs_of_one_of_several_are_chosen_by_team_and_user_whether_the_satellite_runs
     check();
     assert_eq!(lines(&["notes"]), 3);
     assert_eq!(lines(&["notes", "--user", "alice"]), 2);
-    assert_eq!(lines(&["notes", "--team", "nobody"]), 0);
+    home.satellite(&["logs", "notes", "--team", "nobody"]).exits(2);
+}
+
+#[test]
+fn logs_of_a_server_that_nobody_knows_are_bad_input_and_those_of_one_that_is_gone_are_still_there() {
+    let home = Home::new();
+    let text = "[policy.logs]\nbatch_delay = \"100ms\"\n";
+    let servers = fs::read_to_string(home.servers("servers.toml", &[("notes", &["--stderr-text", "hello"])])).unwrap();
+    let config = home.write("satellite.toml", &format!("{text}{servers}"));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_event(0, "mcp.server.logs", |_| true);
+    let unknown = |home: &Home| {
+        let outcome = home.satellite(&["logs", "nosuch"]).exits(2);
+        assert!(outcome.stderr.contains("no server `nosuch`"), "{}", outcome.stderr);
+    };
+    unknown(&home);
+    home.write("satellite.toml", text);
+    home.wait_event(0, "mcp.server.stopped", |event| event["data"]["kind"] == "uninstall");
+    assert!(!home.satellite(&["logs", "notes"]).exits(0).stdout.is_empty());
+    satellite.terminate().exits(0);
+    unknown(&home);
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use serde_json::Value;
+
 use super::support::{Home, Satellite};
 
 /// What scripts build on.
@@ -69,7 +71,7 @@ fn a_team_or_a_user_is_shown_alone_by_slug_or_id() {
     let shown = |args: &[&str]| {
         let outcome = home.satellite(&[&["status", "--json"], args].concat()).exits(0);
         let rows = outcome.json();
-        let name = |row: &serde_json::Value| row["instance"].as_str().unwrap().to_owned();
+        let name = |row: &Value| row["instance"].as_str().unwrap().to_owned();
         rows.as_array().unwrap().iter().map(name).collect::<Vec<_>>()
     };
     assert_eq!(shown(&["--team", "globex"]), ["notes-globex-alice-g1"]);
@@ -151,5 +153,21 @@ fn tools_of_a_server_that_is_not_online_are_not_listed() {
     let outcome = home.satellite(&["tools", "--team", "globex"]).exits(0);
     assert!(outcome.stdout.contains("no tools are offered"), "{outcome:#?}");
     assert_eq!(home.satellite(&["tools", "--team", "globex", "--json"]).exits(0).json(), serde_json::json!([]));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn the_satellite_itself_is_shown_with_its_journal_as_json_and_in_words() {
+    let home = Home::new();
+    let satellite = two_teams(&home);
+    let through = home.events().last().unwrap()["seq"].as_u64().unwrap();
+    let about = home.satellite(&["status", "--satellite", "--json"]).exits(0).json();
+    assert_eq!(
+        (&about["journal"]["state"], &about["delivery"], &about["backend"]),
+        (&"ok".into(), &Value::Null, &Value::Null)
+    );
+    assert!(about["journal"]["journalled_through"].as_u64().unwrap() >= through, "{about:#}");
+    let words = home.satellite(&["status", "--satellite"]).exits(0).stdout;
+    assert!(words.contains("process trees are held by") && !words.contains("SERVER"), "{words}");
     satellite.terminate().exits(0);
 }

@@ -19,7 +19,7 @@ fn status(status: u16) -> Reply {
 
 /// Has 25 events delivered to a server in this mood; what came, and what it has.
 async fn delivered(mood: impl FnMut(&[u64]) -> Reply + Send + 'static) -> (Vec<Came>, Vec<u64>, u64) {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     peer.does(mood);
     let rig = Rig::new();
     rig.append(1..=ALL).await;
@@ -137,15 +137,14 @@ async fn a_success_is_a_success_whatever_is_said_about_it() {
 
 #[tokio::test]
 async fn a_pause_that_was_asked_for_is_made() {
-    let date = || {
-        let at = Timestamp::now() + SignedDuration::from_secs(2);
-        at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
-    };
-    let ways: [(u64, fn() -> String, f64); 3] =
-        [(11, || "1".to_owned(), 1.0), (15, date, 0.9), (20, || "0".to_owned(), 0.0)];
+    enum After {
+        Seconds(&'static str),
+        Date,
+    }
+    let ways = [(11, After::Seconds("1"), 1.0), (15, After::Date, 0.9), (20, After::Seconds("0"), 0.0)];
     // A date has whole seconds: of two there is at least one left.
     for (place, retry_after, least) in ways {
-        let (peer, url) = Peer::start().await;
+        let (peer, url) = Peer::start();
         let mut asked = None;
         let retried = std::sync::Arc::new(std::sync::Mutex::new(None));
         let seen = retried.clone();
@@ -156,7 +155,14 @@ async fn a_pause_that_was_asked_for_is_made() {
             match asked {
                 None => {
                     asked = Some(Instant::now());
-                    Reply::Status(429, vec![("retry-after", retry_after())], String::new())
+                    let after = match retry_after {
+                        After::Seconds(seconds) => seconds.to_owned(),
+                        After::Date => {
+                            let at = Timestamp::now() + SignedDuration::from_secs(2);
+                            at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
+                        }
+                    };
+                    Reply::Status(429, vec![("retry-after", after)], String::new())
                 }
                 Some(at) => {
                     seen.lock().unwrap().get_or_insert(at.elapsed());
@@ -178,7 +184,7 @@ async fn a_pause_that_was_asked_for_is_made() {
 
 #[tokio::test]
 async fn what_is_wrong_is_told_until_it_is_well() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     peer.does(|_| status(503));
     let rig = Rig::new();
     rig.append(1..=ALL).await;

@@ -35,7 +35,7 @@ async fn insist(sink: &JournalSink, batch: Arc<Batch>) {
 
 #[tokio::test]
 async fn what_the_disk_does_not_take_goes_its_way_from_memory_and_the_disk_goes_on_when_it_is_back() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     let rig = Rig::new();
     let delivery = rig.deliver(http(&url));
     let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
@@ -61,7 +61,7 @@ async fn what_the_disk_does_not_take_goes_its_way_from_memory_and_the_disk_goes_
 
 #[tokio::test]
 async fn a_server_that_is_picky_is_served_from_memory_as_from_the_disk() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     let rig = Rig::new();
     let delivery = rig.deliver(http(&url));
     let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
@@ -85,7 +85,7 @@ async fn a_server_that_is_picky_is_served_from_memory_as_from_the_disk() {
 
 #[tokio::test]
 async fn nothing_overtakes_what_is_stored() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     peer.does(|_| Reply::Status(503, Vec::new(), String::new()));
     let rig = Rig::new();
     let delivery = rig.deliver(http(&url));
@@ -104,7 +104,7 @@ async fn nothing_overtakes_what_is_stored() {
 
 #[tokio::test]
 async fn a_disk_that_never_was_keeps_nothing_from_its_way() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("journal"), "not a directory").unwrap();
     let journal = Journal::open(dir.path(), Limits::default()).unwrap();
@@ -123,7 +123,7 @@ async fn a_disk_that_never_was_keeps_nothing_from_its_way() {
 
 #[tokio::test]
 async fn what_had_to_make_room_before_it_was_sent_is_announced_and_nothing_else_is_missing() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     peer.does(|_| Reply::Status(503, Vec::new(), String::new()));
     let dir = tempfile::tempdir().unwrap();
     let limits = Limits { size_max: 1 << 20, ..Limits::default() };

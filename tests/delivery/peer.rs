@@ -84,7 +84,7 @@ impl Peer {
         }
     }
 
-    pub(crate) async fn start() -> (Self, String) {
+    pub(crate) fn start() -> (Self, String) {
         let (peer, place) = (Self::new(), Place::new());
         let url = place.url();
         drop(peer.listen(place));

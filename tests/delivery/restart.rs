@@ -14,7 +14,7 @@ use crate::support::{Rig, http, quick, range, until, until_settled};
 
 #[tokio::test]
 async fn what_was_in_flight_comes_again_under_its_id_and_can_be_told_to_be_a_repeat() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     // It takes the second batch, and its answer never arrives.
     peer.does(|seqs| if seqs.contains(&11) { Reply::Stuck } else { Reply::Take });
     let rig = Rig::new();
@@ -39,7 +39,7 @@ async fn what_was_in_flight_comes_again_under_its_id_and_can_be_told_to_be_a_rep
 
 #[tokio::test]
 async fn an_event_that_was_refused_is_no_part_of_what_comes_again() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     peer.does(|seqs| match seqs.iter().position(|seq| *seq == 5) {
         Some(index) => Reply::Status(400, Vec::new(), json!({"index": index, "error": "not this one"}).to_string()),
         None => Reply::Stuck,
@@ -63,7 +63,7 @@ async fn an_event_that_was_refused_is_no_part_of_what_comes_again() {
 
 #[tokio::test]
 async fn restarts_in_the_middle_again_and_again_lose_nothing_and_keep_the_order() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     let mut rig = Rig::new();
     let mut last = 0;
     for round in 0..12_u64 {
@@ -98,7 +98,7 @@ async fn restarts_in_the_middle_again_and_again_lose_nothing_and_keep_the_order(
 
 #[tokio::test]
 async fn at_the_end_everything_is_sent_at_once_and_what_is_left_stays_for_the_next() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     let rig = Rig::new();
     rig.append(1..=25).await;
     let slow = BatchPolicy { interval: Duration::from_secs(3600), ..quick() };
@@ -125,7 +125,7 @@ async fn at_the_end_everything_is_sent_at_once_and_what_is_left_stays_for_the_ne
 
 #[tokio::test]
 async fn on_the_way_out_a_pause_is_not_honoured() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     let rig = Rig::new();
     rig.append(1..=5).await;
     peer.does(|_| Reply::Status(429, vec![("retry-after", "1000".to_owned())], String::new()));
@@ -161,7 +161,7 @@ async fn a_way_that_panics_is_one_that_takes_nothing_now() {
 
 #[tokio::test]
 async fn who_is_new_is_told_what_comes_from_now_on() {
-    let (peer, url) = Peer::start().await;
+    let (peer, url) = Peer::start();
     let rig = Rig::new();
     rig.journal.expect_nobody();
     rig.append(1..=10).await;

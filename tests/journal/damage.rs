@@ -46,7 +46,11 @@ async fn with_a_damaged_header_another_journal_is_begun_and_no_number_is_used_ag
     same(home.stored(), range(next..=next + 9));
     journal.close().await;
     let journal = home.open();
-    assert_eq!((journal.next_seq(), journal.status().damaged), (next + 10, None));
+    assert_eq!((journal.next_seq(), journal.status().damaged), (next + 10, Some(aside.clone())));
+    journal.close().await;
+    scribble(&home, 0, 100);
+    let newer = is_ok(&home.open()).damaged.unwrap();
+    assert!(newer.exists() && newer != aside && !aside.exists(), "the last one is kept: {newer:?}");
 }
 
 #[tokio::test]
@@ -184,9 +188,47 @@ async fn a_log_that_is_deleted_while_it_is_used_costs_nothing() {
     let journal = home.open();
     let told = Told::by(&journal);
     append_all(&journal, 1..=10).await;
+    // While somebody else has it open, closing it does not bring what is in its log into the database.
+    let other = home.sqlite();
+    assert_eq!(other.query_row("SELECT count(*) FROM events", [], |row| row.get(0)), Ok(10));
     fs::remove_file(home.database().with_extension("db-wal")).unwrap();
     append_all(&journal, 11..=20).await;
     same(home.stored(), range(1..=20));
     assert_eq!(told.ranges(&journal).await, []);
     is_ok(&journal);
+}
+
+#[tokio::test]
+async fn what_a_damaged_file_has_lost_at_its_end_is_told() {
+    let home = Home::new().filled(1..=EVENTS).await;
+    let noted = format!("INSERT OR REPLACE INTO meta (key, value) VALUES ('last', '{EVENTS}'), ('cursor', '10')");
+    home.sqlite().execute(&noted, []).unwrap();
+    fs::remove_file(journal::directory(home.path()).join("seq")).unwrap();
+    let file = OpenOptions::new().write(true).open(home.database()).unwrap();
+    file.set_len(size(&home) / 2 / 4096 * 4096).unwrap();
+    drop(file);
+    let journal = home.open();
+    let told = Told::by(&journal);
+    // Whatever is met is mended by now.
+    journal.outbox(0, 100_000).await.unwrap();
+    journal.outbox(0, 100_000).await.unwrap();
+    assert!(is_ok(&journal).damaged.is_some());
+    let (gone, found) = (told.numbers(&journal).await, home.stored());
+    assert_eq!(journal.next_seq(), EVENTS + 1);
+    same((1..=EVENTS).filter(|seq| !gone.contains(seq)), found);
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_for_now_is_not_told_to_be_gone() {
+    let home = Home::new().filled(1..=10).await;
+    home.sqlite().pragma_update(None, "user_version", 99).unwrap();
+    let journal = home.open();
+    in_memory(&journal);
+    let (told, next) = (Told::by(&journal), journal.next_seq());
+    assert!(next > 11, "{next}");
+    unavailable(journal.append(batch(next..=next)).await);
+    home.sqlite().pragma_update(None, "user_version", 1).unwrap();
+    append_all(&journal, next..=next).await;
+    assert_eq!(told.ranges(&journal).await, [(11, next - 1)], "nobody knows whether they were seen");
+    same(home.stored(), (1..=10).chain([next]));
 }

@@ -1,8 +1,10 @@
 //! Disks that are full or read-only.
 
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use mcp_satellite::journal::{self, Query, Sending};
+use mcp_satellite::journal::{self, Journal, JournalState, Limits, Query, Sending};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::Answer;
 
@@ -76,12 +78,13 @@ async fn numbers_that_were_seen_while_the_disk_was_full_are_not_used_again() {
     let journal = open(disk.path());
     append_all(&journal, 1..=100).await;
     disk.fill(0);
-    unavailable(journal.append(batch(101..=20_000)).await);
+    // No more than are reserved at once.
+    unavailable(journal.append(batch(101..=5_000)).await);
     journal.close().await;
     disk.relieve();
     let journal = open(disk.path());
     let next = journal.next_seq();
-    assert!(next > 20_000, "{next}");
+    assert!(next > 5_000, "{next}");
     assert_eq!(Told::by(&journal).ranges(&journal).await, [(101, next - 1)]);
     append_all(&journal, next..=next).await;
     journal.close().await;
@@ -125,4 +128,41 @@ async fn what_a_killed_satellite_has_left_can_be_read_on_a_read_only_disk() {
     disk.remount(true);
     let found: Vec<u64> = journal::read(disk.path(), Query::default()).unwrap().map(|event| event.seq).collect();
     killed.holds(&found);
+}
+
+#[tokio::test]
+async fn a_disk_that_is_well_again_is_told_though_nobody_writes() {
+    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let journal = open(disk.path());
+    disk.fill(0);
+    journal.command_done("1", "x".repeat(2 * MIB)).await.unwrap_err();
+    in_memory(&journal);
+    disk.relieve();
+    wait_for("the disk to be well", || (journal.status().state == JournalState::Ok).then_some(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_is_told_and_nobody_waits_for_it() {
+    let home = Home::new();
+    let hangs = Arc::new(AtomicBool::new(false));
+    let clock: journal::Clock = Arc::new({
+        let hangs = Arc::clone(&hangs);
+        move || {
+            while hangs.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            now()
+        }
+    });
+    let journal = Journal::open_at(home.path(), Limits::default(), clock).unwrap();
+    is_ok(&journal);
+    hangs.store(true, Ordering::Release);
+    // Its time is asked for: that is where the thread now hangs.
+    let asked = journal.command_begun("1").await.unwrap_err().to_string();
+    assert!(asked.ends_with("the disk does not answer"), "{asked}");
+    assert_eq!(unavailable(journal.append(batch(1..=3)).await), asked);
+    assert_eq!(in_memory(&journal), asked);
+    hangs.store(false, Ordering::Release);
+    wait_for("the disk to be well", || (journal.status().state == JournalState::Ok).then_some(()));
+    is_ok(&journal);
 }

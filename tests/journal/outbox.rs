@@ -96,3 +96,58 @@ async fn events_go_their_way_from_memory_while_the_disk_takes_none_and_nothing_w
     assert_eq!(stored(disk.path()), [1, 2, 3, 20_001]);
     is_ok(&journal);
 }
+
+#[tokio::test]
+async fn what_went_directly_is_stored_when_the_disk_takes_it() {
+    let Some(disk) = Disk::new(24 << 20) else { return };
+    let journal: Journal = open(disk.path());
+    journal.expect_delivery();
+    let told = Told::by(&journal);
+    let way = Way::default();
+    let sink = JournalSink::new(journal.clone(), Some(Arc::new(way.clone())));
+    assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
+    disk.fill(0);
+    for from in [4, 2_004] {
+        assert_eq!(sink.send(batch(from..=from + 1_999)).await, Answer::Accepted);
+    }
+    in_memory(&journal);
+    same(way.0.lock().unwrap().clone(), range(4..=4_003));
+    disk.relieve();
+    wait_for("them to be stored", || (journal.status().journalled_through == 4_003).then_some(()));
+    is_ok(&journal);
+    same(stored(disk.path()), range(1..=4_003));
+
+    disk.fill(0);
+    for from in [4_004, 10_004] {
+        assert_eq!(sink.send(batch(from..=from + 5_999)).await, Answer::Accepted);
+    }
+    disk.relieve();
+    assert_eq!(sink.send(batch(16_004..=16_004)).await, Answer::Accepted);
+    same(stored(disk.path()), (1..=4_003).chain(10_004..=16_004));
+    assert_eq!(told.ranges(&journal).await, [(4_004, 10_003)], "there is an end to what memory holds");
+}
+
+#[tokio::test]
+async fn a_start_with_nobody_to_deliver_to_does_not_lose_what_is_owed() {
+    let home = Home::new();
+    let journal = home.open();
+    journal.expect_nobody();
+    append_all(&journal, 1..=10).await;
+    journal.close().await;
+    let journal = home.open();
+    journal.expect_delivery();
+    assert_eq!(journal.delivery().await.unwrap().cursor, 10, "nobody has ever waited for these");
+    append_all(&journal, 11..=20).await;
+    journal.sending(15, None).await.unwrap();
+    journal.close().await;
+    for seq in [21, 22] {
+        let journal = home.open();
+        journal.expect_nobody();
+        append_all(&journal, seq..=seq).await;
+        journal.close().await;
+    }
+    let journal = home.open();
+    journal.expect_delivery();
+    let cursor = journal.delivery().await.unwrap().cursor;
+    same(seqs(&journal.outbox(cursor, 100).await.unwrap()), range(16..=22));
+}

@@ -178,22 +178,27 @@ async fn old_lines_and_commands_go_by_their_age() {
 #[tokio::test]
 async fn a_clock_that_went_back_or_forth_loses_nothing() {
     let home = Home::new();
-    let journal = home.open();
+    // What is old is gone when this is.
+    let long_ago = Journal::open_at(home.path(), Limits::default(), Arc::new(|| days_ago(8))).unwrap();
+    long_ago.command_begun("old").await.unwrap();
     // Written while the clock was wrong, both ways; order is that of the numbers.
     let events = [now(), days_ago(-3_650), days_ago(3_650), Timestamp::UNIX_EPOCH, now()];
-    journal.append(batch_of((1..).zip(events).map(|(seq, at)| event_at(seq, at)).collect())).await;
-    journal.close().await;
+    long_ago.append(batch_of((1..).zip(events).map(|(seq, at)| event_at(seq, at)).collect())).await;
+    long_ago.close().await;
     let journal = home.open();
     Told::by(&journal);
+    while journal.command("old").await != Ok(None) {
+        tokio::task::yield_now().await;
+    }
     journal.append(batch_of(vec![event_at(6, days_ago(1))])).await;
     journal.close().await;
+    assert_eq!(home.stored(), range(1..=6));
     // Started while the clock stood at its beginning.
     let journal = Journal::open_at(home.path(), Limits::default(), Arc::new(|| Timestamp::UNIX_EPOCH)).unwrap();
     assert_eq!(journal.next_seq(), 7);
-    Told::by(&journal);
     append_all(&journal, 7..=7).await;
     journal.close().await;
-    same(home.stored(), range(1..=7));
+    assert_eq!(home.stored(), range(1..=7));
 }
 
 #[tokio::test]
@@ -211,4 +216,41 @@ async fn free_pages_are_given_back_to_the_file_system() {
     wait_for("the file to become small", || (journal.status().bytes < before / 2).then_some(()));
     journal.close().await;
     assert!(size() < before / 2, "{} of {before}", size());
+}
+
+#[tokio::test]
+async fn lines_that_take_all_the_room_go_and_not_the_events_that_are_to_be_delivered() {
+    let home = Home::new();
+    let limits = Limits { size_max: 2 * MIB, server_logs_max: 100_000, ..Limits::default() };
+    let journal = Journal::open(home.path(), limits).unwrap();
+    journal.expect_delivery();
+    let told = Told::by(&journal);
+    for seq in 1..=200 {
+        assert_eq!(journal.append(batch_of(vec![server_logs(seq, "alice", 1..=100)])).await, Answer::Accepted);
+        journal.sending(seq, None).await.unwrap();
+    }
+    append_all(&journal, 201..=1_200).await;
+    let status = is_ok(&journal);
+    assert_eq!((status.pruned_unsent, told.ranges(&journal).await), (0, vec![]));
+    same(home.stored().into_iter().filter(|seq| *seq > 200), range(201..=1_200));
+    let lines = journal::server_logs(home.path(), |_| true).unwrap().lines;
+    assert!((1_000..20_000).contains(&lines.len()), "{} lines are left", lines.len());
+    assert_eq!(lines.last().unwrap().seq, 200, "the oldest go");
+}
+
+#[tokio::test]
+async fn a_log_that_was_long_once_does_not_make_every_batch_slow() {
+    let home = Home::new();
+    let journal = home.open();
+    append_all(&journal, 1..=60_000).await;
+    let wal = home.database().with_extension("db-wal").metadata().unwrap().len();
+    assert!(wal > 16 * MIB, "{wal}");
+    // The first of these may be the one that begins the log anew.
+    append_all(&journal, 60_001..=60_001).await;
+    let written = || home.database().metadata().unwrap().modified().unwrap();
+    let before = written();
+    for seq in 60_002..=60_020 {
+        append_all(&journal, seq..=seq).await;
+    }
+    assert_eq!(written(), before, "only the log is written");
 }

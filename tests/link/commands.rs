@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mcp_satellite::backend::link::Progress;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::Want;
@@ -116,7 +117,7 @@ async fn a_command_is_carried_out_once_however_often_it_comes_and_its_result_is_
 async fn one_that_was_begun_before_the_satellite_was_ended_is_only_confirmed() {
     let peer = Peer::start().await;
     let (yard, _linked) = linked(&peer, &["a"]).await;
-    yard.done.begun("c1").await.unwrap();
+    yard.done.begun(&format!("{}/sat-1/c1", peer.url())).await.unwrap();
     peer.command(restart("c1", "a"));
     assert_eq!(peer.result("c1").await["status"], "completed");
     assert_eq!(yard.fleet.sim.opened(), 1);
@@ -158,6 +159,70 @@ async fn what_is_not_understood_is_answered_as_failed_and_the_rest_goes_on() {
     peer.command(json!({"id": "../../admin", "command_type": "restart"}));
     peer.command(restart("c6", "a"));
     assert_eq!(peer.result("c6").await["status"], "completed");
+}
+
+#[tokio::test]
+async fn one_that_cannot_be_read_is_answered_and_holds_no_other_one_back() {
+    let peer = Peer::start().await;
+    let (yard, _linked) = linked(&peer, &["a"]).await;
+    // Nobody can answer these, so they come every time, before all others.
+    for number in 0..12 {
+        peer.command(json!({"id": number, "command_type": "restart"}));
+    }
+    peer.command(json!("hunter2"));
+    peer.command(json!({"id": "no-type"}));
+    let mut late = restart("late", "a");
+    late["expires_at"] = "soon".into();
+    peer.command(late);
+    let mut strange = restart("strange", "a");
+    (strange["priority"], strange["expires_at"]) = ("whenever".into(), Value::Null);
+    peer.command(strange);
+    assert_eq!(peer.result("strange").await["status"], "completed");
+    for (id, word) in [("no-type", "missing"), ("late", "expires_at")] {
+        let result = peer.result(id).await;
+        assert_eq!(result["status"], "failed", "{id}");
+        assert!(result["error"].as_str().unwrap().contains(word), "{result}");
+    }
+    assert_eq!(yard.fleet.sim.opened(), 2, "the late one did nothing");
+}
+
+#[tokio::test]
+async fn a_command_of_the_same_id_for_another_satellite_is_another_one() {
+    let peer = Peer::start().await;
+    let (yard, linked) = linked(&peer, &["a"]).await;
+    peer.command(restart("c1", "a"));
+    assert_eq!(peer.result("c1").await["status"], "completed");
+    peer.revoke();
+    peer.token("token-2");
+    let plan = mcp_satellite::config::BackendPlan { token: Some("token-2".into()), ..yard.plan.clone() };
+    linked.link.renew(&plan);
+    linked.until("another registration", |status| status.satellite_id.as_deref() == Some("sat-2")).await;
+    peer.command(restart("c1", "a"));
+    wait_for("another result", || (peer.results("c1").len() == 2).then_some(())).await;
+    assert_eq!(yard.fleet.sim.opened(), 3, "two restarts");
+}
+
+#[tokio::test]
+async fn a_backend_that_takes_no_results_has_a_hundred_commands_carried_out_and_no_more() {
+    let peer = Peer::start().await;
+    let (yard, _linked) = linked(&peer, &[]).await;
+    peer.behave("result", Some(Manner::Never));
+    for number in 0..150 {
+        peer.command(restart(&format!("c{number}"), "nobody"));
+    }
+    wait_for("the longest answer to be asked for", || {
+        peer.seen("commands").pop().filter(|seen| seen.query.contains("limit=100"))
+    })
+    .await;
+    let polls = peer.seen("commands").len();
+    wait_for("more polls", || (peer.seen("commands").len() > polls + 5).then_some(())).await;
+    assert_eq!(peer.seen("result").len(), 8, "so many are told at once");
+    let mut known = 0;
+    for number in 0..150 {
+        let progress = yard.done.progress(&format!("{}/sat-1/c{number}", peer.url())).await.unwrap();
+        known += usize::from(progress != Progress::Unknown);
+    }
+    assert_eq!(known, 100);
 }
 
 #[tokio::test]

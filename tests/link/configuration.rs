@@ -5,8 +5,8 @@ use mcp_satellite::config::Base;
 use mcp_satellite_actors::model::event::Event;
 use serde_json::json;
 
-use super::peer::{Peer, wait_for};
-use super::yard::{Yard, config};
+use super::peer::{Manner, Peer, wait_for};
+use super::yard::{Yard, command, config};
 
 #[tokio::test]
 async fn it_is_taken_on_once_and_what_is_unchanged_is_not_even_sent_again() {
@@ -53,8 +53,8 @@ async fn one_that_cannot_be_used_changes_nothing_and_is_told_once() {
             "sha256",
         ),
     ] {
-        let mut whole = bad;
-        whole["hash"] = hash.into();
+        let mut whole = json!({"hash": hash, "servers": {}, "teams": []});
+        whole.as_object_mut().unwrap().extend(bad.as_object().unwrap().clone());
         peer.configure(whole);
         let why = linked.complains(word).await;
         assert!(why.contains("nothing was changed") && !why.contains("hunter2"), "{why}");
@@ -79,7 +79,6 @@ async fn one_that_cannot_be_used_changes_nothing_and_is_told_once() {
 
 #[tokio::test]
 async fn an_outage_is_told_once_with_the_status_and_when_it_is_tried_again() {
-    use super::peer::Manner;
     let peer = Peer::start().await;
     peer.token("token-1");
     let yard = Yard::new(&peer, Some("token-1")).await;
@@ -92,6 +91,65 @@ async fn an_outage_is_told_once_with_the_status_and_when_it_is_tried_again() {
     };
     assert_eq!((error_type.as_str(), *status_code, retry_in.is_some()), ("refused", Some(503), true));
     assert!(error_message.contains("later"), "{error_message}");
+}
+
+#[tokio::test]
+async fn a_backend_that_has_none_yet_changes_nothing_and_is_no_error_of_a_configuration() {
+    let peer = Peer::start().await;
+    peer.token("token-1");
+    peer.configure(config("h1", &["alice"], &["a"]));
+    let yard = Yard::new(&peer, Some("token-1")).await;
+    let linked = yard.link();
+    yard.fleet.online("a").await;
+    peer.behave("config", Some(Manner::Status(404, "{\"error\": \"none was put\"}".to_owned())));
+    let why = linked.complains("no configuration yet").await;
+    assert!(why.contains("none was put"), "{why}");
+    let looks = peer.seen("config").len();
+    wait_for("more looks", || (peer.seen("config").len() > looks + 3).then_some(())).await;
+    let told = yard.fleet.told().await;
+    assert!(!told.iter().any(|event| matches!(event, Event::ConfigError { .. })), "{told:?}");
+    assert_eq!((yard.fleet.online("a").await.restarts, yard.fleet.sim.opened()), (0, 1));
+    peer.behave("config", None);
+    linked.until("all to be well", |status| status.last_error.is_none()).await;
+}
+
+#[tokio::test]
+async fn one_that_a_command_brings_and_that_cannot_be_used_is_told() {
+    let peer = Peer::start().await;
+    peer.token("token-1");
+    peer.configure(config("h1", &["alice"], &["a"]));
+    let mut yard = Yard::new(&peer, Some("token-1")).await;
+    // Nothing but a command has it looked at again.
+    yard.plan.config_interval = std::time::Duration::from_secs(3600);
+    let linked = yard.link();
+    yard.fleet.online("a").await;
+    linked.until("the configuration", |status| status.config_hash.as_deref() == Some("h1")).await;
+    let mut bad = config("b1", &["alice"], &["a"]);
+    bad["teams"][0]["colour"] = "red".into();
+    peer.configure(bad);
+    let payload = json!({"event": "mcp_installation_updated", "installation_id": "a", "team_id": "team_acme"});
+    peer.command(command("c1", "configure", &payload));
+    assert_eq!(peer.result("c1").await["status"], "failed");
+    let told = yard.fleet.told().await;
+    let [Event::ConfigError { error_type, retry_in: None, .. }] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(error_type, "invalid");
+}
+
+#[tokio::test]
+async fn a_hash_that_cannot_be_sent_back_is_not_taken() {
+    let peer = Peer::start().await;
+    peer.token("token-1");
+    let yard = Yard::new(&peer, Some("token-1")).await;
+    let linked = yard.link();
+    linked.until("the empty one", |status| status.config_hash.as_deref() == Some("empty")).await;
+    for hash in ["", "two words", "a\nb", "h\u{e9}", &"x".repeat(129)] {
+        let body = config(hash, &["alice"], &["a"]).to_string();
+        peer.behave("config", Some(Manner::Status(200, body)));
+        linked.complains("visible ASCII").await;
+        peer.behave("config", None);
+        linked.until("all to be well", |status| status.last_error.is_none()).await;
+    }
+    assert_eq!(*yard.fleet.taken.lock().unwrap(), ["empty"]);
 }
 
 #[tokio::test]

@@ -49,7 +49,8 @@ async fn a_key_that_is_not_taken_any_more_is_given_up_and_another_token_register
     assert!(!why.contains("token-1") && !why.contains("api-key"), "{why}");
     let status = linked.status();
     assert_eq!((status.connected, status.satellite_id, status.mode.as_str()), (false, None, "registering"));
-    assert!(!yard.home.path().join(KEY_FILE).exists(), "the key that was refused is cleared");
+    let text = std::fs::read_to_string(yard.home.path().join(KEY_FILE)).unwrap();
+    assert!(text.contains("api-key-0123456789-1"), "it stays until another one is there");
 
     peer.token("token-2");
     linked.link.renew(&BackendPlan { token: Some("token-2".into()), ..yard.plan.clone() });
@@ -57,6 +58,28 @@ async fn a_key_that_is_not_taken_any_more_is_given_up_and_another_token_register
     assert_eq!(status.satellite_id.as_deref(), Some("sat-2"));
     let text = std::fs::read_to_string(yard.home.path().join(KEY_FILE)).unwrap();
     assert!(text.contains("api-key-0123456789-2"), "the new one is kept");
+}
+
+#[tokio::test]
+async fn a_key_that_somebody_else_has_refused_is_used_again_when_the_backend_is_back() {
+    let peer = Peer::start().await;
+    peer.token("token-1");
+    let yard = Yard::new(&peer, Some("token-1")).await;
+    let linked = yard.link();
+    linked.until("a contact", |status| status.connected).await;
+    // Whoever is at its port for a while knows nobody.
+    let all = ["register", "commands", "result", "config", "events", "heartbeat"];
+    for what in all {
+        peer.behave(what, Some(Manner::Status(401, "{\"error\": \"who are you\"}".to_owned())));
+    }
+    linked.complains("registration").await;
+    let attempts = peer.seen("register").len();
+    wait_for("more attempts", || (peer.seen("register").len() > attempts + 1).then_some(())).await;
+    for what in all {
+        peer.behave(what, None);
+    }
+    let status = linked.until("all to be well", |status| status.connected && status.last_error.is_none()).await;
+    assert_eq!(status.satellite_id.as_deref(), Some("sat-1"), "its token was used up long ago");
 }
 
 #[tokio::test]

@@ -10,7 +10,8 @@ use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 
 use super::key::Key;
-use crate::backend::wire::{CommandResult, Commands, Config, ErrorBody, Heartbeat, Received, Registered, Registration};
+use super::orders::Given;
+use crate::backend::wire::{CommandResult, Config, ErrorBody, Heartbeat, Received, Registered, Registration};
 use crate::http::{client, pause, root_of};
 
 /// A configuration of thousands of servers fits well.
@@ -19,6 +20,8 @@ const CONFIG_MAX: usize = 16 << 20;
 const ANSWER_MAX: usize = 1 << 20;
 /// How many characters of a backend's explanation are passed on.
 const REASON_MAX: usize = 300;
+/// A configuration's hash is a header, a column of tables and a word of logs.
+const HASH_MAX: usize = 128;
 
 /// Why a request came to nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -103,7 +106,7 @@ impl Backend {
         key: &Key,
         last_poll: Option<Timestamp>,
         limit: usize,
-    ) -> Result<Commands, CallError> {
+    ) -> Result<Given, CallError> {
         let mut query = vec![("limit", limit.to_string())];
         query.extend(last_poll.map(|last_poll| ("last_poll", format!("{last_poll:.3}"))));
         let call = self.to(Method::GET, &[&key.satellite_id, "commands"], &query, &key.secret);
@@ -120,12 +123,18 @@ impl Backend {
         if let Some(known) = known {
             call = call.header(IF_NONE_MATCH, known);
         }
+        let to = call.to.clone();
         let call = call.sent(self).await?;
         if call.response.status() == StatusCode::NOT_MODIFIED && known.is_some() {
             return Ok(Fetched::Unchanged);
         }
         let tag = call.response.headers().get(ETAG).cloned();
-        Ok(Fetched::New(Box::new(call.json(CONFIG_MAX).await?), tag))
+        let config: Config = call.json(CONFIG_MAX).await?;
+        if !is_hash(&config.hash) {
+            let reason = format!("its `hash` is not 1 to {HASH_MAX} visible ASCII characters");
+            return Err(CallError::Malformed { to, reason });
+        }
+        Ok(Fetched::New(Box::new(config), tag))
     }
 
     pub(super) async fn heartbeat(&self, key: &Key, body: &Heartbeat) -> Result<(), CallError> {
@@ -274,6 +283,10 @@ fn told(error: &serde_json::Error) -> String {
         serde_json::error::Category::Eof => "it is cut off",
     };
     format!("{what} (line {}, column {})", error.line(), error.column())
+}
+
+fn is_hash(hash: &str) -> bool {
+    (1..=HASH_MAX).contains(&hash.len()) && hash.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// None if it is longer.

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -11,25 +12,46 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use serde_json::Map;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 
 use super::contact::Matter;
 use super::done::Progress;
 use super::effect::{Task, bring_about};
-use super::key::is_id;
-use super::poll::Received;
+use super::orders::Unreadable;
+use super::poll::{LIMIT_MAX, Received};
 use super::rules::{Backoff, Lanes, is_expired};
 use super::{Fleet, Shared};
 use crate::backend::wire::{Command, CommandResult, Outcome};
 
 /// So many commands are carried out beside each other.
 const BESIDE_MAX: usize = 32;
+/// So many that wait, run, or are told; the backend gives the others again.
+const HELD_MAX: usize = LIMIT_MAX;
+/// So many results are sent beside each other.
+const TELLING_MAX: usize = 8;
 /// Before a result is sent again for the first time.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 
+/// A command, and who it was given to: another satellite, which we may have been before, can be given one of the same id.
+#[derive(Debug, Clone)]
+struct Name {
+    satellite_id: String,
+    id: String,
+    /// Unlike that of any other command of any backend.
+    whole: String,
+}
+
+impl Name {
+    fn new(link: &Shared, satellite_id: &str, id: &str) -> Self {
+        let whole = format!("{}/{satellite_id}/{id}", link.plan.url.trim_end_matches('/'));
+        Self { satellite_id: satellite_id.to_owned(), id: id.to_owned(), whole }
+    }
+}
+
 /// A command that waits or runs.
 struct Order {
+    name: Name,
     task: Task,
     expires_at: Option<Timestamp>,
     server_time: Timestamp,
@@ -46,25 +68,27 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet, mut inbox: mpsc::Recei
         orders: HashMap::new(),
         telling: HashSet::new(),
         tellings: FuturesUnordered::new(),
+        way: Arc::new(Semaphore::new(TELLING_MAX)),
     };
-    let mut running: FuturesUnordered<BoxFuture<'_, (String, CommandResult)>> = FuturesUnordered::new();
+    let mut running: FuturesUnordered<BoxFuture<'_, (Name, CommandResult)>> = FuturesUnordered::new();
     loop {
-        while let Some(id) = desk.lanes.begin() {
-            let Some(order) = desk.orders.remove(&id) else { continue };
-            running.push(carry_out(link, fleet, id, order).boxed());
+        while let Some(whole) = desk.lanes.begin() {
+            let Some(order) = desk.orders.remove(&whole) else { continue };
+            running.push(carry_out(link, fleet, order).boxed());
         }
         link.in_hand.store(desk.lanes.len(), Ordering::Relaxed);
+        link.held.store(desk.held(), Ordering::Relaxed);
         tokio::select! {
             received = inbox.recv() => {
                 let Some(received) = received else { return };
                 desk.take(received).await;
             }
-            Some((id, result)) = running.next() => {
-                desk.lanes.end(&id);
-                desk.tell(id, result);
+            Some((name, result)) = running.next() => {
+                desk.lanes.end(&name.whole);
+                desk.tell(name, result);
             }
-            Some(id) = desk.tellings.next() => {
-                desk.telling.remove(&id);
+            Some(whole) = desk.tellings.next() => {
+                desk.telling.remove(&whole);
             }
         }
     }
@@ -77,99 +101,126 @@ struct Desk<'a> {
     /// Whose results are on their way.
     telling: HashSet<String>,
     tellings: FuturesUnordered<BoxFuture<'a, String>>,
+    /// Held by each request with a result.
+    way: Arc<Semaphore>,
 }
 
 impl Desk<'_> {
     async fn take(&mut self, received: Received) {
-        let Received { commands, server_time, at } = received;
+        let Received { satellite_id, commands, unreadable, server_time, at } = received;
+        for Unreadable { id, why } in unreadable {
+            if let Some((name, _)) = self.new_one(&satellite_id, &id).await {
+                self.settle(name, failed(why.to_owned())).await;
+            }
+        }
         for command in commands {
-            self.take_one(command, server_time, at).await;
+            if let Some((name, again)) = self.new_one(&satellite_id, &command.id).await {
+                self.take_one(name, again, command, server_time, at).await;
+            }
         }
     }
 
-    async fn take_one(&mut self, command: Command, server_time: Timestamp, at: Instant) {
-        if !is_id(&command.id) {
-            tracing::warn!("the backend sends a command whose id cannot be in a URL; it is passed over");
-            return;
-        }
+    /// None if nothing is to be done with it now; else whether it was begun before.
+    async fn new_one(&mut self, satellite_id: &str, id: &str) -> Option<(Name, bool)> {
+        let name = Name::new(self.link, satellite_id, id);
         // It comes again until its result has arrived.
-        if self.lanes.holds(&command.id) || self.telling.contains(&command.id) {
-            return;
+        if self.lanes.holds(&name.whole) || self.telling.contains(&name.whole) || self.held() >= HELD_MAX {
+            return None;
         }
-        let again = match self.link.done.progress(&command.id).await {
+        match self.link.done.progress(&name.whole).await {
             Progress::Done(result) => {
                 let lost = || failed("it was carried out before; what came of it is not known any more".to_owned());
-                self.tell(command.id, serde_json::from_str(&result).unwrap_or_else(|_| lost()));
-                return;
+                self.tell(name, serde_json::from_str(&result).unwrap_or_else(|_| lost()));
+                None
             }
-            Progress::Begun => true,
-            Progress::Unknown => false,
-        };
+            Progress::Begun => Some((name, true)),
+            Progress::Unknown => Some((name, false)),
+        }
+    }
+
+    async fn take_one(&mut self, name: Name, again: bool, command: Command, server_time: Timestamp, at: Instant) {
         if !again && is_expired(command.expires_at, server_time, at.elapsed()) {
-            return self.settle(command.id, expired()).await;
+            return self.settle(name, expired()).await;
         }
         match Task::of(&command) {
             Ok(task) => {
-                self.lanes.push(&command.id, task.scope(), command.priority);
-                let Command { id, expires_at, .. } = command;
-                self.orders.insert(id, Order { task, expires_at, server_time, at, again });
+                self.lanes.push(&name.whole, task.scope(), command.priority);
+                let expires_at = command.expires_at;
+                self.orders.insert(name.whole.clone(), Order { name, task, expires_at, server_time, at, again });
             }
-            Err(why) => self.settle(command.id, failed(why)).await,
+            Err(why) => self.settle(name, failed(why)).await,
         }
     }
 
-    /// It is done with, and nothing was done.
-    async fn settle(&mut self, id: String, result: CommandResult) {
-        note(self.link, &id, &result).await;
-        self.tell(id, result);
+    fn held(&self) -> usize {
+        self.lanes.len() + self.telling.len()
     }
 
-    fn tell(&mut self, id: String, result: CommandResult) {
-        let link = self.link;
-        self.telling.insert(id.clone());
-        self.tellings.push(tell(link, id, result).boxed());
+    /// It is done with, and nothing was done.
+    async fn settle(&mut self, name: Name, result: CommandResult) {
+        note(self.link, &name, &result).await;
+        self.tell(name, result);
+    }
+
+    fn tell(&mut self, name: Name, result: CommandResult) {
+        self.telling.insert(name.whole.clone());
+        self.tellings.push(tell(self.link, self.way.clone(), name, result).boxed());
     }
 }
 
-async fn carry_out(link: &Shared, fleet: &dyn Fleet, id: String, order: Order) -> (String, CommandResult) {
+async fn carry_out(link: &Shared, fleet: &dyn Fleet, order: Order) -> (Name, CommandResult) {
+    let name = order.name;
     // It has waited for its turn.
     if !order.again && is_expired(order.expires_at, order.server_time, order.at.elapsed()) {
         let result = expired();
-        note(link, &id, &result).await;
-        return (id, result);
+        note(link, &name, &result).await;
+        return (name, result);
     }
-    link.done.begun(&id).await;
+    link.done.begun(&name.whole).await;
     let started = Instant::now();
-    tracing::info!(command = id, what = order.task.name(), "a command of the backend");
+    tracing::info!(command = name.id, what = order.task.name(), "a command of the backend");
     let deadline = started + link.plan.command_timeout;
     let effect = AssertUnwindSafe(bring_about(link, fleet, &order.task, order.again, deadline)).catch_unwind().await;
     let mut result = effect.unwrap_or_else(|_| failed("it failed by a fault of the satellite's own".to_owned()));
     result.duration_ms = super::milliseconds(started.elapsed());
     if let Some(error) = &result.error {
-        tracing::warn!(command = id, what = order.task.name(), error, "a command of the backend has failed");
+        tracing::warn!(command = name.id, what = order.task.name(), error, "a command of the backend has failed");
     }
-    note(link, &id, &result).await;
-    (id, result)
+    note(link, &name, &result).await;
+    (name, result)
 }
 
-async fn note(link: &Shared, id: &str, result: &CommandResult) {
+async fn note(link: &Shared, name: &Name, result: &CommandResult) {
     // Nothing in it cannot be written.
-    link.done.done(id, serde_json::to_string(result).unwrap_or_default()).await;
+    link.done.done(&name.whole, serde_json::to_string(result).unwrap_or_default()).await;
 }
 
 /// Tells a result until it is taken, or refused for good.
-async fn tell(link: &Shared, id: String, result: CommandResult) -> String {
+async fn tell(link: &Shared, way: Arc<Semaphore>, name: Name, result: CommandResult) -> String {
+    let Name { satellite_id, id, whole } = name;
     let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice(&id));
     loop {
         let key = link.key().await;
-        let answer = link.backend.result(&key, &id, &result).await;
+        if key.satellite_id != satellite_id {
+            tracing::warn!(
+                command = id,
+                satellite_id,
+                "the satellite that the result is of is registered as another one"
+            );
+            return whole;
+        }
+        let answer = {
+            // Not held while it waits to be sent again. It is never closed, so it is there.
+            let _permit = way.acquire().await;
+            link.backend.result(&key, &id, &result).await
+        };
         link.heard(Matter::Results, &key, &answer);
-        let Err(error) = answer else { return id };
+        let Err(error) = answer else { return whole };
         if error.status().is_some_and(|status| matches!(status.as_u16(), 400 | 404 | 405 | 409 | 410 | 413 | 422)) {
             // If the backend wants it all the same, the command comes again.
             link.contact.went_well(Matter::Results);
             tracing::error!(command = id, %error, "the backend does not want the result of its command");
-            return id;
+            return whole;
         }
         tokio::select! {
             () = link.pause_until(Instant::now() + backoff.failed(error.retry_after())) => {}

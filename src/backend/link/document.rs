@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use reqwest::StatusCode;
 use reqwest::header::HeaderValue;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -41,6 +43,9 @@ pub(super) struct Taken {
     tag: Option<HeaderValue>,
     /// What was said last of what cannot be used.
     told: Option<(&'static str, Option<u16>, String)>,
+    /// What it had to run before it was taken on, and since.
+    before: Option<Arc<Specs>>,
+    specs: Option<Arc<Specs>>,
 }
 
 impl Taken {
@@ -53,16 +58,47 @@ impl Taken {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error(transparent)]
-    Call(#[from] CallError),
+    Call(CallError),
+    /// There is none, for example because the backend has lost all that it had: no reason to stop what runs.
+    #[error("the backend has no configuration yet, and what runs goes on: {0}")]
+    NoneYet(CallError),
     /// It was read, and cannot be used.
     #[error("{0}")]
     Invalid(String),
 }
 
-/// What a look has come to: what is to run now, where that is another than before.
+impl From<CallError> for Trouble {
+    fn from(error: CallError) -> Self {
+        if error.status() == Some(StatusCode::NOT_FOUND) { Self::NoneYet(error) } else { Self::Call(error) }
+    }
+}
+
+/// What a look has come to.
 pub(super) enum Look {
-    Unchanged,
+    /// It is what was taken on before.
+    Unchanged(Option<Change>),
+    /// It is another one, and this is to run now.
     TakenOn(Arc<Specs>),
+}
+
+impl Look {
+    /// What this instance is to become, where that is known. Where nothing was taken on now, users may have given values
+    /// since, so what is neither as before nor as it was to become is as it should be.
+    pub(super) fn wanted(&self, is: &InstanceSpec) -> Option<&InstanceSpec> {
+        match self {
+            Self::TakenOn(specs) => specs.get(&is.id),
+            Self::Unchanged(Some(Change { before, now })) => {
+                before.get(&is.id).filter(|before| *before == is).and_then(|_| now.get(&is.id))
+            }
+            Self::Unchanged(None) => None,
+        }
+    }
+}
+
+/// What was to run, and is since what was taken on last.
+pub(super) struct Change {
+    before: Arc<Specs>,
+    now: Arc<Specs>,
 }
 
 /// Looks at it now and then. Never ends by itself.
@@ -70,18 +106,18 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
     let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice("configuration"));
     loop {
         let key = link.key().await;
-        let wait = match look(link, fleet, &key).await {
-            Ok(_) => {
-                backoff.succeeded();
-                link.plan.config_interval
-            }
-            Err(trouble) => {
-                let asked = if let Trouble::Call(error) = &trouble { error.retry_after() } else { None };
-                let wait = backoff.failed(asked);
-                tell(link, fleet, &trouble, wait).await;
-                wait
-            }
+        let mut wait = link.plan.config_interval;
+        let again_in = |trouble: &Trouble| {
+            wait = match trouble {
+                Trouble::NoneYet(_) => wait,
+                Trouble::Call(error) => backoff.failed(error.retry_after()),
+                Trouble::Invalid(_) => backoff.failed(None),
+            };
+            Some(wait)
         };
+        if look(link, fleet, &key, again_in).await.is_ok() {
+            backoff.succeeded();
+        }
         tokio::select! {
             () = link.pause_until(Instant::now() + wait) => {}
             () = link.another_key(&key) => {}
@@ -89,40 +125,61 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
     }
 }
 
-/// Fetches it and takes it on, if it is another than what is applied.
-pub(super) async fn look(link: &Shared, fleet: &dyn Fleet, key: &Arc<Key>) -> Result<Look, Trouble> {
+/// Fetches it and takes it on, if it is another than what is applied. What is wrong is shown and told; `again_in` says when
+/// it is tried again.
+pub(super) async fn look(
+    link: &Shared,
+    fleet: &dyn Fleet,
+    key: &Arc<Key>,
+    again_in: impl FnOnce(&Trouble) -> Option<Duration> + Send,
+) -> Result<Look, Trouble> {
     // One after the other, or an older one could be taken on last.
     let mut taken = link.taken.lock().await;
+    let looked = take_on(link, fleet, key, &mut taken).await;
+    match &looked {
+        Ok(_) => {
+            link.contact.went_well(Matter::Configuration);
+            taken.told = None;
+        }
+        Err(trouble) => {
+            match trouble {
+                Trouble::Call(error) => link.missed(Matter::Configuration, key, error),
+                Trouble::NoneYet(_) | Trouble::Invalid(_) => {
+                    link.contact.went_wrong(Matter::Configuration, true, &trouble.to_string());
+                }
+            }
+            tell(fleet, &mut taken, trouble, again_in(trouble));
+        }
+    }
+    looked
+}
+
+async fn take_on(link: &Shared, fleet: &dyn Fleet, key: &Arc<Key>, taken: &mut Taken) -> Result<Look, Trouble> {
     let started = std::time::Instant::now();
     let known = taken.tag.clone().or_else(|| {
         let hash = taken.hash.as_ref()?;
         HeaderValue::from_str(&format!("\"{hash}\"")).ok()
     });
-    let fetched = link.backend.config(key, known.as_ref()).await;
-    let fetched = fetched.inspect_err(|error| link.missed(Matter::Configuration, key, error))?;
+    let fetched = link.backend.config(key, known.as_ref()).await?;
     link.prove();
-    let Fetched::New(config, tag) = fetched else {
-        taken.told = None;
-        link.contact.went_well(Matter::Configuration);
-        return Ok(Look::Unchanged);
+    let unchanged = |taken: &Taken| {
+        let change = taken.before.clone().zip(taken.specs.clone());
+        Ok(Look::Unchanged(change.map(|(before, now)| Change { before, now })))
     };
+    let Fetched::New(config, tag) = fetched else { return unchanged(taken) };
     if taken.hash.as_ref() == Some(&config.hash) {
-        (taken.tag, taken.told) = (tag, None);
-        link.contact.went_well(Matter::Configuration);
-        return Ok(Look::Unchanged);
+        taken.tag = tag;
+        return unchanged(taken);
     }
     let hash = config.hash.clone();
     let read = tokio::task::spawn_blocking(move || (Document::of(&config), config));
     let (document, config) = read.await.map_err(|error| Trouble::Invalid(error.to_string()))?;
     let document = document.map_err(|error| Trouble::Invalid(error.to_string()))?;
-    let specs = fleet.take_on(document, started).await.map_err(|errors| {
-        let why = in_a_line(&hash, &errors);
-        link.contact.went_wrong(Matter::Configuration, true, &why);
-        Trouble::Invalid(why)
-    })?;
-    *taken = Taken { hash: Some(hash.clone()), tag, told: None };
+    let specs = fleet.take_on(document, started).await;
+    let specs = specs.map_err(|errors| Trouble::Invalid(in_a_line(&hash, &errors)))?;
+    let before = taken.specs.take();
+    *taken = Taken { hash: Some(hash.clone()), tag, told: None, before, specs: Some(specs.clone()) };
     link.contact.took_on(Some(hash));
-    link.contact.went_well(Matter::Configuration);
     let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
     let stored = tokio::task::spawn_blocking(move || store(&data_dir, &url, &config)).await;
     if let Err(error) = stored.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
@@ -132,13 +189,14 @@ pub(super) async fn look(link: &Shared, fleet: &dyn Fleet, key: &Arc<Key>) -> Re
 }
 
 /// An event for what is wrong, once as long as it is the same.
-async fn tell(link: &Shared, fleet: &dyn Fleet, trouble: &Trouble, wait: Duration) {
+fn tell(fleet: &dyn Fleet, taken: &mut Taken, trouble: &Trouble, retry_in: Option<Duration>) {
     let (error_type, status_code) = match trouble {
+        // Nothing is wrong as long as nobody has said what is to run.
+        Trouble::NoneYet(_) => return,
         Trouble::Call(error) => (error.kind(), error.status().map(|status| status.as_u16())),
         Trouble::Invalid(_) => ("invalid", None),
     };
     let told = (error_type, status_code, trouble.to_string());
-    let mut taken = link.taken.lock().await;
     if taken.told.as_ref() == Some(&told) {
         return;
     }
@@ -146,7 +204,7 @@ async fn tell(link: &Shared, fleet: &dyn Fleet, trouble: &Trouble, wait: Duratio
         error_type: error_type.to_owned(),
         error_message: told.2.clone(),
         status_code,
-        retry_in: Some(wait.as_secs()),
+        retry_in: retry_in.map(|wait| wait.as_secs()),
     });
     taken.told = Some(told);
 }

@@ -61,6 +61,13 @@ impl Known {
 }
 
 impl InMemory {
+    fn forget(&self, id: &str) {
+        let mut known = self.known();
+        if known.progress.remove(id).is_some() {
+            known.order.retain(|known| known != id);
+        }
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         // Nothing is called in between that could leave it half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -138,9 +145,13 @@ impl Both {
     }
 
     pub(super) async fn done(&self, id: &str, result: String) {
-        let _ = self.here.done(id, result.clone()).await;
-        if let Err(why) = in_time(self.lasting.done(id, result)).await {
-            tracing::warn!(command = id, why, "that a command was carried out cannot be stored");
+        match in_time(self.lasting.done(id, result.clone())).await {
+            // Results may be long, and there may be many.
+            Ok(()) => self.here.forget(id),
+            Err(why) => {
+                tracing::warn!(command = id, why, "that a command was carried out cannot be stored");
+                let _ = self.here.done(id, result).await;
+            }
         }
     }
 }
@@ -159,6 +170,45 @@ mod tests {
 
     fn now<T>(future: BoxFuture<'_, Result<T, String>>) -> T {
         future.now_or_never().unwrap().unwrap()
+    }
+
+    /// A disk that is full, or not.
+    #[derive(Default)]
+    struct Disk {
+        memory: InMemory,
+        is_full: std::sync::atomic::AtomicBool,
+    }
+
+    impl Done for Disk {
+        fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>> {
+            self.memory.progress(id)
+        }
+
+        fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+            self.memory.begun(id)
+        }
+
+        fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+            if self.is_full.load(std::sync::atomic::Ordering::Relaxed) {
+                return ready(Err("it is full".to_owned())).boxed();
+            }
+            self.memory.done(id, result)
+        }
+    }
+
+    #[tokio::test]
+    async fn results_are_kept_in_memory_only_where_the_disk_does_not_take_them() {
+        let disk = std::sync::Arc::new(Disk::default());
+        let both = Both::new(disk.clone());
+        for (id, is_full, here) in [("a", false, 0), ("b", true, 1)] {
+            disk.is_full.store(is_full, std::sync::atomic::Ordering::Relaxed);
+            both.begun(id).await;
+            assert_eq!(both.progress(id).await, Progress::Begun);
+            both.done(id, "{}".to_owned()).await;
+            assert_eq!(both.progress(id).await, Progress::Done("{}".to_owned()));
+            let known = both.here.known();
+            assert_eq!((known.progress.len(), known.order.len()), (here, here), "{id}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::document::{self, Look, Trouble};
 use super::rules::{Backoff, Effect, Scope, Seen, Verdict, verdict};
-use super::{Fleet, Shared, Specs};
+use super::{Fleet, Shared};
 use crate::backend::wire::{
     Command, CommandResult, CommandType, Configure, ConfigureEvent, HealthCheck, Outcome, Target,
 };
@@ -247,8 +247,8 @@ impl Acting<'_> {
     async fn configure(&self, configure: &Configure, scope: &Scope) -> Result<Vec<Became>, String> {
         let before: &HashMap<InstanceId, Arc<InstanceView>> =
             &self.views(scope).into_iter().map(|view| (view.spec.id.clone(), view)).collect();
-        let specs = self.fetch().await?;
-        let wanted = &|view: &InstanceView| specs.as_ref().and_then(|specs| specs.get(&view.spec.id));
+        let look = self.fetch().await?;
+        let wanted = &|view: &InstanceView| look.wanted(&view.spec);
         match configure.event {
             ConfigureEvent::McpInstallationCreated | ConfigureEvent::McpInstallationUpdated => {
                 let see = |view: Arc<InstanceView>| async move {
@@ -303,22 +303,28 @@ impl Acting<'_> {
         }
     }
 
-    /// Takes on what the backend says now. What is to run, where that is another than before.
-    async fn fetch(&self) -> Result<Option<Arc<Specs>>, String> {
+    /// Takes on what the backend says now.
+    async fn fetch(&self) -> Result<Look, String> {
         let mut backoff = Backoff::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.dice("configure"));
         loop {
+            let mut wait = None;
+            let again_in = |trouble: &Trouble| {
+                if let Trouble::Call(error) = trouble {
+                    wait = Some(backoff.failed(error.retry_after()));
+                }
+                wait
+            };
             let attempt = async {
                 let key = self.link.key().await;
-                document::look(self.link, self.fleet, &key).await
+                document::look(self.link, self.fleet, &key, again_in).await
             };
             let trouble = match timeout_at(self.deadline, attempt).await {
-                Ok(Ok(Look::TakenOn(specs))) => return Ok(Some(specs)),
-                Ok(Ok(Look::Unchanged)) => return Ok(None),
+                Ok(Ok(look)) => return Ok(look),
                 Ok(Err(trouble)) => trouble,
                 Err(_) => return Err("the configuration could not be taken on in time".to_owned()),
             };
-            let Trouble::Call(error) = &trouble else { return Err(trouble.to_string()) };
-            let next = Instant::now() + backoff.failed(error.retry_after());
+            let (Trouble::Call(error), Some(wait)) = (&trouble, wait) else { return Err(trouble.to_string()) };
+            let next = Instant::now() + wait;
             if next >= self.deadline {
                 return Err(format!("the configuration could not be read: {error}"));
             }
@@ -365,14 +371,16 @@ impl Acting<'_> {
         };
         let mut watch = self.runtime.watch();
         let settled = watch.wait_for(|snapshot| snapshot.get(id).is_none_or(|view| judge(view) != Verdict::Coming));
-        let in_time = timeout_at(self.deadline, settled).await.is_ok();
-        let Some(now) = self.runtime.status(id) else {
+        // What was seen then is judged, and not what has become of it a moment later.
+        let (now, in_time) = match timeout_at(self.deadline, settled).await {
+            Ok(Ok(snapshot)) => (snapshot.get(id).cloned(), true),
+            Ok(Err(_)) | Err(_) => (self.runtime.status(id), false),
+        };
+        let Some(now) = now else {
             return Became { view: view.clone(), wrong: Some("it was removed meanwhile".to_owned()), more: None };
         };
         let wrong = match judge(&now) {
             Verdict::There => None,
-            // It was there a moment ago.
-            Verdict::Coming | Verdict::Never if in_time && judge(&now) == Verdict::Coming => None,
             Verdict::Coming | Verdict::Never => {
                 let message = now.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
                 let late = if in_time { "" } else { " when its time was over" };

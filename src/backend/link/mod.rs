@@ -9,7 +9,8 @@
 //!                   └────► way           events, driven by the delivery
 //! ```
 //!
-//! Decisions are in [`rules`]; the rest carries them out. A 401 anywhere gives the key up, and registration begins again.
+//! Decisions are in [`rules`]; the rest carries them out. A 401 to anything but events gives the key up, and registration begins
+//! again; events wait for what the next poll finds out.
 
 mod calls;
 mod contact;
@@ -20,6 +21,7 @@ mod effect;
 mod heartbeat;
 mod key;
 mod metrics;
+mod orders;
 mod poll;
 mod registration;
 pub mod rules;
@@ -123,14 +125,16 @@ struct Shared {
     key: watch::Sender<Option<Arc<Key>>>,
     /// Whether the backend has answered to the key.
     proven: AtomicBool,
-    /// When a key was last refused.
-    refused: Mutex<Option<Instant>>,
+    /// The key that was refused last, and when.
+    refused: Mutex<Option<(Instant, Arc<Key>)>>,
     contact: Contact,
     /// Held while the configuration is looked at.
     taken: tokio::sync::Mutex<Taken>,
     done: Both,
     /// Commands that wait or run.
     in_hand: AtomicUsize,
+    /// Those, and those whose results are being told.
+    held: AtomicUsize,
     metrics: Arc<Metrics>,
     /// Counts the suspends of the machine.
     wakes: watch::Sender<u64>,
@@ -157,6 +161,7 @@ impl Link {
             taken: tokio::sync::Mutex::default(),
             done: Both::new(done),
             in_hand: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
             metrics,
             wakes: watch::Sender::new(0),
         })))
@@ -304,6 +309,10 @@ impl Shared {
 
     fn in_hand(&self) -> usize {
         self.in_hand.load(Ordering::Relaxed)
+    }
+
+    fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
     }
 
     fn dice(&self, matter: &str) -> Dice {

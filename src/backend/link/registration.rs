@@ -37,16 +37,16 @@ pub(super) async fn run(link: &Shared) {
         if keys.wait_for(Option::is_none).await.is_err() {
             return;
         }
+        let refused = link.take_refused();
         if link.was_proven() {
             // It has worked, so this is no backend that refuses what it has just given.
             backoff.succeeded();
-        } else if let Some(wait) = link.refused_at() {
+        } else if let Some((at, _)) = &refused {
             tokio::select! {
-                () = link.pause_until(wait + backoff.failed(None)) => {}
+                () = link.pause_until(*at + backoff.failed(None)) => {}
                 _ = tokens.changed() => backoff.succeeded(),
             }
         }
-        link.forget_refusal();
         loop {
             let token = tokens.borrow_and_update().clone();
             let (answered, why, wait) = match register(link, token.as_ref()).await {
@@ -72,10 +72,27 @@ pub(super) async fn run(link: &Shared) {
             tokio::select! {
                 () = link.pause_until(next) => {}
                 // Another token is another chance.
-                _ = tokens.changed() => backoff.succeeded(),
+                _ = tokens.changed() => {
+                    backoff.succeeded();
+                    continue;
+                }
+            }
+            if let Some((_, key)) = &refused
+                && is_taken(link, key).await
+            {
+                tracing::info!(satellite_id = key.satellite_id, "the backend takes the key again");
+                link.contact.went_well(Matter::Registration);
+                link.has_key(Key::clone(key));
+                break;
             }
         }
     }
+}
+
+/// Whether a key that was refused is taken after all: it may have been somebody else who refused it, in the backend's place.
+/// What is asked for comes again.
+async fn is_taken(link: &Shared, key: &Key) -> bool {
+    link.backend.commands(key, None, 1).await.is_ok()
 }
 
 /// Takes the key that is kept.
@@ -104,8 +121,8 @@ enum Trouble {
 async fn register(link: &Shared, token: Option<&Secret>) -> Result<(), Trouble> {
     let token = token.ok_or(Trouble::NoToken)?;
     let data_dir = link.data_dir.clone();
-    // The old key, if there is one, was refused.
-    let ready = tokio::task::spawn_blocking(move || key::rehearse(&data_dir).and_then(|()| key::clear(&data_dir)));
+    // A key that was refused stays until another one is in its place.
+    let ready = tokio::task::spawn_blocking(move || key::rehearse(&data_dir));
     let unkept = |error: &dyn std::fmt::Display| {
         let dir = link.data_dir.display();
         Trouble::Here(format!("a key could not be kept in `{dir}`, and the token works only once: {error}"))
@@ -154,7 +171,8 @@ impl Shared {
         });
         if forgotten {
             tracing::warn!(satellite_id = refused.satellite_id, "the backend does not take the key; registering again");
-            *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Instant::now());
+            *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
+                Some((Instant::now(), refused.clone()));
         }
     }
 
@@ -167,11 +185,7 @@ impl Shared {
         self.proven.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    fn refused_at(&self) -> Option<Instant> {
-        *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn forget_refusal(&self) {
-        *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+    fn take_refused(&self) -> Option<(Instant, Arc<Key>)> {
+        self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
     }
 }

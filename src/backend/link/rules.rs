@@ -14,7 +14,8 @@ use crate::config::PollIntervals;
 const JITTER_PERCENT: u8 = 10;
 /// Whatever anybody configures or a backend asks for, it is not polled without a pause.
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
-/// The longest pause that a backend can ask for between two polls.
+/// The shortest and the longest pause that a backend can ask for between two polls.
+const ASKED_MIN: Duration = Duration::from_millis(50);
 const ASKED_MAX: Duration = Duration::from_secs(300);
 
 /// Delays that double with each failure in a row.
@@ -81,7 +82,7 @@ impl Pace {
         self.failures = 0;
         self.mode = answer.polling_mode;
         let asked = answer.next_poll_interval.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let usual = asked.map_or_else(|| self.interval(self.mode), |asked| asked.min(ASKED_MAX));
+        let usual = asked.map_or_else(|| self.interval(self.mode), |asked| asked.clamp(ASKED_MIN, ASKED_MAX));
         let urgent = answer.commands.iter().filter_map(|command| match command.priority {
             Priority::Immediate => Some(self.intervals.immediate),
             Priority::High => Some(self.intervals.high),
@@ -322,7 +323,7 @@ mod tests {
             (Idle, Some(7.5), 7_500),
             (Immediate, Some(45.0), 45_000),
             // Not faster than a machine may be asked, and not so late that it is forgotten.
-            (Normal, Some(0.0), 10),
+            (Normal, Some(0.0), 50),
             (Normal, Some(1e9), 300_000),
             (Normal, Some(1e300), 30_000),
             // Nonsense is not listened to.

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! POST   registration-tokens              TokenWanted → TokenMade
-//! GET    config, satellites/{s}/config                → wire::Config      its own, else the one for all
+//! GET    config, satellites/{s}/config                → wire::Config      its own, else the one for all, else 404
 //! PUT    config, satellites/{s}/config    ConfigWanted → ConfigKept
-//! DELETE satellites/{s}/config                        → ConfigKept        the one for all again
+//! DELETE satellites/{s}/config                        → ConfigKept        the one for all again; 409 if there is none
 //! GET    satellites                                   → Satellites
 //! GET    satellites/{s}                               → Satellite         with its last heartbeat
 //! DELETE satellites/{s}                               → wire::Received    its key ends, and all of it goes
@@ -17,7 +17,8 @@
 //! GET    instances/stream?satellite&team&user&instance → server-sent events of Instance, Last-Event-ID
 //! ```
 //!
-//! `{s}` is a satellite's id or name.
+//! `{s}` is a satellite's id or name. The stream's events are `status`, `removed`, and `reset`, which has no instance: what
+//! follows is everything there is, and what was known before is to be forgotten.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,6 +41,10 @@ pub struct TokenWanted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 200))]
     pub note: Option<String>,
+    /// It lets in the satellite of this name and no other, also while one of that name is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 10, max = 32), regex(pattern = r"^[a-z0-9_-]+$"))]
+    pub name: Option<String>,
 }
 
 /// A registration token, shown once.
@@ -121,12 +126,13 @@ pub struct Satellite {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub last_heartbeat: Option<Timestamp>,
-    /// Of the configuration that it is to run.
-    pub config_hash: String,
+    /// Of the configuration that it is to run, once one was put.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_hash: Option<String>,
     /// Of the one that it runs, by its last heartbeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied_config_hash: Option<String>,
-    /// Commands without a result that have not expired.
+    /// Commands that are given out or will be: without a result, and not expired before they were given out.
     pub commands_waiting: usize,
     /// Events that are stored.
     pub events: usize,
@@ -211,7 +217,7 @@ pub enum Stage {
     Completed,
     /// The satellite says that it had not.
     Failed,
-    /// Its time is over.
+    /// Its time was over before anybody asked for it, or the satellite says that it came too late.
     Expired,
 }
 

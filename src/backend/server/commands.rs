@@ -30,7 +30,17 @@ const LIMIT_MAX: usize = 100;
 const LIST: usize = 100;
 const LIST_MAX: usize = 1000;
 /// Commands that wait for one satellite.
-const WAITING_MAX: i64 = 10_000;
+const WAITING_MAX: usize = 10_000;
+
+/// What is given out, as of `?2`, for the satellite `?1`. What was sent before it expired may have been carried out: the
+/// satellite judges that by its own books, and answers with the result or says that it came too late. In its seven days
+/// (in milliseconds) a satellite that was away comes back.
+const OPEN: &str = "satellite = ?1 AND finished_at IS NULL
+    AND (expires_at IS NULL OR expires_at > ?2 OR (times_sent > 0 AND expires_at > ?2 - 604800000))";
+
+/// When a command of this urgency has come or was over last. The first row of an index, however many there were.
+pub(super) const LAST: &str = "SELECT coalesce(finished_at, created_at) FROM commands
+    WHERE satellite = ?1 AND priority = ?2 ORDER BY coalesce(finished_at, created_at) DESC LIMIT 1";
 
 /// Who has had something urgent to do is expected to have more of it.
 const IMMEDIATE_AFTER: SignedDuration = SignedDuration::from_secs(60);
@@ -61,11 +71,8 @@ pub(super) async fn poll(
     let (commands, polling_mode) = app
         .database
         .run(move |db| {
-            let mut select = db.prepare_cached(
-                "SELECT * FROM commands
-                 WHERE satellite = ?1 AND finished_at IS NULL AND (expires_at IS NULL OR expires_at > ?2)
-                 ORDER BY priority, number LIMIT ?3",
-            )?;
+            let select = format!("SELECT * FROM commands WHERE {OPEN} ORDER BY priority, number LIMIT ?3");
+            let mut select = db.prepare_cached(&select)?;
             let waiting = select.query_map(params![id, stored(now), i64::try_from(limit).unwrap_or(i64::MAX)], Kept::read)?;
             let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
             let mut sent = db.prepare_cached(
@@ -85,9 +92,12 @@ pub(super) async fn poll(
 /// How soon the next poll is wanted: by what is waiting, and for a while by what was.
 fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timestamp) -> Result<PollingMode, Refusal> {
     let last_of = |priority: i64| -> Result<Option<i64>, Refusal> {
-        let last =
-            "SELECT max(coalesce(finished_at, created_at)) FROM commands WHERE satellite = ?1 AND priority <= ?2";
-        Ok(db.prepare_cached(last)?.query_row(params![satellite, priority], |row| row.get(0))?)
+        let mut last = db.prepare_cached(LAST)?;
+        let mut latest = None;
+        for priority in 0..=priority {
+            latest = latest.max(last.query_row(params![satellite, priority], |row| row.get(0)).optional()?);
+        }
+        Ok(latest)
     };
     let since = |at: Option<i64>| at.map_or(SignedDuration::MAX, |at| now.duration_since(restored(at)));
     if waiting == Some(number(Priority::Immediate)) || since(last_of(number(Priority::Immediate))?) < IMMEDIATE_AFTER {
@@ -255,6 +265,12 @@ pub(super) fn configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -
     insert(db, satellite, &command, now, true)
 }
 
+/// How many are given out or will be.
+pub(super) fn waiting(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<usize, Refusal> {
+    let mut select = db.prepare_cached(&format!("SELECT count(*) FROM commands WHERE {OPEN}"))?;
+    Ok(select.query_row(params![satellite, stored(now)], |row| row.get(0))?)
+}
+
 fn insert(
     db: &Transaction<'_>,
     satellite: &str,
@@ -262,9 +278,7 @@ fn insert(
     now: Timestamp,
     by_itself: bool,
 ) -> Result<(), Refusal> {
-    let waiting = "SELECT count(*) FROM commands WHERE satellite = ?1 AND finished_at IS NULL AND (expires_at IS NULL OR expires_at > ?2)";
-    let waiting: i64 = db.prepare_cached(waiting)?.query_row(params![satellite, stored(now)], |row| row.get(0))?;
-    if waiting >= WAITING_MAX && !by_itself {
+    if waiting(db, satellite, now)? >= WAITING_MAX && !by_itself {
         let why = format!("{WAITING_MAX} commands wait for this satellite, and no more may");
         return Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, why));
     }
@@ -356,8 +370,9 @@ impl Kept {
             Some(CommandResult { status: Outcome::Completed, .. }) => Stage::Completed,
             Some(CommandResult { status: Outcome::Failed, .. }) => Stage::Failed,
             Some(CommandResult { status: Outcome::Expired, .. }) => Stage::Expired,
-            None if self.expires_at.is_some_and(|at| restored(at) <= now) => Stage::Expired,
+            // What was sent may have been carried out: nobody knows before the satellite says so.
             None if self.times_sent > 0 => Stage::Sent,
+            None if self.expires_at.is_some_and(|at| restored(at) <= now) => Stage::Expired,
             None => Stage::Queued,
         };
         Ok(CommandState {

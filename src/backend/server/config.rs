@@ -30,7 +30,7 @@ pub(super) async fn fetch(
     Caller { id }: Caller,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let config = app.database.run(move |db| of_satellite(db, &id)).await?;
+    let config = app.database.run(move |db| of_satellite(db, &id)?.ok_or_else(none_yet)).await?;
     let tag = format!("\"{}\"", config.hash);
     let known = headers.get_all(header::IF_NONE_MATCH).iter().any(|value| names(value, &config.hash));
     let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { Json(config).into_response() };
@@ -48,11 +48,15 @@ fn names(value: &HeaderValue, hash: &str) -> bool {
     tags.map(|tag| tag.trim().trim_start_matches("W/").trim_matches('"')).any(|tag| tag == "*" || tag == hash)
 }
 
-/// What this satellite is to run: its own configuration, else the one for all, else nothing.
-pub(super) fn of_satellite(db: &Transaction<'_>, satellite: &str) -> Result<Config, Refusal> {
+/// What this satellite is to run: its own configuration, else the one for all.
+pub(super) fn of_satellite(db: &Transaction<'_>, satellite: &str) -> Result<Option<Config>, Refusal> {
     let own = kept(db, satellite)?;
-    let config = if own.is_some() { own } else { kept(db, FOR_ALL)? };
-    config.map_or_else(|| meant(db, ConfigWanted::default()), Ok)
+    Ok(if own.is_some() { own } else { kept(db, FOR_ALL)? })
+}
+
+/// A backend that has lost its data does not know that there is nothing to run. An empty answer would end a whole fleet.
+fn none_yet() -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, "no configuration has been put for this satellite yet")
 }
 
 fn kept(db: &Transaction<'_>, scope: &str) -> Result<Option<Config>, Refusal> {
@@ -73,12 +77,16 @@ fn meant(db: &Transaction<'_>, wanted: ConfigWanted) -> Result<Config, Refusal> 
 /// `GET /api/admin/config`
 pub(super) async fn show_for_all(_: Admin, State(app): State<Arc<App>>) -> Result<Json<Config>, Refusal> {
     // Nobody has an empty name, so this is the one for all.
-    app.database.run(|db| of_satellite(db, FOR_ALL)).await.map(Json)
+    let none = || Refusal::new(StatusCode::NOT_FOUND, "no configuration has been put for all satellites yet");
+    app.database.run(move |db| of_satellite(db, FOR_ALL)?.ok_or_else(none)).await.map(Json)
 }
 
 /// `GET /api/admin/satellites/{satellite}/config`
 pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Config>, Refusal> {
-    let config = app.database.run(move |db| of_satellite(db, &satellites::find(db, &names.of("satellite"))?));
+    let config = app.database.run(move |db| {
+        let satellite = satellites::find(db, &names.of("satellite"))?;
+        of_satellite(db, &satellite)?.ok_or_else(none_yet)
+    });
     config.await.map(Json)
 }
 
@@ -95,7 +103,7 @@ pub(super) async fn put_for_all(
         keep(db, FOR_ALL, &config, now)?;
         let all = "SELECT id FROM satellites WHERE id NOT IN (SELECT scope FROM configs) ORDER BY name";
         let all = db.prepare(all)?.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
-        tell(db, all, &before, config, now)
+        tell(db, all, before.as_ref(), config, now)
     });
     let kept = kept.await?;
     tracing::info!(
@@ -120,7 +128,7 @@ pub(super) async fn put(
         let satellite = satellites::find(db, &names.of("satellite"))?;
         let (before, config) = (of_satellite(db, &satellite)?, meant(db, wanted)?);
         keep(db, &satellite, &config, now)?;
-        tell(db, vec![satellite], &before, config, now)
+        tell(db, vec![satellite], before.as_ref(), config, now)
     });
     let kept = kept.await?;
     tracing::info!(hash = kept.hash, changed = kept.changed, told = ?kept.told, "a satellite's configuration was put");
@@ -132,10 +140,13 @@ pub(super) async fn forget(_: Admin, State(app): State<Arc<App>>, names: Names) 
     let now = app.now();
     let kept = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
+        let Some(config) = kept(db, FOR_ALL)? else {
+            let why = "there is no configuration for all that this satellite could run instead; put one first";
+            return Err(Refusal::new(StatusCode::CONFLICT, why));
+        };
         let before = of_satellite(db, &satellite)?;
         db.execute("DELETE FROM configs WHERE scope = ?1", [&satellite])?;
-        let config = of_satellite(db, &satellite)?;
-        tell(db, vec![satellite], &before, config, now)
+        tell(db, vec![satellite], before.as_ref(), config, now)
     });
     kept.await.map(Json)
 }
@@ -153,11 +164,11 @@ fn keep(db: &Transaction<'_>, scope: &str, config: &Config, now: Timestamp) -> R
 fn tell(
     db: &Transaction<'_>,
     satellites: Vec<String>,
-    before: &Config,
+    before: Option<&Config>,
     config: Config,
     now: Timestamp,
 ) -> Result<ConfigKept, Refusal> {
-    let changed = before.hash != config.hash;
+    let changed = before.is_none_or(|before| before.hash != config.hash);
     let told = if changed { satellites } else { Vec::new() };
     for satellite in &told {
         commands::configure(db, satellite, now)?;

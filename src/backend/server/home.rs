@@ -9,6 +9,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use super::api::TokenWanted;
 use super::keys::{self, Purpose};
 use super::registration::{self, TOKEN_AGE_MAX};
 use super::{App, OpenError};
@@ -37,6 +38,11 @@ impl Home {
 
     pub(super) fn admin_token_file(&self) -> PathBuf {
         self.dir.join("admin-token")
+    }
+
+    /// What `curl --config` needs to ask as the administrator, without the token among its arguments.
+    pub(super) fn curl_file(&self) -> PathBuf {
+        self.dir.join("admin.curl")
     }
 
     pub(super) fn registration_token_file(&self) -> PathBuf {
@@ -68,6 +74,13 @@ impl Home {
         Ok(token)
     }
 
+    /// Every process of the machine sees the arguments of every other one, so the token is told to `curl` by a file.
+    pub(super) fn offer_curl(&self, admin: &Secret) -> Result<(), OpenError> {
+        let path = self.curl_file();
+        let line = Secret::from(format!("header = \"Authorization: Bearer {}\"", admin.expose()));
+        keep(&path, &line).map_err(|why| OpenError::DataDir { what: "write", path, why })
+    }
+
     /// Sees to it that the file holds a token that opens, so that the first satellite can come in without anybody asking for one.
     pub(super) async fn offer_token(&self, app: &App) -> Result<(), OpenError> {
         let path = self.registration_token_file();
@@ -79,7 +92,9 @@ impl Home {
             {
                 return Ok(None);
             }
-            let (token, _) = registration::new_token(db, now, TOKEN_AGE_MAX, Some("the file registration-token"))?;
+            let note = Some("the file registration-token".to_owned());
+            let wanted = TokenWanted { note, ..TokenWanted::default() };
+            let (token, _) = registration::new_token(db, now, TOKEN_AGE_MAX, &wanted)?;
             Ok(Some(token))
         });
         let Some(token) = token.await.map_err(|_| OpenError::Token)? else { return Ok(()) };
@@ -98,14 +113,14 @@ fn kept(path: &Path) -> io::Result<Option<Secret>> {
 }
 
 /// Whoever reads the file finds the old one or the new one, and nobody but its owner does.
-fn keep(path: &Path, token: &Secret) -> io::Result<()> {
+fn keep(path: &Path, secret: &Secret) -> io::Result<()> {
     let new = path.with_extension("new");
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
-    writeln!(file, "{}", token.expose())?;
+    writeln!(file, "{}", secret.expose())?;
     file.sync_all()?;
     fs::rename(&new, path)
 }

@@ -1,7 +1,8 @@
 //! How each instance is, by what its satellite has told last, and who follows it.
 //!
 //! A stream begins with how everything is and goes on with every change. Each has a number, so that whoever comes back with
-//! the last one that they saw misses nothing; what was so long ago that the changes are gone is told as it is now.
+//! the last one that they saw misses nothing. Where that was so long ago that the changes are gone, or with another backend,
+//! `reset` says that what they know is to be forgotten, and everything is told as it is now.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -269,8 +270,13 @@ impl Follower {
             // Marked before it is read: what comes in between is read, or news.
             self.news.borrow_and_update();
             let seen = self.seen;
-            let (changes, seen) = self.app.database.run(move |db| read(db, seen)).await.ok()?;
-            self.seen = Some(seen);
+            let Read { changes, through, reset } = self.app.database.run(move |db| read(db, seen)).await.ok()?;
+            self.seen = Some(through);
+            if reset {
+                self.waiting = changes.into();
+                // Without an id: whoever breaks off in the middle of what follows begins anew.
+                return Some(sse::Event::default().event("reset").data("{}"));
+            }
             if changes.is_empty() {
                 tokio::select! {
                     () = ending.cancelled() => return None,
@@ -282,8 +288,17 @@ impl Follower {
     }
 }
 
-/// What comes after `seen`, and up to where that is everything.
-fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<(Vec<Change>, i64), Refusal> {
+/// What was read for a stream.
+struct Read {
+    changes: Vec<Change>,
+    /// Up to here it is everything.
+    through: i64,
+    /// Whether it begins anew, for somebody who knows something already.
+    reset: bool,
+}
+
+/// What comes after `seen`.
+fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<Read, Refusal> {
     let (first, last): (Option<i64>, i64) = db
         .prepare_cached("SELECT min(id), coalesce(max(id), 0) FROM changes")?
         .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -293,10 +308,10 @@ fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<(Vec<Change>, i64), R
         let mut select =
             db.prepare_cached("SELECT id, removed, body FROM changes WHERE id > ?1 ORDER BY id LIMIT ?2")?;
         let changes = select.query_map(params![seen, PAGE], Change::read)?.collect::<Result<Vec<_>, _>>()?;
-        let seen = changes.last().map_or(seen, |change| change.id);
-        return Ok((changes, seen));
+        let through = changes.last().map_or(seen, |change| change.id);
+        return Ok(Read { changes, through, reset: false });
     }
     let mut select = db.prepare_cached("SELECT change, 0, body FROM instances ORDER BY change")?;
-    let all = select.query_map([], Change::read)?.collect::<Result<Vec<_>, _>>()?;
-    Ok((all, last))
+    let changes = select.query_map([], Change::read)?.collect::<Result<Vec<_>, _>>()?;
+    Ok(Read { changes, through: last, reset: seen.is_some() })
 }

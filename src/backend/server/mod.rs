@@ -67,6 +67,9 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// Bytes of a batch of events, unless it is said: 413 has a satellite send half of it.
 pub const EVENTS_BODY_MAX: usize = 4 * 1024 * 1024;
 
+/// Events that are kept, unless it is said: with half a kilobyte for each, some gigabytes.
+pub const EVENTS_MAX: usize = 10_000_000;
+
 /// What a backend is told.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -76,6 +79,8 @@ pub struct Settings {
     pub poll_interval: Option<f64>,
     /// Bytes of a batch of events.
     pub events_body_max: usize,
+    /// Events that are kept, of all satellites together. The oldest go, also before they are 30 days old.
+    pub events_max: usize,
     /// What time it is.
     pub clock: Clock,
 }
@@ -84,7 +89,13 @@ impl Settings {
     /// The usual ones.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         let (poll_interval, clock) = (None, Clock::default());
-        Self { data_dir: data_dir.into(), poll_interval, events_body_max: EVENTS_BODY_MAX, clock }
+        Self {
+            data_dir: data_dir.into(),
+            poll_interval,
+            events_body_max: EVENTS_BODY_MAX,
+            events_max: EVENTS_MAX,
+            clock,
+        }
     }
 }
 
@@ -164,6 +175,7 @@ impl Backend {
         let schemas = Arc::new(Schemas::new()?);
         let database = Database::open(&home.database())?;
         let admin = home.admin_token()?;
+        home.offer_curl(&admin)?;
         let app = App {
             database,
             schemas,
@@ -178,9 +190,9 @@ impl Backend {
         Ok(Self { app: Arc::new(app), home, lock })
     }
 
-    /// The file with the admin token.
-    pub fn admin_token(&self) -> PathBuf {
-        self.home.admin_token_file()
+    /// The file that has `curl --config` ask with the admin token.
+    pub fn curl_file(&self) -> PathBuf {
+        self.home.curl_file()
     }
 
     /// The file with a registration token that was not used when the backend was opened.

@@ -17,6 +17,7 @@ use super::body::{self, SMALL_MAX};
 use super::clock::stored;
 use super::keys::{self, Purpose};
 use super::refusal::Refusal;
+use super::satellites;
 use super::schema::Form;
 use crate::backend::wire::{Registered, Registration};
 use crate::config::TokenHash;
@@ -26,6 +27,9 @@ pub(super) const TOKEN_AGE_MAX: SignedDuration = SignedDuration::from_hours(24);
 
 const NOT_VALID: &str =
     "this registration token is not valid: it was used, has expired, or never was one; ask for a new one";
+
+const TAKEN: &str = "a satellite of this name is connected; take another name, stop that one (if it was killed, it counts as \
+    connected for 90 s), or ask for a token that was made for this name";
 
 /// `POST /api/satellites/register`
 pub(super) async fn register(
@@ -39,6 +43,7 @@ pub(super) async fn register(
     app.database
         .run(move |db| if is_valid(db, token, now)? { Ok(()) } else { Err(Refusal::unauthorized(NOT_VALID)) })
         .await?;
+    let heard = app.heard();
     let wanted: Registration = body::take(body, SMALL_MAX, Form::Registration, &app.schemas).await?;
     let (key, new_id) = (keys::credential(Purpose::Satellite)?, keys::unique("sat-")?);
     let hash = TokenHash::of(key.expose());
@@ -49,6 +54,19 @@ pub(super) async fn register(
             // Of two that come with the same token at once, one is the second.
             if !is_valid(db, token, now)? {
                 return Err(Refusal::unauthorized(NOT_VALID));
+            }
+            let made_for = "SELECT name FROM registration_tokens WHERE hash = ?1";
+            let made_for: Option<String> = db.query_row(made_for, [token.0], |row| row.get(0))?;
+            match made_for {
+                Some(name) if name != wanted.name => {
+                    return Err(Refusal::new(StatusCode::FORBIDDEN, "this registration token was made for another name"));
+                }
+                Some(_) => {}
+                // Whoever was given a token for a new satellite has not been given one that is at work.
+                None if satellites::is_connected(db, &wanted.name, now, &heard)? => {
+                    return Err(Refusal::new(StatusCode::CONFLICT, TAKEN));
+                }
+                None => {}
             }
             let known: Option<String> = db
                 .query_row("SELECT id FROM satellites WHERE name = ?1", [&wanted.name], |row| row.get(0))
@@ -83,7 +101,7 @@ pub(super) async fn make_token(
     let age = wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok());
     let age = age.map_or(TOKEN_AGE_MAX, SignedDuration::from_secs);
     let now = app.now();
-    let (token, expires_at) = app.database.run(move |db| new_token(db, now, age, wanted.note.as_deref())).await?;
+    let (token, expires_at) = app.database.run(move |db| new_token(db, now, age, &wanted)).await?;
     tracing::info!(%expires_at, "a registration token was made");
     Ok((StatusCode::CREATED, Json(TokenMade { token: token.expose().to_owned(), expires_at })))
 }
@@ -93,13 +111,13 @@ pub(super) fn new_token(
     db: &Transaction<'_>,
     now: Timestamp,
     age: SignedDuration,
-    note: Option<&str>,
+    wanted: &TokenWanted,
 ) -> Result<(Secret, Timestamp), Refusal> {
     let token = keys::credential(Purpose::Registration)?;
     let expires_at = now.saturating_add(age).unwrap_or(Timestamp::MAX);
     db.execute(
-        "INSERT INTO registration_tokens (hash, note, created_at, expires_at) VALUES (?1, ?2, ?3, ?4)",
-        params![TokenHash::of(token.expose()).0, note, stored(now), stored(expires_at)],
+        "INSERT INTO registration_tokens (hash, note, name, created_at, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)",
+        params![TokenHash::of(token.expose()).0, wanted.note, wanted.name, stored(now), stored(expires_at)],
     )?;
     Ok((token, expires_at))
 }

@@ -1,13 +1,14 @@
-//! What is old goes.
+//! What is old goes, and what is too much.
 
 use std::sync::Arc;
 
 use jiff::SignedDuration;
-use rusqlite::Transaction;
+use rusqlite::params;
 use tokio::time::{Duration, MissedTickBehavior, interval};
 
 use super::App;
 use super::clock::stored;
+use super::database::Database;
 use super::refusal::Refusal;
 
 const INTERVAL: Duration = Duration::from_secs(3600);
@@ -17,6 +18,21 @@ const AGE_MAX: SignedDuration = SignedDuration::from_hours(30 * 24);
 const BATCH_AGE_MAX: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// Changes that a stream can come back to.
 const CHANGES_MAX: i64 = 100_000;
+/// Rows that are deleted at once: everybody else waits for as long as that takes.
+const CHUNK: usize = 5_000;
+
+// Each deletes up to `?2` of what is beyond the bound `?1`.
+const OLD_EVENTS: &str = "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE received_at < ?1 LIMIT ?2)";
+const MANY_EVENTS: &str = "DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id
+    LIMIT max(0, min(?2, (SELECT coalesce(sum(events), 0) FROM satellites) - ?1)))";
+const OLD_BATCHES: &str =
+    "DELETE FROM batches WHERE rowid IN (SELECT rowid FROM batches WHERE received_at < ?1 LIMIT ?2)";
+const OLD_COMMANDS: &str = "DELETE FROM commands WHERE number IN
+    (SELECT number FROM commands WHERE finished_at < ?1 OR expires_at < ?1 LIMIT ?2)";
+const OLD_TOKENS: &str = "DELETE FROM registration_tokens WHERE hash IN
+    (SELECT hash FROM registration_tokens WHERE used_at < ?1 OR expires_at < ?1 LIMIT ?2)";
+const MANY_CHANGES: &str = "DELETE FROM changes WHERE id IN
+    (SELECT id FROM changes WHERE id <= (SELECT max(id) FROM changes) - ?1 LIMIT ?2)";
 
 /// Goes on until the backend ends.
 pub(super) async fn keep_up(app: Arc<App>) {
@@ -30,16 +46,83 @@ pub(super) async fn keep_up(app: Arc<App>) {
         let now = app.now();
         let old = stored(now.saturating_sub(AGE_MAX).unwrap_or_default());
         let old_batch = stored(now.saturating_sub(BATCH_AGE_MAX).unwrap_or_default());
-        // What fails is in the log, and tried again.
-        let _ = app.database.run(move |db| forget(db, old, old_batch)).await;
+        let events_max = i64::try_from(app.settings.events_max).unwrap_or(i64::MAX);
+        for (delete, bound) in [
+            (OLD_EVENTS, old),
+            (MANY_EVENTS, events_max),
+            (OLD_BATCHES, old_batch),
+            (OLD_COMMANDS, old),
+            (OLD_TOKENS, old),
+            (MANY_CHANGES, CHANGES_MAX),
+        ] {
+            // What fails is in the log, and tried again.
+            let _ = forget(&app.database, delete, bound).await;
+        }
     }
 }
 
-fn forget(db: &Transaction<'_>, old: i64, old_batch: i64) -> Result<(), Refusal> {
-    db.execute("DELETE FROM events WHERE received_at < ?1", [old])?;
-    db.execute("DELETE FROM batches WHERE received_at < ?1", [old_batch])?;
-    db.execute("DELETE FROM commands WHERE finished_at < ?1 OR expires_at < ?1", [old])?;
-    db.execute("DELETE FROM registration_tokens WHERE used_at < ?1 OR expires_at < ?1", [old])?;
-    db.execute("DELETE FROM changes WHERE id <= (SELECT coalesce(max(id), 0) FROM changes) - ?1", [CHANGES_MAX])?;
+/// Deletes until nothing is left to delete, and lets others at the database after every [`CHUNK`].
+async fn forget(database: &Database, delete: &'static str, bound: i64) -> Result<(), Refusal> {
+    while database.run(move |db| Ok(db.execute(delete, params![bound, CHUNK])?)).await? >= CHUNK {}
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::Transaction;
+
+    use super::super::{commands, satellites};
+    use super::*;
+
+    fn database(dir: &tempfile::TempDir) -> Database {
+        Database::open(&dir.path().join("backend.db")).unwrap()
+    }
+
+    #[tokio::test]
+    async fn however_much_is_old_all_of_it_goes_a_part_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = database(&dir);
+        let events = "INSERT INTO satellites (id, name, key_hash, registration, registered_at) VALUES ('s', 's', x'00', '', 0);
+            WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 12000)
+            INSERT INTO events (satellite, seq, type, timestamp, data, received_at) SELECT 's', i, '', '', '', i FROM n;";
+        database.run(move |db| Ok(db.execute_batch(events)?)).await.unwrap();
+        let counts = |db: &Transaction<'_>| {
+            let (counted, kept) = ("SELECT count(*) FROM events", "SELECT events FROM satellites");
+            let count = |select| db.query_row(select, [], |row| row.get::<_, i64>(0));
+            Ok((count(counted)?, count(kept)?))
+        };
+        assert_eq!(database.run(counts).await.unwrap(), (12000, 12000));
+        let first = database.run(|db| Ok(db.execute(OLD_EVENTS, params![11000, CHUNK])?)).await.unwrap();
+        assert_eq!(first, CHUNK);
+        forget(&database, OLD_EVENTS, 11000).await.unwrap();
+        assert_eq!(database.run(counts).await.unwrap(), (1001, 1001));
+        forget(&database, MANY_EVENTS, 7).await.unwrap();
+        assert_eq!(database.run(counts).await.unwrap(), (7, 7));
+        forget(&database, MANY_EVENTS, 7).await.unwrap();
+        assert_eq!(database.run(counts).await.unwrap(), (7, 7));
+    }
+
+    #[tokio::test]
+    async fn what_is_asked_often_is_found_by_an_index() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = database(&dir);
+        for asked in [commands::LAST, satellites::COUNTS, OLD_EVENTS, OLD_BATCHES, OLD_COMMANDS, MANY_CHANGES] {
+            let plan = database.run(move |db| {
+                let mut explain = db.prepare(&format!("EXPLAIN QUERY PLAN {asked}"))?;
+                // What is asked for makes no difference.
+                for parameter in 1..=explain.parameter_count() {
+                    explain.raw_bind_parameter(parameter, 1)?;
+                }
+                let (mut rows, mut plan) = (explain.raw_query(), Vec::new());
+                while let Some(row) = rows.next()? {
+                    plan.push(row.get::<_, String>("detail")?);
+                }
+                Ok(plan)
+            });
+            let plan = plan.await.unwrap();
+            let sought = plan.iter().any(|step| step.starts_with("SEARCH"));
+            let scans = plan.iter().any(|step| step.starts_with("SCAN") || step.contains("TEMP B-TREE"));
+            assert!(sought && !scans, "{asked}: {plan:?}");
+        }
+    }
 }

@@ -1,0 +1,19 @@
+-- Whom a registration token lets in; without a name, anybody who is new.
+ALTER TABLE registration_tokens ADD COLUMN name TEXT;
+
+-- How many events are stored, so that nobody has to count them.
+ALTER TABLE satellites ADD COLUMN events INTEGER NOT NULL DEFAULT 0;
+UPDATE satellites SET events = (SELECT count(*) FROM events WHERE events.satellite = satellites.id);
+CREATE TRIGGER events_stored AFTER INSERT ON events BEGIN
+    UPDATE satellites SET events = events + 1 WHERE id = new.satellite;
+END;
+CREATE TRIGGER events_forgotten AFTER DELETE ON events BEGIN
+    UPDATE satellites SET events = events - 1 WHERE id = old.satellite;
+END;
+
+-- What a poll, a list of satellites and the upkeep look for.
+CREATE INDEX commands_last ON commands (satellite, priority, coalesce(finished_at, created_at));
+CREATE INDEX commands_finished ON commands (finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX commands_expired ON commands (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX batches_received ON batches (received_at);
+CREATE INDEX instances_status ON instances (satellite, body ->> 'status');
