@@ -1,7 +1,7 @@
 //! `kill -9` in the middle of a storm of 50,000 events, held against what this process, which causes them, has noted: what
 //! it was answered, what it was told with which number, and how far it was told that they are stored.
 //!
-//! `STORM_KILLS` says how often (five times by default), `STORM_EVENTS` how large a storm is.
+//! `STORM_KILLS` says how often (five times by default, which is one storm), `STORM_EVENTS` how large a storm is.
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -29,6 +29,7 @@ mod support;
 use support::{Home, Satellite, seq, wait_for};
 
 const CALLERS: usize = 16;
+const KILLS_IN_A_STORM: usize = 5;
 
 fn from_environment(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
@@ -38,17 +39,17 @@ fn from_environment(name: &str, default: usize) -> usize {
 fn what_was_stored_before_a_kill_is_there_once_in_order_and_gets_where_it_was_to_go() {
     let (kills, events) = (from_environment("STORM_KILLS", 5), from_environment("STORM_EVENTS", 50_000));
     let peer = Peer::start();
-    for nth in 0..kills {
-        // Spread over the storm, and not the same in each run of this.
-        let nanoseconds = SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos() as usize;
-        let kill_at = events / 10 + nanoseconds % (events * 8 / 10);
-        println!("storm {nth}: killed at event {kill_at} of {events}");
-        storm(&peer, events, kill_at);
+    let mut left = kills;
+    while left > 0 {
+        let here = left.min(KILLS_IN_A_STORM);
+        left -= here;
+        storm(&peer, events, here);
     }
 }
 
-fn storm(peer: &Peer, events: usize, kill_at: usize) {
+fn storm(peer: &Peer, events: usize, kills: usize) {
     peer.forget();
+    NEXT.store(0, Ordering::Release);
     let home = Home::new();
     let config = home.write(
         "satellite.toml",
@@ -72,50 +73,59 @@ SIM
         ),
     );
     let args = ["--config", config.to_str().unwrap()];
-    let first = home.run(&args);
-    home.wait_online("sim");
-    let log = Log::default();
-    let cause = Cause { socket: home.data_dir().join("control.sock"), log: log.clone(), last: events };
-    cause.until_killed(first, kill_at);
-
-    // Nobody runs: the files speak for themselves.
-    let stored = home.satellite(&["events", "--json"]).exits(0).stdout;
-    let stored: Vec<&str> = stored.lines().collect();
-    in_order(&stored);
-    let (told, through) = (log.told.lock().unwrap().clone(), log.through.load(Ordering::Acquire));
-    println!("{} stored, {through} known to be stored, {} told", stored.len(), told.len());
-    assert!(stored.len() as u64 >= through, "{} of {through}", stored.len());
-    assert!(!told.is_empty() && through > 0, "this is no storm in which anything is known");
-    for line in &told {
-        let told = parse(line);
-        let found = stored.get(usize::try_from(seq(&told)).unwrap() - 1).map(|line| parse(line));
-        assert_eq!(found.as_ref(), Some(&told), "it is as it was told");
+    let (mut stored, mut answered) = (Vec::new(), Vec::new());
+    for nth in 0..kills {
+        // Somewhere in the middle of its part of the storm, and not at the same place in each run of this.
+        let nanoseconds = SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos() as usize;
+        let part = events / kills;
+        let kill_at = nth * part + part / 10 + nanoseconds % (part * 8 / 10);
+        let satellite = home.run(&args);
+        if nth == 0 {
+            // Each call of a server that is stopped is refused and told: nothing but events is worked on. It stays so.
+            home.wait_online("sim");
+            home.satellite(&["stop", "sim"]).exits(0);
+        }
+        let cause = Cause::new(&home, events);
+        cause.until_killed(satellite, kill_at);
+        stored = checked(&home, &cause.log, &stored);
+        answered.extend(cause.log.answered.lock().unwrap().drain(..));
+        println!("killed at {kill_at}: {} events stored, {} calls answered", stored.len(), answered.len());
     }
-    let tools = tools_of(&stored);
-    let answered: usize = log.answered.lock().unwrap().len();
-    println!("{} of {answered} calls that were answered are stored", tools.len());
 
-    let mut second = home.run(&args);
-    home.wait_online("sim");
-    let before = log.answered.lock().unwrap().len();
+    let mut last = home.run(&args);
+    let cause = Cause::new(&home, events);
     cause.to_the_end();
-    let since = log.answered.lock().unwrap()[before..].to_vec();
     wait_delivered(&home);
-    second.signal(nix::sys::signal::Signal::SIGTERM);
-    second.ended().exits(0);
-
-    let all = home.satellite(&["events", "--json"]).exits(0).stdout;
-    let all: Vec<&str> = all.lines().collect();
-    assert!(all[..stored.len()] == stored[..], "what was stored is as it was");
-    in_order(&all);
+    last.signal(nix::sys::signal::Signal::SIGTERM);
+    last.ended().exits(0);
+    let all = checked(&home, &cause.log, &stored);
     let tools = tools_of(&all);
-    assert!(since.iter().all(|tool| tools.contains(tool)), "and nothing of what came later is missing");
+    println!("{} of {} calls that were answered are stored", tools.len(), answered.len() + cause.log.answered().len());
+    assert!(cause.log.answered().iter().all(|tool| tools.contains(tool)), "nothing is missing where nobody was killed");
     peer.has_all(&all);
+}
+
+/// What is stored now: all that was stored before, and what was told since, as it was told. Nobody runs, so the files speak
+/// for themselves.
+#[track_caller]
+fn checked(home: &Home, log: &Log, before: &[String]) -> Vec<String> {
+    let stored: Vec<String> =
+        home.satellite(&["events", "--json"]).exits(0).stdout.lines().map(ToOwned::to_owned).collect();
+    assert!(stored.len() >= before.len() && stored[..before.len()] == *before, "what was stored is as it was");
+    in_order(&stored);
+    let through = log.through.load(Ordering::Acquire);
+    assert!(stored.len() as u64 >= through, "{} of {through}", stored.len());
+    for line in &*log.told.lock().unwrap() {
+        let at = usize::try_from(seq_of(line)).unwrap() - 1;
+        assert_eq!(stored.get(at), Some(line), "it is as it was told");
+    }
+    tools_of(&stored);
+    stored
 }
 
 /// Numbers count up by one from one, and a call is told once.
 #[track_caller]
-fn in_order(lines: &[&str]) {
+fn in_order(lines: &[String]) {
     for (at, line) in lines.iter().enumerate() {
         assert!(seq_of(line) == at as u64 + 1, "{line} is number {}", at + 1);
     }
@@ -133,7 +143,7 @@ fn parse(line: &str) -> Value {
 
 /// The tools that were called, each once.
 #[track_caller]
-fn tools_of(lines: &[&str]) -> HashSet<String> {
+fn tools_of(lines: &[String]) -> HashSet<String> {
     let mut tools = HashSet::new();
     for line in lines.iter().filter(|line| line.contains("\"mcp.tool.executed\"")) {
         let event = parse(line);
@@ -172,7 +182,13 @@ struct Log {
     through: Arc<AtomicU64>,
 }
 
-/// Whoever calls tools that nobody knows.
+impl Log {
+    fn answered(&self) -> Vec<String> {
+        self.answered.lock().unwrap().clone()
+    }
+}
+
+/// Whoever calls tools, each under another name.
 struct Cause {
     socket: PathBuf,
     log: Log,
@@ -182,8 +198,11 @@ struct Cause {
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 impl Cause {
+    fn new(home: &Home, last: usize) -> Self {
+        Self { socket: home.data_dir().join("control.sock"), log: Log::default(), last }
+    }
+
     fn until_killed(&self, satellite: Satellite<'_>, kill_at: usize) {
-        NEXT.store(0, Ordering::Release);
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| self.follow());
@@ -197,6 +216,8 @@ impl Cause {
             satellite.kill();
             over.store(true, Ordering::Release);
         });
+        let known = (self.log.told.lock().unwrap().len(), self.log.through.load(Ordering::Acquire));
+        assert!(known.0 > 0 && known.1 > 0, "this is no storm in which anything is known: {known:?}");
     }
 
     fn to_the_end(&self) {
@@ -218,7 +239,7 @@ impl Cause {
             let tool = format!("t-{nth:06}");
             let body = format!(r#"{{"selector":{{"server":"sim"}},"tool":"{tool}"}}"#);
             match line.request("POST", "/v1/call", &body) {
-                Ok((502, _)) => self.log.answered.lock().unwrap().push(tool),
+                Ok((409, _)) => self.log.answered.lock().unwrap().push(tool),
                 Ok((status, body)) => panic!("{status}: {}", String::from_utf8_lossy(&body)),
                 Err(_) => return,
             }
@@ -243,7 +264,7 @@ impl Cause {
             let status: Value = serde_json::from_slice(&body).unwrap();
             let through = status["satellite"]["journal"]["journalled_through"].as_u64().unwrap();
             self.log.through.fetch_max(through, Ordering::AcqRel);
-            thread::sleep(Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(50));
         }
     }
 }
@@ -358,7 +379,7 @@ impl Peer {
 
     /// At least once, as they are stored, and nothing else.
     #[track_caller]
-    fn has_all(&self, lines: &[&str]) {
+    fn has_all(&self, lines: &[String]) {
         let took = self.took.lock().unwrap();
         println!("{} events in {} batches, {} of them again", took.events.len(), took.batches.len(), took.repeats);
         // The last of them are told while the satellite ends.
