@@ -96,6 +96,7 @@ impl Delivery {
             way,
             published,
             passed: None,
+            direct_from: u64::MAX,
             direct_through: 0,
             written: (0, None),
             refused: Vec::new(),
@@ -194,7 +195,8 @@ struct Courier {
     /// The last event that was read from the journal or came directly; `None` as long as the journal has not told how far
     /// the last satellite was.
     passed: Option<u64>,
-    /// The last event that came directly.
+    /// The first event that came directly, and the last one. The journal has them later, too.
+    direct_from: u64,
     direct_through: u64,
     /// What the journal knows: all up to this event is settled, and what is under way.
     written: (u64, Option<Sending>),
@@ -346,7 +348,8 @@ impl Courier {
             self.unreadable = None;
             // A page without an event that can be read is no end: as many numbers further there may be more.
             let read = rows.last().map_or(passed.saturating_add(page as u64).min(stored), |last| last.seq);
-            self.outbox.refill(rows.into_iter().filter(|row| row.seq <= stored));
+            let went = self.direct_from..=self.direct_through;
+            self.outbox.refill(rows.into_iter().filter(|row| row.seq <= stored && !went.contains(&row.seq)));
             self.passed = Some(read.min(stored));
         }
         if self.passed.is_none_or(|passed| passed >= stored)
@@ -355,6 +358,7 @@ impl Courier {
             let known = self.direct_through.max(self.passed.unwrap_or_default());
             let news: Vec<Envelope> = batch.events.iter().filter(|event| event.seq > known).cloned().collect();
             if let Some(last) = news.last() {
+                self.direct_from = self.direct_from.min(news.first().map_or(u64::MAX, |first| first.seq));
                 self.direct_through = last.seq;
                 self.passed = self.passed.map(|_| last.seq);
             }

@@ -25,6 +25,7 @@ use tokio::sync::watch;
 
 use super::gone::Gone;
 use super::mark::{Mark, STEP};
+use super::pulse::Pulse;
 use super::read::is_damage;
 use super::salvage::{last_put_aside, put_aside, salvage};
 use super::schema::SchemaError;
@@ -99,8 +100,9 @@ impl Keeper {
         inbox: mpsc::Receiver<Job>,
     ) -> io::Result<Arc<Shared>> {
         let (opened, answer) = mpsc::channel();
+        let pulse = Pulse::start()?;
         thread::Builder::new().name("journal".into()).spawn(move || {
-            let mut keeper = Self::open(data_dir, limits, clock);
+            let mut keeper = Self::open(data_dir, limits, clock, pulse);
             // If nobody waits there will be no jobs either.
             let _ = opened.send(Arc::clone(&keeper.shared));
             keeper.run(&inbox);
@@ -108,7 +110,7 @@ impl Keeper {
         answer.recv().map_err(io::Error::other)
     }
 
-    fn open(data_dir: PathBuf, limits: Limits, clock: Clock) -> Self {
+    fn open(data_dir: PathBuf, limits: Limits, clock: Clock, pulse: Arc<Pulse>) -> Self {
         let path = database(&data_dir);
         let mark = Mark::read(&directory(&data_dir));
         let time = Time { began: clock(), at: Instant::now(), clock };
@@ -121,6 +123,7 @@ impl Keeper {
             memos_told: AtomicBool::new(false),
             delivers: AtomicBool::new(false),
             on_dropped: Mutex::default(),
+            pulse,
         });
         let mut keeper = Self {
             data_dir,
@@ -186,12 +189,13 @@ impl Keeper {
     }
 
     fn run(&mut self, inbox: &mpsc::Receiver<Job>) {
+        let pulse = Arc::clone(&self.shared.pulse);
         loop {
             let pause = if self.closed || self.reason.is_none() { TIDY_INTERVAL } else { RETRY };
             let due = self.tidied.map_or(Duration::ZERO, |at| pause.saturating_sub(at.elapsed()));
             match inbox.recv_timeout(due) {
-                Ok(job) => job(self),
-                Err(mpsc::RecvTimeoutError::Timeout) => self.tidy(),
+                Ok(job) => pulse.during(|| job(self)),
+                Err(mpsc::RecvTimeoutError::Timeout) => pulse.during(|| self.tidy()),
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
         }

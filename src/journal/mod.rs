@@ -16,6 +16,7 @@
 mod gone;
 mod keeper;
 mod mark;
+mod pulse;
 mod read;
 mod salvage;
 mod schema;
@@ -37,15 +38,12 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::{Answer, Batch};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
 
 use keeper::Keeper;
+use pulse::Pulse;
 
 pub use read::{Events, Follow, Logged, Logs, Query, read, request_logs, server_logs};
 pub use sink::JournalSink;
-
-/// A disk that has not answered for so long is taken for one that fails: whoever asked goes on without it.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is kept, and for how long. Whatever is reached first ends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -195,6 +193,7 @@ struct Shared {
     /// Whether there is somebody to whom events are still to be delivered.
     delivers: AtomicBool,
     on_dropped: Mutex<Option<OnDropped>>,
+    pulse: Arc<Pulse>,
 }
 
 impl Journal {
@@ -371,9 +370,10 @@ impl Journal {
 
     /// What the thread answers. What it does later all the same does no harm: who does not know of it asks again.
     async fn in_time<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, JournalError> {
-        match timeout(ANSWER_TIMEOUT, answer).await {
-            Ok(answer) => answer.map_err(|_| JournalError::Closed),
-            Err(_) => Err(self.unanswered()),
+        tokio::select! {
+            biased;
+            answer = answer => answer.map_err(|_| JournalError::Closed),
+            () = self.shared.pulse.hangs() => Err(self.unanswered()),
         }
     }
 
