@@ -607,7 +607,7 @@ mod tests {
     fn a_clock_that_jumps_forward_makes_nothing_old_and_one_that_goes_back_is_believed() {
         let began = Timestamp::from_second(1_780_000_000).unwrap();
         let hour = jiff::SignedDuration::from_secs(3600);
-        for (jump, expected) in [(24 * 365, hour), (1, hour), (0, hour - hour), (-48, hour * -48)] {
+        for (jump, expected) in [(24 * 365, hour), (1, hour), (0, jiff::SignedDuration::ZERO), (-48, hour * -48)] {
             let time = Time {
                 clock: Arc::new(move || began + hour * jump),
                 began,
