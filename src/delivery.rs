@@ -97,6 +97,8 @@ impl Delivery {
             published,
             passed: None,
             direct_through: 0,
+            begun_with: *appended.borrow(),
+            straight: None,
             written: (0, None),
             refused: Vec::new(),
             direct: None,
@@ -196,6 +198,11 @@ struct Courier {
     passed: Option<u64>,
     /// The last event that came directly.
     direct_through: u64,
+    /// What was stored when this process began.
+    begun_with: u64,
+    /// What came directly before the journal told how far the last satellite was, the first and the last of it: should it be
+    /// stored later, it was delivered all the same.
+    straight: Option<(u64, u64)>,
     /// What the journal knows: all up to this event is settled, and what is under way.
     written: (u64, Option<Sending>),
     /// Events behind the cursor that were refused for good: they are no part of a batch that comes again.
@@ -346,17 +353,24 @@ impl Courier {
             self.unreadable = None;
             // A page without an event that can be read is no end: as many numbers further there may be more.
             let read = rows.last().map_or(passed.saturating_add(page as u64).min(stored), |last| last.seq);
-            self.outbox.refill(rows.into_iter().filter(|row| row.seq <= stored));
+            let went = |seq: u64| self.straight.is_some_and(|(first, last)| (first..=last).contains(&seq));
+            self.outbox.refill(rows.into_iter().filter(|row| row.seq <= stored && !went(row.seq)));
             self.passed = Some(read.min(stored));
         }
-        if self.passed.is_none_or(|passed| passed >= stored)
-            && let Some((batch, _)) = &self.direct
-        {
+        // Where the journal has not told how far the last satellite was, only what this one has stored must go before.
+        let nothing_before = match self.passed {
+            Some(passed) => passed >= stored,
+            None => stored <= self.begun_with.max(self.direct_through),
+        };
+        if nothing_before && let Some((batch, _)) = &self.direct {
             let known = self.direct_through.max(self.passed.unwrap_or_default());
             let news: Vec<Envelope> = batch.events.iter().filter(|event| event.seq > known).cloned().collect();
-            if let Some(last) = news.last() {
+            if let (Some(first), Some(last)) = (news.first(), news.last()) {
                 self.direct_through = last.seq;
-                self.passed = self.passed.map(|_| last.seq);
+                match &mut self.passed {
+                    Some(passed) => *passed = last.seq,
+                    None => self.straight = Some((self.straight.map_or(first.seq, |(first, _)| first), last.seq)),
+                }
             }
             self.outbox.refill(news);
         }
