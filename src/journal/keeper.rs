@@ -184,7 +184,7 @@ impl Keeper {
         // Nothing is reserved before the first event: a file that is emptied after it is then known from one that was never
         // filled. Numbers that were skipped now are told to be gone, so they count as stored.
         if used > 0 {
-            self.mark.note(used, Some(self.store.is_none()));
+            self.mark.note(used, self.store.is_none());
         }
     }
 
@@ -214,7 +214,7 @@ impl Keeper {
 
     fn append_one(&mut self, batch: &Batch) -> Answer {
         let last = batch.events.last().map_or(0, |envelope| envelope.seq);
-        self.mark.note(last, None);
+        self.mark.reserve(self.through, last);
         let memos = self.take_memos();
         let limits = self.limits.clone();
         let answer = self.with(|store| store.append(batch, &memos, &limits));
@@ -226,7 +226,7 @@ impl Keeper {
             Ok(Answer::Accepted) => {
                 self.through = self.through.max(last);
                 self.recovered();
-                self.mark.note(last, Some(false));
+                self.mark.note(last, false);
                 if self.make_room(batch.events.len()) {
                     self.tidied = None;
                 }
@@ -420,7 +420,7 @@ impl Keeper {
             Err(error) => return Err(self.failed(&error)),
         };
         // Should we be killed before all is taken over, the next one must not trust what it finds.
-        self.mark.note(self.through, Some(true));
+        self.mark.note(self.through, true);
         tracing::error!(%error, aside = %aside.display(), "the journal is damaged: it was put aside, and what can be read of it is taken over");
         let mut store = match Store::open(&self.path, &mut None) {
             Ok(store) => store,
@@ -454,7 +454,7 @@ impl Keeper {
             self.store = None;
         }
         // From now on numbers may be seen that are not stored.
-        self.mark.note(self.through, Some(true));
+        self.mark.note(self.through, true);
         self.shared.status.send_modify(|status| {
             status.state = JournalState::Memory;
             status.reason = Some(reason.clone());

@@ -44,21 +44,37 @@ impl Mark {
         self.ahead
     }
 
-    /// Numbers up to `seq` are used, and `ahead` says whether the database may lack some; it stays as it is if that is
-    /// not known. The file is written only where that changes what it says. A failure leaves it to the next time.
-    pub(super) fn note(&mut self, seq: u64, ahead: Option<bool>) {
-        if let Err(error) = self.write(seq, ahead.unwrap_or(self.ahead)) {
+    /// Numbers up to `seq` are about to be stored, those up to `stored` are. What is reserved is counted from the latter: should we
+    /// be killed before it is done, the database reaches to where it may.
+    pub(super) fn reserve(&mut self, stored: u64, seq: u64) {
+        if seq >= self.reserved || !self.written {
+            let reserved = stored.saturating_add(STEP).max(seq.saturating_add(1)).max(self.reserved);
+            if let Err(error) = self.put(reserved, self.ahead) {
+                tracing::debug!(%error, path = %self.path.display(), "cannot note how far the numbers of events are used");
+            }
+        }
+    }
+
+    /// Numbers up to `seq` are used, and `ahead` says whether the database may lack some. The file is written only where
+    /// that changes what it says. A failure leaves it to the next time.
+    pub(super) fn note(&mut self, seq: u64, ahead: bool) {
+        if let Err(error) = self.write(seq, ahead) {
             tracing::debug!(%error, path = %self.path.display(), "cannot note how far the numbers of events are used");
         }
     }
 
     fn write(&mut self, seq: u64, ahead: bool) -> io::Result<()> {
-        if self.written && seq < self.reserved && ahead == self.ahead {
+        // Beyond a step once something is stored: a file that is emptied after that does not reach so far.
+        let enough = seq < self.reserved && self.reserved > STEP;
+        let reserved = if enough { self.reserved } else { seq.saturating_add(STEP) };
+        self.put(reserved, ahead)
+    }
+
+    fn put(&mut self, reserved: u64, ahead: bool) -> io::Result<()> {
+        if self.written && reserved == self.reserved && ahead == self.ahead {
             return Ok(());
         }
-        if seq >= self.reserved {
-            self.reserved = seq.saturating_add(STEP);
-        }
+        self.reserved = reserved;
         self.ahead = ahead;
         self.written = false;
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.path)?;
@@ -83,29 +99,51 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut mark = Mark::read(dir.path());
         assert_eq!((mark.reserved(), mark.is_ahead()), (0, false));
-        mark.note(5, Some(false));
+        mark.note(5, false);
         let again = Mark::read(dir.path());
         assert_eq!((again.reserved(), again.is_ahead()), (10_005, false));
-        mark.note(10_006, Some(true));
+        mark.note(10_006, true);
         let again = Mark::read(dir.path());
         assert_eq!((again.reserved(), again.is_ahead()), (20_006, true));
-        mark.note(10_007, None);
-        assert!(Mark::read(dir.path()).is_ahead());
-        mark.note(10_007, Some(false));
+        mark.note(10_007, false);
         assert!(!Mark::read(dir.path()).is_ahead());
         std::fs::write(dir.path().join("seq"), "0000000000").unwrap();
         assert_eq!(Mark::read(dir.path()).reserved(), 0);
     }
 
     #[test]
+    fn what_is_about_to_be_stored_is_reserved_from_where_the_database_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mark = Mark::read(dir.path());
+        mark.note(5, false);
+        mark.reserve(10_000, 12_000);
+        assert_eq!(Mark::read(dir.path()).reserved(), 20_000);
+        mark.reserve(12_000, 19_999);
+        assert_eq!(Mark::read(dir.path()).reserved(), 20_000);
+        mark.note(12_000, false);
+        mark.reserve(12_000, 40_000);
+        assert_eq!(Mark::read(dir.path()).reserved(), 40_001, "more than a step at once");
+    }
+
+    #[test]
+    fn once_something_is_stored_a_file_that_is_emptied_is_told_from_one_that_was_never_filled() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mark = Mark::read(dir.path());
+        mark.reserve(0, 5);
+        assert_eq!(Mark::read(dir.path()).reserved(), STEP, "killed now, the first number is still free");
+        mark.note(5, false);
+        assert_eq!(Mark::read(dir.path()).reserved(), STEP + 5);
+    }
+
+    #[test]
     fn a_mark_is_not_written_for_each_event() {
         let dir = tempfile::tempdir().unwrap();
         let mut mark = Mark::read(dir.path());
-        mark.note(1, Some(false));
+        mark.note(1, false);
         std::fs::remove_file(dir.path().join("seq")).unwrap();
-        mark.note(9_999, Some(false));
+        mark.note(9_999, false);
         assert!(!dir.path().join("seq").exists());
-        mark.note(10_001, Some(false));
+        mark.note(10_001, false);
         assert!(dir.path().join("seq").exists());
     }
 }
