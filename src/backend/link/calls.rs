@@ -20,8 +20,6 @@ const CONFIG_MAX: usize = 16 << 20;
 const ANSWER_MAX: usize = 1 << 20;
 /// How many characters of a backend's explanation are passed on.
 const REASON_MAX: usize = 300;
-/// A configuration's hash is a header, a column of tables and a word of logs.
-const HASH_MAX: usize = 128;
 
 /// Why a request came to nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -123,17 +121,12 @@ impl Backend {
         if let Some(known) = known {
             call = call.header(IF_NONE_MATCH, known);
         }
-        let to = call.to.clone();
         let call = call.sent(self).await?;
         if call.response.status() == StatusCode::NOT_MODIFIED && known.is_some() {
             return Ok(Fetched::Unchanged);
         }
         let tag = call.response.headers().get(ETAG).cloned();
         let config: Config = call.json(CONFIG_MAX).await?;
-        if !is_hash(&config.hash) {
-            let reason = format!("its `hash` is not 1 to {HASH_MAX} visible ASCII characters");
-            return Err(CallError::Malformed { to, reason });
-        }
         Ok(Fetched::New(Box::new(config), tag))
     }
 
@@ -279,14 +272,10 @@ fn told(error: &serde_json::Error) -> String {
     let what = match error.classify() {
         serde_json::error::Category::Io => "it cannot be read",
         serde_json::error::Category::Syntax => "it is no JSON",
-        serde_json::error::Category::Data => "a member is missing or of the wrong type",
+        serde_json::error::Category::Data => "a member is missing, of the wrong type, or not what it can be",
         serde_json::error::Category::Eof => "it is cut off",
     };
     format!("{what} (line {}, column {})", error.line(), error.column())
-}
-
-fn is_hash(hash: &str) -> bool {
-    (1..=HASH_MAX).contains(&hash.len()) && hash.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// None if it is longer.
