@@ -294,8 +294,14 @@ impl Actor for Root {
             }
             Msg::RequestPermit(id, urgency) => {
                 let remote = state.instances.get(&id).is_some_and(|desired| desired.spec.is_remote());
-                let permits = if remote { &mut state.remote_permits } else { &mut state.permits };
-                permits.request(id, urgency);
+                let (here, there) = if remote {
+                    (&mut state.remote_permits, &mut state.permits)
+                } else {
+                    (&mut state.permits, &mut state.remote_permits)
+                };
+                // Where it became remote, or the reverse, since it asked for the first time.
+                there.withdraw(&id);
+                here.request(id, urgency);
                 state.grant();
             }
             Msg::WithdrawPermit(id) => state.withdraw(&id),

@@ -172,20 +172,14 @@ struct Worker {
     inside: usize,
 }
 
-/// Where Root keeps who waits for a permit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Pool {
-    Processes,
-    Connections,
-}
-
 pub(crate) struct World {
     now: Instant,
     slot: Slot,
     memo: Memo,
     // Root.
     to_root: VecDeque<Effect>,
-    waits: BTreeSet<Pool>,
+    /// It waits for a permit, in one place, whatever it has become since it asked.
+    waits: bool,
     held: BTreeSet<Run>,
     grants: VecDeque<Run>,
     runs: u64,
@@ -235,7 +229,7 @@ impl World {
             now: Instant::now(),
             memo: slot.memo(),
             to_root: VecDeque::new(),
-            waits: BTreeSet::new(),
+            waits: false,
             held: BTreeSet::new(),
             grants: VecDeque::new(),
             runs: 0,
@@ -308,19 +302,16 @@ impl World {
     }
 
     fn root_reads(&mut self) {
-        let pool = if self.desired.is_remote() { Pool::Connections } else { Pool::Processes };
         match self.to_root.pop_front() {
-            Some(Effect::RequestPermit { .. }) => drop(self.waits.insert(pool)),
-            Some(Effect::WithdrawPermit) => self.waits.clear(),
+            Some(Effect::RequestPermit { .. }) => self.waits = true,
+            Some(Effect::WithdrawPermit) => self.waits = false,
             Some(Effect::ReleasePermit(run)) => assert!(self.held.remove(&run), "{run:?} is given back twice"),
             _ => {}
         }
     }
 
     fn root_grants(&mut self) {
-        // It may have become remote, or the reverse, since it asked.
-        assert!(self.waits.len() <= 1, "one start is waited for in two places");
-        for _ in std::mem::take(&mut self.waits) {
+        if std::mem::take(&mut self.waits) {
             self.runs += 1;
             self.held.insert(Run(self.runs));
             self.grants.push_back(Run(self.runs));
@@ -780,7 +771,7 @@ impl World {
         self.over.extend(self.workers.drain(..).map(|worker| worker.run));
         self.over.extend(self.grants.drain(..));
         self.to_root.clear();
-        self.waits.clear();
+        self.waits = false;
         self.held.clear();
         self.caller_waits = false;
         let before = self.slot.phase.clone();
@@ -1174,7 +1165,7 @@ impl World {
         assert!(self.ending || self.not_taken || self.slot.spec == self.desired, "an update was forgotten");
         assert!(!self.caller_waits);
         assert!(self.held.is_empty(), "permits are still held: {:?}", self.held);
-        assert!(self.waits.is_empty(), "a permit is still asked for");
+        assert!(!self.waits, "a permit is still asked for");
         assert_eq!(self.removed, self.ending);
     }
 }
