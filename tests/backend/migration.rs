@@ -86,7 +86,9 @@ async fn nothing_of_a_database_of_the_first_version_is_lost() {
     assert_eq!(taken["event_ids"], json!(["1", "2", "3", "4"]));
     events.push(status(5, "b", "online"));
     let taken = world.send(&first, "2", &events).await.is(200, Form::EventsTaken);
-    assert_eq!(taken["event_ids"], json!(["1", "2", "3", "4", "7"]));
+    let ids: Vec<u64> =
+        taken["event_ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().parse().unwrap()).collect();
+    assert!(ids[..4] == [1, 2, 3, 4] && ids[4] > 6, "{ids:?}");
     let shown = world.admin(Method::GET, "satellites/sat_1").send().await.is(200, Form::Satellite);
     assert_eq!((&shown["events"], &shown["instances"]), (&json!(5), &json!({"online": 2})));
 }
