@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_not_raised_for_each_event_and_faster_in_a_storm() {
+    fn what_is_reserved_is_not_raised_for_each_event() {
         let dir = tempfile::tempdir().unwrap();
         let mut mark = Mark::read(dir.path());
         let mut reserved = std::collections::BTreeSet::new();
