@@ -121,13 +121,12 @@ impl Memories {
     }
 
     fn keep(&self, spec: &InstanceSpec, memo: StoredMemo) {
-        let memo = match self.configuration(spec) {
-            Some(config) => StoredMemo { config: Some(config), ..memo },
+        let memo = if let Some(config) = self.configuration(spec) {
+            StoredMemo { config: Some(config), ..memo }
+        } else {
             // What is known of a configuration without a name stays as it is, but for what a person wants.
-            None => {
-                let known = self.journal.memos().get(&spec.id).and_then(|text| serde_json::from_str(text).ok());
-                StoredMemo { stopped: memo.stopped, ..known.unwrap_or_default() }
-            }
+            let known = self.journal.memos().get(&spec.id).and_then(|text| serde_json::from_str(text).ok());
+            StoredMemo { stopped: memo.stopped, ..known.unwrap_or_default() }
         };
         match serde_json::to_string(&memo) {
             Ok(text) => self.journal.remember(&spec.id, text),
@@ -182,7 +181,9 @@ mod tests {
 
     async fn filled(data_dir: &Path, memos: &[(&Arc<InstanceSpec>, StoredMemo)]) {
         let memories = open(data_dir);
-        memos.iter().for_each(|(spec, memo)| memories.remember(spec, memo.clone()));
+        for (spec, memo) in memos {
+            memories.remember(spec, memo.clone());
+        }
         memories.journal.close().await;
     }
 
