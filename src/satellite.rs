@@ -630,8 +630,8 @@ impl Satellite {
             // Those who follow the events are told the last of them; who does not read is not waited for.
             let _ = tokio::time::timeout(LAST_ANSWERS, console).await;
         }
-        // A disk that hangs has what was committed.
-        let _ = tokio::time::timeout(LAST_ANSWERS, self.journal.close()).await;
+        // A disk that hangs has what was committed, and is not waited for.
+        self.journal.close().await;
         // Nothing is left; what a bug of ours had left would be ended here.
         self.end_all().await;
         if let Ok((socket, _directory)) = crate::console::socket_path(&self.data_dir) {
