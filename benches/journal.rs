@@ -1,5 +1,6 @@
 //! How fast events are on disk: into the journal alone and through the whole of a satellite, beside the same events written as
-//! lines to a file. And how long a satellite with a million of them takes to open it.
+//! lines to a file. How fast those that have piled up go to a backend, which is the reference backend in another thread. And
+//! how long a satellite with a million of them takes to open it.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -7,21 +8,29 @@ mod common;
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use mcp_satellite::backend::server::{Backend, Settings};
 use mcp_satellite::connect::sim::{Script, SimConnector};
+use mcp_satellite::delivery::Delivery;
 use mcp_satellite::journal::{self, Journal, JournalSink, Limits, Query};
+use mcp_satellite::sink::http::HttpSink;
 use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
-use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
+use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::seam::{Answer, Batch};
 
 use common::{Report, median, number, quantile, spec, start, time};
 
 /// A bench that was not optimized is a look at whether it works.
 const EVENTS: u64 = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
+
+/// Of those, so many go to a backend.
+const DELIVERED: u64 = EVENTS / 10;
 
 /// As many as the batcher hands over at most.
 const BATCH: u64 = 2_000;
@@ -88,6 +97,16 @@ async fn measure(report: &mut Report) {
     let data_dir = home.path().join("through");
     let (took, bytes, emits) = through(&data_dir, &subject).await;
     row("emit to journal", took, bytes, Some(emits));
+
+    let took = delivered(home.path(), &subject).await;
+    report.row([
+        "piled up, to the backend".to_owned(),
+        number(DELIVERED as f64 / took.as_secs_f64()),
+        format!("{:.2}", DELIVERED as f64 / EVENTS as f64 * baseline.as_secs_f64() / took.as_secs_f64()),
+        "-".to_owned(),
+        "-".to_owned(),
+        "-".to_owned(),
+    ]);
 
     let opened = opening(&data_dir).await;
     let read = Instant::now();
@@ -168,6 +187,50 @@ async fn through(data_dir: &Path, of: &Arc<Subject>) -> (Duration, u64, (Duratio
     journal.close().await;
     let bytes = fs::metadata(journal::database(data_dir)).unwrap().len();
     (took, bytes, (median(emits.iter().copied()), quantile(emits, 0.99)))
+}
+
+/// What has piled up, to a backend that keeps it: until that has acknowledged the last of them.
+async fn delivered(home: &Path, of: &Arc<Subject>) -> Duration {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (send, receive) = std::sync::mpsc::channel();
+    let backend_dir = home.join("backend");
+    // On threads of its own, as another process would be.
+    let backend = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    backend.spawn(async move {
+        let backend = Backend::open(Settings::new(backend_dir)).await.unwrap();
+        let token = fs::read_to_string(backend.registration_token()).unwrap();
+        let mut serving = backend.serve(TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
+        send.send((serving.address(), token)).unwrap();
+        panic!("{}", serving.ended().await);
+    });
+    let (address, token) = tokio::task::spawn_blocking(move || receive.recv().unwrap()).await.unwrap();
+    let url = format!("http://{address}/api/satellites");
+    let registration = serde_json::json!({
+        "name": "satellite-of-a-bench", "version": "0.1.0", "capabilities": ["stdio"],
+        "system": {"os": "linux", "arch": "x86_64", "cpus": 2, "memory_bytes": 1_u64 << 30},
+    });
+    let asked = reqwest::Client::new().post(format!("{url}/register")).bearer_auth(token.trim()).json(&registration);
+    let registered = asked.send().await.unwrap().error_for_status().unwrap();
+    let registered: serde_json::Value = registered.json().await.unwrap();
+    let (id, key) = (registered["satellite_id"].as_str().unwrap(), registered["api_key"].as_str().unwrap());
+
+    let journal = Journal::open(&home.join("piled-up"), limits()).unwrap();
+    journal.sending(0, None).await.unwrap();
+    for batch in batches(1, BATCH, of).into_iter().take_while(|batch| batch.id <= DELIVERED) {
+        assert_eq!(journal.append(batch).await, Answer::Accepted);
+    }
+    let key = Secret::from(key.to_owned());
+    let way = HttpSink::new(&format!("{url}/{id}/events"), Some(&key)).unwrap();
+    let began = Instant::now();
+    let delivery = Delivery::start(journal.clone(), "the backend", Arc::new(way), &BatchPolicy::default());
+    let mut status = delivery.watch();
+    status.wait_for(|status| status.settled >= DELIVERED).await.unwrap();
+    let took = began.elapsed();
+    assert_eq!(delivery.status().sent, DELIVERED);
+    delivery.finish(Duration::from_secs(5)).await;
+    journal.close().await;
+    backend.shutdown_background();
+    took
 }
 
 /// The middle one of a few, in milliseconds.

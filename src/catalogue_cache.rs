@@ -3,8 +3,8 @@
 //! others when they fall asleep.
 //!
 //! A file is named by a keyed hash of the whole configuration, values included, so that a change of any of them is
-//! another name. The key is random and never leaves the directory: from a name nobody can find out a short secret by
-//! trying. What cannot be used, for whatever reason, is not cached: the server is started to be discovered.
+//! another name. The key is random and never leaves the data directory, where it is beside the cache (`DIR/catalogues.key`): what is
+//! remembered under such a name (`memories`) outlives the cache. From a name nobody can find out a short secret by trying. What cannot be used, for whatever reason, is not cached: the server is started to be discovered.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
@@ -33,7 +33,9 @@ const FORM: u32 = 2;
 const FILE_MAX: u64 = 256 << 20;
 /// What changes within this time is looked at once.
 const SETTLE: Duration = Duration::from_millis(500);
-const KEY: &str = "key";
+const KEY: &str = "catalogues.key";
+/// Where it was before.
+const KEY_IN_CACHE: &str = "key";
 const KEY_BYTES: usize = 32;
 
 /// A file's content.
@@ -70,17 +72,24 @@ impl CatalogueCache {
     pub(crate) fn open(data_dir: &Path) -> std::io::Result<Self> {
         let directory = data_dir.join("catalogues");
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        let key = match read(&directory.join(KEY)) {
-            Ok(key) if key.len() == KEY_BYTES => key,
-            // With another key every name is another one: nothing is cached.
-            unusable => {
+        let usable = |read: &std::io::Result<Vec<u8>>| read.as_ref().is_ok_and(|key| key.len() == KEY_BYTES);
+        let (found, before) = (read(&data_dir.join(KEY)), read(&directory.join(KEY_IN_CACHE)));
+        let key = match (found, before) {
+            (Ok(key), _) if key.len() == KEY_BYTES => key,
+            (Err(error), before) if error.kind() == ErrorKind::NotFound && usable(&before) => {
+                let key = before?;
+                write(data_dir, KEY, &key)?;
+                key
+            }
+            // With another key every name is another one: nothing is cached, and nothing remembered but stops.
+            (unusable, _) => {
                 if let Some(why) = why_unusable(&unusable) {
                     tracing::warn!(why, "the key of the cached catalogues cannot be used; there is a new one");
                 }
                 let key: [u8; KEY_BYTES] = rand::generate(&SystemRandom::new())
                     .map_err(|_| std::io::Error::other("the system gives no random numbers"))?
                     .expose();
-                write(&directory, KEY, &key)?;
+                write(data_dir, KEY, &key)?;
                 key.to_vec()
             }
         };
@@ -99,7 +108,7 @@ impl CatalogueCache {
             (spec.id.clone(), Kept { name, last, failed: false })
         };
         *kept = sleepers().map(keep).collect();
-        self.remove_all_but(&kept.values().map(|kept| kept.name.as_str()).chain([KEY]).collect());
+        self.remove_all_but(&kept.values().map(|kept| kept.name.as_str()).collect());
         known
     }
 
@@ -300,7 +309,7 @@ fn write(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -315,7 +324,7 @@ mod tests {
     use super::*;
     use crate::connect::sim::{Script, SimConnector};
 
-    fn spec(change: impl FnOnce(&mut InstanceConfig)) -> InstanceSpec {
+    pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> InstanceSpec {
         let mut config = InstanceConfig {
             team: "team_acme".into(),
             team_slug: "acme".into(),
@@ -412,9 +421,10 @@ mod tests {
         let (_directory, cache) = cache();
         let spec = spec(|config| config.server_layer.args = vec!["hush-argument".into()]);
         cache.write(&spec, &catalogue()).unwrap();
-        assert_eq!(files(&cache).len(), 2);
-        for name in files(&cache) {
-            let path = cache.directory.join(&name);
+        assert_eq!(files(&cache).len(), 1);
+        let key = cache.directory.with_file_name(KEY);
+        for path in files(&cache).iter().map(|name| cache.directory.join(name)).chain([key]) {
+            let name = path.display().to_string();
             assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{name}");
             let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
             assert!(!text.contains("hush") && !name.contains("hush"));
@@ -468,7 +478,7 @@ mod tests {
         std::fs::write(cache.directory.join("unfinished.new"), "half").unwrap();
         let known = cache.keep(&[new.clone(), listed.clone(), awake]);
         assert_eq!(known.keys().collect::<HashSet<_>>(), HashSet::from([&new.id, &listed.id]));
-        let mut left = vec![KEY.to_owned(), cache.name(&new), cache.name(&listed)];
+        let mut left = vec![cache.name(&new), cache.name(&listed)];
         left.sort();
         assert_eq!(files(&cache), left);
     }
@@ -513,10 +523,30 @@ mod tests {
         let (directory, cache) = cache();
         let spec = spec(|_| {});
         cache.write(&spec, &catalogue()).unwrap();
-        std::fs::remove_file(cache.directory.join(KEY)).unwrap();
-        write(&cache.directory, KEY, b"short").unwrap();
+        std::fs::remove_file(directory.path().join(KEY)).unwrap();
+        write(directory.path(), KEY, b"short").unwrap();
         let next = CatalogueCache::open(directory.path()).unwrap();
         assert!(next.keep(std::slice::from_ref(&spec)).is_empty());
-        assert_eq!(files(&next), [KEY]);
+        assert_eq!(files(&next), [""; 0]);
+    }
+
+    #[test]
+    fn a_configuration_has_the_same_name_after_the_cache_was_lost() {
+        let (directory, cache) = cache();
+        let name = cache.name(&spec(|_| {}));
+        std::fs::remove_dir_all(&cache.directory).unwrap();
+        assert_eq!(CatalogueCache::open(directory.path()).unwrap().name(&spec(|_| {})), name);
+    }
+
+    #[test]
+    fn a_key_that_is_in_the_cache_is_taken_over() {
+        let (directory, cache) = cache();
+        let spec = spec(|_| {});
+        cache.write(&spec, &catalogue()).unwrap();
+        std::fs::rename(directory.path().join(KEY), cache.directory.join(KEY_IN_CACHE)).unwrap();
+        let next = CatalogueCache::open(directory.path()).unwrap();
+        assert_eq!(next.keep(std::slice::from_ref(&spec)).len(), 1);
+        assert_eq!(files(&next), [cache.name(&spec)], "it is no longer there");
+        assert_eq!(CatalogueCache::open(directory.path()).unwrap().name(&spec), cache.name(&spec));
     }
 }

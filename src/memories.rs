@@ -1,8 +1,8 @@
 //! What instances have come to, kept in the journal over restarts of the satellite, each with the name of the
 //! configuration that it came to it with.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::memo::StoredMemo;
@@ -10,27 +10,73 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::Memory;
 
 use crate::catalogue_cache::CatalogueCache;
-use crate::journal::Journal;
+use crate::journal::{Journal, Memos};
 
 /// The memory of a satellite.
 pub(crate) struct Memories {
     journal: Journal,
-    /// Knows what a configuration is called. Without it none can be told from another, and nothing but a stop is remembered.
+    /// Knows what a configuration is called. Without it none can be told from another: only a stop is recalled and
+    /// remembered, and nothing is forgotten.
     catalogues: Option<Arc<CatalogueCache>>,
-    /// Of the last satellite, and not asked for yet.
-    unclaimed: Mutex<HashMap<InstanceId, String>>,
+    past: Arc<Mutex<Past>>,
+}
+
+/// What the last satellite knew.
+#[derive(Default)]
+struct Past {
+    /// And nobody has asked for yet.
+    unclaimed: HashMap<InstanceId, String>,
+    /// It cannot be read yet: who has asked for it meanwhile.
+    asked: Option<HashSet<InstanceId>>,
+}
+
+impl Past {
+    /// It can be read now. Who has begun without it goes on without: only a stop holds, from the next start. What is to be
+    /// remembered of those, and how many they are.
+    fn comes_late(&mut self, late: HashMap<InstanceId, String>) -> (Memos, u64) {
+        let asked = self.asked.take().unwrap_or_default();
+        let (missed, unclaimed): (HashMap<_, _>, _) = late.into_iter().partition(|(id, _)| asked.contains(id));
+        self.unclaimed = unclaimed;
+        let names: Vec<String> = missed.keys().map(ToString::to_string).collect();
+        if !names.is_empty() {
+            tracing::warn!(
+                instances = names.join(", "),
+                "what these had come to can be read now, and they have begun anew: it is not recalled"
+            );
+        }
+        let stop = |text: String| {
+            let stop = serde_json::from_str::<StoredMemo>(&text).ok()?.for_another_configuration();
+            (stop != StoredMemo::default()).then(|| serde_json::to_string(&stop).ok()).flatten()
+        };
+        (missed.into_iter().map(|(id, text)| (id, stop(text))).collect(), names.len() as u64)
+    }
 }
 
 impl Memories {
     pub(crate) fn new(journal: Journal, catalogues: Option<Arc<CatalogueCache>>) -> Self {
-        let unclaimed = Mutex::new(journal.memos().clone());
-        Self { journal, catalogues, unclaimed }
+        let past = Arc::new(Mutex::new(Past { unclaimed: journal.memos().clone(), asked: Some(HashSet::new()) }));
+        let late = Arc::clone(&past);
+        let comes_late =
+            journal.memos_come_late(move |memos| late.lock().unwrap_or_else(PoisonError::into_inner).comes_late(memos));
+        let this = Self { journal, catalogues, past };
+        if !comes_late {
+            this.past().asked = None;
+        }
+        this
+    }
+
+    fn past(&self) -> MutexGuard<'_, Past> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the last satellite knew of these, which are all that are configured: each is told once, and the others are
     /// forgotten. Another configuration has a clean slate, but for what a person wants.
     pub(crate) fn recall(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, StoredMemo> {
-        let mut unclaimed = self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut past = self.past();
+        if let Some(asked) = &mut past.asked {
+            asked.extend(specs.iter().map(|spec| spec.id.clone()));
+        }
+        let unclaimed = &mut past.unclaimed;
         if unclaimed.is_empty() || specs.is_empty() {
             return HashMap::new(); // Nothing is configured yet: a backend may still have to tell what is.
         }
@@ -50,16 +96,22 @@ impl Memories {
                 recalled.insert(spec.id.clone(), stored);
                 continue;
             }
-            let stored = stored.for_another_configuration();
-            if stored == StoredMemo::default() {
-                self.journal.forget(&spec.id);
-            } else {
-                self.keep(spec, stored.clone());
-                recalled.insert(spec.id.clone(), stored);
+            let stop = stored.for_another_configuration();
+            let is_stopped = stop != StoredMemo::default();
+            match (&config, is_stopped) {
+                // It may be the same one: the next start may be able to tell.
+                (None, _) => {}
+                (Some(_), true) => self.keep(spec, stop.clone()),
+                (Some(_), false) => self.journal.forget(&spec.id),
+            }
+            if is_stopped {
+                recalled.insert(spec.id.clone(), stop);
             }
         }
-        for (id, _) in unclaimed.drain() {
-            self.journal.forget(&id);
+        if self.catalogues.is_some() {
+            for (id, _) in unclaimed.drain() {
+                self.journal.forget(&id);
+            }
         }
         recalled
     }
@@ -69,7 +121,13 @@ impl Memories {
     }
 
     fn keep(&self, spec: &InstanceSpec, memo: StoredMemo) {
-        let memo = StoredMemo { config: self.configuration(spec), ..memo };
+        let memo = if let Some(config) = self.configuration(spec) {
+            StoredMemo { config: Some(config), ..memo }
+        } else {
+            // What is known of a configuration without a name stays as it is, but for what a person wants.
+            let known = self.journal.memos().get(&spec.id).and_then(|text| serde_json::from_str(text).ok());
+            StoredMemo { stopped: memo.stopped, ..known.unwrap_or_default() }
+        };
         match serde_json::to_string(&memo) {
             Ok(text) => self.journal.remember(&spec.id, text),
             Err(error) => {
@@ -86,5 +144,103 @@ impl Memory for Memories {
 
     fn forget(&self, id: &InstanceId) {
         self.journal.forget(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::path::Path;
+
+    use mcp_satellite_actors::seam::{Answer, Batch};
+    use tempfile::tempdir;
+
+    use super::*;
+    use crate::catalogue_cache::tests::spec;
+    use crate::journal::{Limits, database};
+
+    fn instance(name: &str) -> Arc<InstanceSpec> {
+        Arc::new(spec(|config| config.installation = name.into()))
+    }
+
+    fn failed() -> StoredMemo {
+        StoredMemo { failed: Some("Process crashed".to_owned()), restarts: 3, ..StoredMemo::default() }
+    }
+
+    fn stopped() -> StoredMemo {
+        StoredMemo { stopped: true, ..failed() }
+    }
+
+    fn open(data_dir: &Path) -> Memories {
+        Memories::new(
+            Journal::open(data_dir, Limits::default()).unwrap(),
+            Some(Arc::new(CatalogueCache::open(data_dir).unwrap())),
+        )
+    }
+
+    async fn filled(data_dir: &Path, memos: &[(&Arc<InstanceSpec>, StoredMemo)]) {
+        let memories = open(data_dir);
+        for (spec, memo) in memos {
+            memories.remember(spec, memo.clone());
+        }
+        memories.journal.close().await;
+    }
+
+    /// What is known of these, without when they were configured how.
+    fn recalled(memories: &Memories, of: &[&Arc<InstanceSpec>]) -> Vec<Option<StoredMemo>> {
+        let specs: Vec<InstanceSpec> = of.iter().map(|spec| InstanceSpec::clone(spec)).collect();
+        let mut recalled = memories.recall(&specs);
+        let without = |memo| StoredMemo { config: None, ..memo };
+        specs.iter().map(|spec| recalled.remove(&spec.id).map(without)).collect()
+    }
+
+    #[tokio::test]
+    async fn what_servers_have_come_to_outlives_their_cached_tools() {
+        let (dir, broken) = (tempdir().unwrap(), instance("broken"));
+        filled(dir.path(), &[(&broken, failed())]).await;
+        std::fs::remove_dir_all(dir.path().join("catalogues")).unwrap();
+        assert_eq!(recalled(&open(dir.path()), &[&broken]), [Some(failed())]);
+    }
+
+    #[tokio::test]
+    async fn where_configurations_have_no_names_only_a_stop_is_recalled_and_nothing_is_forgotten() {
+        let dir = tempdir().unwrap();
+        let [broken, down, awake, gone] = ["broken", "down", "awake", "gone"].map(instance);
+        filled(dir.path(), &[(&broken, failed()), (&down, stopped()), (&awake, failed()), (&gone, failed())]).await;
+        let nameless = Memories::new(Journal::open(dir.path(), Limits::default()).unwrap(), None);
+        let stop = StoredMemo { stopped: true, ..StoredMemo::default() };
+        assert_eq!(recalled(&nameless, &[&broken, &down, &awake]), [None, Some(stop), None]);
+        nameless.remember(&awake, StoredMemo { stopped: true, restarts: 9, ..StoredMemo::default() });
+        nameless.journal.close().await;
+        let all = recalled(&open(dir.path()), &[&broken, &down, &awake, &gone]);
+        assert_eq!(all, [Some(failed()), Some(stopped()), Some(stopped()), Some(failed())]);
+    }
+
+    #[tokio::test]
+    async fn what_can_be_read_only_late_is_recalled_by_those_who_have_not_begun_without_it() {
+        let dir = tempdir().unwrap();
+        let [broken, down, busy, later] = ["broken", "down", "busy", "later"].map(instance);
+        filled(dir.path(), &[&broken, &busy, &later].map(|spec| (spec, failed()))).await;
+        filled(dir.path(), &[(&down, stopped())]).await;
+        let version = |version| {
+            let database = rusqlite::Connection::open(database(dir.path())).unwrap();
+            database.pragma_update(None, "user_version", version).unwrap();
+        };
+        version(99);
+        let memories = open(dir.path());
+        assert_eq!(recalled(&memories, &[&broken, &down, &busy]), [None, None, None]);
+        let meanwhile = StoredMemo { restarts: 1, ..StoredMemo::default() };
+        memories.remember(&busy, meanwhile.clone());
+        version(1);
+        // Whatever is asked for finds out that it can be read.
+        memories.journal.delivery().await.unwrap();
+        assert_eq!(memories.journal.append(Arc::new(Batch { id: 1, events: Vec::new() })).await, Answer::Accepted);
+        assert_eq!(memories.journal.status().memos_missed, 3);
+        assert_eq!(recalled(&memories, &[&broken, &down, &busy, &later]), [None, None, None, Some(failed())]);
+        memories.journal.close().await;
+        let stop = StoredMemo { stopped: true, ..StoredMemo::default() };
+        let next = recalled(&open(dir.path()), &[&broken, &down, &busy, &later]);
+        assert_eq!(next, [None, Some(stop), Some(meanwhile), Some(failed())]);
     }
 }

@@ -124,6 +124,8 @@ pub(crate) struct Applied {
     /// What the files say, and what the backend gives beside it.
     files: Plan,
     document: Option<Document>,
+    /// What the files say now, where only `document` keeps that from being taken on.
+    waiting: Option<Plan>,
 }
 
 /// Where a configuration comes from.
@@ -348,32 +350,43 @@ impl Satellite {
         self.endpoint.status()
     }
 
-    /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new.
-    pub(crate) async fn apply(&self, files: Plan) {
+    /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new. An error says
+    /// why not, be it that of `files`: nothing has changed then. Where what the backend gives is the reason, the files
+    /// wait for another document.
+    pub(crate) async fn apply(&self, files: Result<Plan, String>) -> Result<(), String> {
         let since = Instant::now();
         let mut applied = self.applied.clone().lock_owned().await;
+        applied.waiting = None;
+        let files = files?;
         let there = |plan: &Plan| plan.backend.as_ref().map(|backend| backend.url.clone());
         if there(&files) != there(&applied.files) {
-            drop(applied);
-            return self.refuse("another [backend] takes a restart of the satellite".to_owned()).await;
+            return Err("another [backend] takes a restart of the satellite".to_owned());
         }
-        let plan = match &applied.document {
-            Some(document) => files.clone().with(document),
-            None => Ok(files.clone()),
-        };
-        let plan = match plan {
+        let (whole, document) = (files.clone(), applied.document.clone());
+        let joining = tokio::task::spawn_blocking(move || match &document {
+            Some(document) => whole.with(document),
+            None => Ok(whole),
+        });
+        let plan = match joining.await.unwrap_or_else(|error| Err(ConfigErrors::fault(&error))) {
             Ok(plan) => plan,
             Err(errors) => {
-                drop(applied);
-                let why = format!("what the backend gives does not go with it: {}", errors.in_a_line());
-                return self.refuse(why).await;
+                applied.waiting = Some(files);
+                return Err(format!("what the backend gives does not go with it: {}", errors.in_a_line()));
             }
         };
+        self.settle(files, &mut applied);
+        self.take(plan, applied, Came { since, hash: None }).await;
+        // A document that did not go with what the files said before may go with this.
+        self.link.iter().for_each(Link::reconsider);
+        Ok(())
+    }
+
+    /// These are what the files say from now on.
+    fn settle(&self, files: Plan, applied: &mut Applied) {
         if let (Some(link), Some(backend)) = (&self.link, &files.backend) {
             link.renew(backend);
         }
         applied.files = files;
-        self.take(plan, applied, Came { since, hash: None }).await;
     }
 
     async fn take(&self, plan: Plan, mut applied: OwnedMutexGuard<Applied>, came: Came) -> Specs {
@@ -558,8 +571,9 @@ impl Satellite {
         });
     }
 
-    /// A configuration that cannot be used changes nothing, and says so.
+    /// A configuration that cannot be used changes nothing, and says so. It may wait for another document.
     pub(crate) async fn refuse(&self, errors: String) {
+        self.link.iter().for_each(Link::reconsider);
         let config_hash = self.applied.lock().await.config_hash;
         tracing::error!(
             errors,
@@ -616,8 +630,8 @@ impl Satellite {
             // Those who follow the events are told the last of them; who does not read is not waited for.
             let _ = tokio::time::timeout(LAST_ANSWERS, console).await;
         }
-        // A disk that hangs has what was committed.
-        let _ = tokio::time::timeout(LAST_ANSWERS, self.journal.close()).await;
+        // A disk that hangs has what was committed, and is not waited for.
+        self.journal.close().await;
         // Nothing is left; what a bug of ours had left would be ended here.
         self.end_all().await;
         if let Ok((socket, _directory)) = crate::console::socket_path(&self.data_dir) {
@@ -650,12 +664,20 @@ impl Fleet for Satellite {
     fn take_on(&self, document: Document, since: Instant) -> BoxFuture<'_, Result<Arc<Specs>, ConfigErrors>> {
         async move {
             let mut applied = self.applied.clone().lock_owned().await;
-            let (files, hash) = (applied.files.clone(), document.hash.clone());
+            let (files, waiting, hash) = (applied.files.clone(), applied.waiting.clone(), document.hash.clone());
             // Thousands of servers take their time, and others wait for this thread.
-            let reading = tokio::task::spawn_blocking(move || (files.with(&document), document));
-            let (plan, document) = reading.await.map_err(|error| ConfigErrors::fault(&error))?;
-            let plan = plan?;
+            let reading = tokio::task::spawn_blocking(move || {
+                // What goes together may come one after the other: neither goes with what was before the other.
+                let both = waiting.and_then(|waiting| Some((waiting.clone().with(&document).ok()?, Some(waiting))));
+                (both.map_or_else(|| Ok((files.with(&document)?, None)), Ok), document)
+            });
+            let (read, document) = reading.await.map_err(|error| ConfigErrors::fault(&error))?;
+            let (plan, waiting) = read?;
             applied.document = Some(document);
+            if let Some(waiting) = waiting {
+                applied.waiting = None;
+                self.settle(waiting, &mut applied);
+            }
             Ok(Arc::new(self.take(plan, applied, Came { since, hash: Some(hash) }).await))
         }
         .boxed()
@@ -677,6 +699,7 @@ fn link_of(plan: &Plan, data_dir: &Path, journal: &Journal) -> Result<Option<Lin
         done: Arc::new(journal.clone()),
         // Each of the standard library's is another one.
         seed: RandomState::new().build_hasher().finish(),
+        suspended: Arc::new(suspend::suspended),
     };
     let machine =
         |why: link::LinkError| StartError::Machine { what: "get ready to reach the backend", why: why.into() };

@@ -94,10 +94,14 @@ impl Watch {
         (self.read)()
     }
 
-    /// These were tried, because a look or a person said so, and were `refused` for this reason or taken on. Whether that
-    /// is news.
-    pub(crate) fn tried(&mut self, texts: Texts, refused: Option<String>) -> bool {
-        self.eye.tried(texts, refused)
+    /// Why these were refused, if they are what was tried last: the same reason again is no news.
+    pub(crate) fn refusal(&self, texts: &Texts) -> Option<String> {
+        self.eye.refusal(texts)
+    }
+
+    /// These were tried, because a look or a person said so, and were `refused` for this reason or taken on.
+    pub(crate) fn tried(&mut self, texts: Texts, refused: Option<String>) {
+        self.eye.tried(texts, refused);
     }
 }
 
@@ -146,10 +150,12 @@ impl Eye {
         (self.same >= enough).then(|| self.seen.clone())
     }
 
-    fn tried(&mut self, texts: Texts, refused: Option<String>) -> bool {
-        let is_news = refused.is_none() || self.refused != refused || self.known != texts;
+    fn refusal(&self, texts: &Texts) -> Option<String> {
+        self.refused.clone().filter(|_| self.known == *texts)
+    }
+
+    fn tried(&mut self, texts: Texts, refused: Option<String>) {
         (self.known, self.refused, self.since) = (texts, refused, 0);
-        is_news
     }
 }
 
@@ -220,12 +226,15 @@ mod tests {
         let mut eye = Eye::new(text("one"));
         eye.look(text("bad"));
         assert_eq!(eye.look(text("bad")), Some(text("bad")));
-        assert!(eye.tried(text("bad"), Some("no secret".to_owned())));
+        assert_eq!(eye.refusal(&text("bad")), None, "it is news");
+        eye.tried(text("bad"), Some("no secret".to_owned()));
         let again = (1..=4).filter_map(|_| eye.look(text("bad"))).count();
         assert_eq!((again, eye.look(text("bad"))), (0, Some(text("bad"))));
-        assert!(!eye.tried(text("bad"), Some("no secret".to_owned())), "it is no news");
-        assert!(eye.tried(text("bad"), Some("no other secret".to_owned())));
-        assert!(eye.tried(text("bad"), None), "what it refers to is there");
+        assert_eq!(eye.refusal(&text("bad")).as_deref(), Some("no secret"));
+        assert_eq!(eye.refusal(&text("worse")), None, "of another text it is news");
+        // What it refers to is there.
+        eye.tried(text("bad"), None);
+        assert_eq!(eye.refusal(&text("bad")), None);
         assert_eq!((1..=20).filter_map(|_| eye.look(text("bad"))).count(), 0);
     }
 

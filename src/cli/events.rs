@@ -206,6 +206,11 @@ async fn read(
         match client.stream("/v1/events", &query).await {
             Ok(mut lines) => {
                 told = false;
+                if lines.is_not_all() {
+                    complain(
+                        "the disk does not take what happens now: these are not all events; `satellite status` says more",
+                    );
+                }
                 loop {
                     match lines.next().await {
                         Ok(Some(line)) => match serde_json::from_slice::<Envelope>(&line) {

@@ -174,8 +174,7 @@ pub(super) async fn supervise(
         {
             let Some((files, watch)) = &mut files else { break };
             progress.abort();
-            let plan = read_again(files, watch, reload);
-            reloading = plan.map(|plan| Box::pin(take_on(&satellite, plan)));
+            reloading = Some(Box::pin(take_on(&satellite, read_again(files, watch, reload))));
         }
         tokio::select! {
             () = satellite.ended() => {
@@ -184,7 +183,13 @@ pub(super) async fn supervise(
             }
             () = &mut tending => {}
             () = &mut linked => {}
-            Some(()) = OptionFuture::from(reloading.as_mut()) => reloading = None,
+            Some(Tried { texts, outcome }) = OptionFuture::from(reloading.as_mut()) => {
+                reloading = None;
+                if let Some((_, watch)) = &mut files {
+                    watch.is_on = outcome.as_ref().copied().unwrap_or(watch.is_on);
+                    watch.tried(texts, outcome.err());
+                }
+            }
             // What changes meanwhile is seen by the next look after it.
             texts = changed(&mut files), if reloading.is_none() => asked = Some(Reload::Changed(texts)),
             request = signals.next() => match request {
@@ -230,25 +235,43 @@ async fn changed(files: &mut Option<(Files, Watch)>) -> Texts {
     }
 }
 
-/// What the files mean now; nothing if it is what was refused before.
-fn read_again(files: &Files, watch: &mut Watch, reload: Reload) -> Option<Result<Plan, String>> {
-    let (texts, is_asked) = match reload {
-        Reload::Asked => (watch.read(), true),
-        Reload::Changed(texts) => (texts, false),
-    };
-    let plan = files.plan(&texts).map_err(|refused| refused.in_a_line());
-    let is_news = watch.tried(texts, plan.as_ref().err().cloned());
-    if let Ok(plan) = &plan {
-        watch.is_on = plan.watch;
-    }
-    (is_news || is_asked).then_some(plan)
+/// A configuration that is to be taken on.
+struct Trial {
+    texts: Texts,
+    plan: Result<Plan, String>,
+    /// Why it was refused before, where a refusal for that reason is no news.
+    told: Option<String>,
 }
 
-async fn take_on(satellite: &Satellite, plan: Result<Plan, String>) {
-    match plan {
-        Ok(plan) => satellite.apply(plan).await,
-        Err(errors) => satellite.refuse(errors).await,
+/// What has come of it: whether the files are to be watched from now on, or why it was refused.
+struct Tried {
+    texts: Texts,
+    outcome: Result<bool, String>,
+}
+
+/// What the files mean now.
+fn read_again(files: &Files, watch: &Watch, reload: Reload) -> Trial {
+    let (texts, told) = match reload {
+        Reload::Asked => (watch.read(), None),
+        Reload::Changed(texts) => {
+            let told = watch.refusal(&texts);
+            (texts, told)
+        }
+    };
+    let plan = files.plan(&texts).map_err(|refused| refused.in_a_line());
+    Trial { texts, plan, told }
+}
+
+async fn take_on(satellite: &Satellite, trial: Trial) -> Tried {
+    let Trial { texts, plan, told } = trial;
+    let is_watched = plan.as_ref().is_ok_and(|plan| plan.watch);
+    let outcome = satellite.apply(plan).await.map(|()| is_watched);
+    if let Err(errors) = &outcome
+        && told.as_ref() != Some(errors)
+    {
+        satellite.refuse(errors.clone()).await;
     }
+    Tried { texts, outcome }
 }
 
 /// What a person asks by a signal.

@@ -120,9 +120,15 @@ fn journal(journal: &JournalStatus) -> String {
         0 => String::new(),
         count => format!("\n{count} events made room before they were sent"),
     };
+    let missed = match journal.memos_missed {
+        0 => String::new(),
+        count => {
+            format!("\nwhat {count} servers had come to before the start could not be read in time: they began anew")
+        }
+    };
     let damaged =
         journal.damaged.as_ref().map(|aside| format!("\na damaged journal was put aside: {}", aside.display()));
-    format!("{memory}{pruned}{}", damaged.unwrap_or_default())
+    format!("{memory}{pruned}{missed}{}", damaged.unwrap_or_default())
 }
 
 /// What waits, and why.

@@ -12,6 +12,11 @@ const SHORTEST: Duration = Duration::from_secs(1);
 /// The clocks are read one after the other. If that takes longer, they do not belong together.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
+/// So often the clocks are read again when they do not belong together.
+const LOOKS_MAX: usize = 10;
+/// No clock of a container is further from another one.
+const OFFSET_MAX: Duration = Duration::from_secs(1 << 40);
+
 /// Calls `woke` after each suspend of the machine with how long it was. Never ends by itself.
 pub async fn watch(mut woke: impl FnMut(Duration)) {
     let mut suspends = Suspends::default();
@@ -23,6 +28,15 @@ pub async fn watch(mut woke: impl FnMut(Duration)) {
         }
         tokio::time::sleep(INTERVAL).await;
     }
+}
+
+/// How long the machine was suspended, counted from some moment: only the difference of two answers means anything. Good
+/// to [`AT_ONCE`], or as good as a machine lets it be that holds us up all the time.
+pub fn suspended() -> Duration {
+    let looks = (0..LOOKS_MAX).find_map(|_| Reading::now());
+    let Reading { since_boot, awake } = looks.unwrap_or_else(Reading::at_any_rate);
+    // In a container each clock may have an offset of its own.
+    (since_boot + OFFSET_MAX).saturating_sub(awake)
 }
 
 /// What the clocks say at one moment.
@@ -41,6 +55,11 @@ impl Reading {
         let since_boot = duration(clock_gettime(ClockId::Boottime));
         let awake = duration(clock_gettime(ClockId::Monotonic));
         (awake.saturating_sub(before) < AT_ONCE).then_some(Self { since_boot, awake })
+    }
+
+    fn at_any_rate() -> Self {
+        let awake = duration(clock_gettime(ClockId::Monotonic));
+        Self { since_boot: duration(clock_gettime(ClockId::Boottime)), awake }
     }
 }
 
@@ -98,6 +117,13 @@ mod tests {
         suspends.look(at(1_000, 900_000));
         assert_eq!(suspends.look(at(2_000, 901_000)), None);
         assert_eq!(suspends.look(at(9_000, 902_000)), Some(Duration::from_secs(6)));
+    }
+
+    #[test]
+    fn a_machine_that_is_awake_was_suspended_no_longer_a_moment_later() {
+        let before = suspended();
+        let after = suspended();
+        assert!(after.abs_diff(before) <= AT_ONCE * 2, "{before:?} {after:?}");
     }
 
     #[test]

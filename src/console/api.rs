@@ -520,6 +520,9 @@ impl Filter {
     }
 }
 
+/// A header of the events that are stored: there are more, and the disk does not take them now.
+pub const NOT_ALL_STORED: &str = "x-not-all-stored";
+
 /// Which events: those after `since` for which everything that is given holds, and, with `follow`, those to come.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct EventQuery {

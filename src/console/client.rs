@@ -8,7 +8,7 @@ use reqwest::Url;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::api::Failure;
+use super::api::{Failure, NOT_ALL_STORED};
 
 /// A satellite that runs on a data directory.
 pub struct Client {
@@ -119,6 +119,11 @@ pub struct Lines {
 }
 
 impl Lines {
+    /// Whether what comes is said to be not all that happened.
+    pub fn is_not_all(&self) -> bool {
+        self.response.headers().contains_key(NOT_ALL_STORED)
+    }
+
     /// The next line; `None` at the end.
     pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
         loop {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Json, Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
@@ -19,14 +19,14 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{
-    CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, Reconnected,
-    SatelliteStatus, Selector, StatusReply, ToolEntry,
+    CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED,
+    Reconnected, SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
 use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::delivery::Delivery;
 use crate::endpoint::Endpoint;
-use crate::journal::{self, Journal};
+use crate::journal::{self, Journal, JournalError, JournalState};
 use crate::values::{Change, Configurer, Refused};
 
 /// Arguments of a call may be as large as a message of a server.
@@ -280,14 +280,24 @@ fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, 
 
 /// What was told before is stored after this, or cannot be.
 async fn flush(State(console): State<Arc<Console>>) -> Json<()> {
-    console.runtime.flush().await;
+    // An error is in the log: what is stored can be read all the same.
+    let _ = flushed(&console).await;
     Json(())
+}
+
+/// Waits until what was told before is stored, or cannot be; not for a disk that does not answer.
+async fn flushed(console: &Console) -> Result<(), JournalError> {
+    let flushed = console.journal.while_it_answers(console.runtime.flush()).await;
+    flushed.inspect_err(|error| tracing::error!(%error, "whoever reads events now may not get the last of them"))
 }
 
 /// JSON lines. What is stored comes from the journal, what is new from the batcher: subscribed before the flush, so
 /// that nothing falls between the two.
 async fn events(State(console): State<Arc<Console>>, Query(query): Query<EventQuery>) -> Response {
     let (lines, stream) = mpsc::channel(STREAM_BACKLOG);
+    // Who reads what there is now is told whether that is all; who follows gets the rest later.
+    let is_whole =
+        query.follow || flushed(&console).await.is_ok() && console.journal.status().state == JournalState::Ok;
     tokio::spawn(async move {
         let told = stream_events(&console, query, &lines).await;
         if let Err(Torn::Unreadable(error)) = told {
@@ -296,7 +306,11 @@ async fn events(State(console): State<Arc<Console>>, Query(query): Query<EventQu
         }
     });
     let body = futures::stream::unfold(stream, |mut stream| async move { Some((stream.recv().await?, stream)) });
-    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(body)).into_response()
+    let mut response = ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(body)).into_response();
+    if !is_whole {
+        response.headers_mut().insert(NOT_ALL_STORED, HeaderValue::from_static("true"));
+    }
+    response
 }
 
 /// Why a stream of events stops early.
@@ -323,9 +337,18 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
     // takes nothing.
     let whole = query.since.is_some();
     loop {
-        console.runtime.flush().await;
+        if query.follow {
+            // An error is in the log: what is stored can be read all the same.
+            let _ = flushed(console).await;
+        }
         filter.since = Some(last);
-        last = stored(&console.data_dir, filter.clone(), last, lines).await?;
+        last = tokio::select! {
+            biased;
+            passed = stored(&console.data_dir, filter.clone(), last, lines) => passed?,
+            () = console.journal.is_given_up() => {
+                return Err(Torn::Unreadable(io::Error::new(io::ErrorKind::TimedOut, "the disk does not answer")));
+            }
+        };
         if !query.follow {
             return Ok(());
         }

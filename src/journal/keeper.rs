@@ -19,12 +19,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::{Answer, Batch};
 use rusqlite::ErrorCode;
 use tokio::sync::watch;
 
 use super::gone::Gone;
-use super::mark::{Mark, STEP};
+use super::mark::Mark;
 use super::pulse::Pulse;
 use super::read::is_damage;
 use super::salvage::{last_put_aside, put_aside, salvage};
@@ -69,6 +70,10 @@ pub(super) struct Keeper {
     tidied: Option<Instant>,
     /// Whether all are there who want to be told, and who keep what is not delivered: nothing goes for its age before.
     attended: bool,
+    /// What was remembered, which could be read only after the start, and nobody has been given yet.
+    late_memos: Option<HashMap<InstanceId, String>>,
+    /// For the status.
+    memos_missed: u64,
 }
 
 /// The time of day, but for jumps forward while we run: they must not make everything old at once.
@@ -123,6 +128,8 @@ impl Keeper {
             memos_told: AtomicBool::new(false),
             delivers: AtomicBool::new(false),
             on_dropped: Mutex::default(),
+            on_memos: Mutex::default(),
+            memos_unread: AtomicBool::new(false),
             pulse,
         });
         let mut keeper = Self {
@@ -144,9 +151,12 @@ impl Keeper {
             gone: Gone::default(),
             tidied: None,
             attended: false,
+            late_memos: None,
+            memos_missed: 0,
         };
         let was_there = identity(&keeper.path).is_some();
-        let (reserved, ahead) = (keeper.mark.reserved(), keeper.mark.is_ahead());
+        // Before anything is noted that goes wrong now.
+        let noted = keeper.mark.clone();
         let mut facts = None;
         // An error is the state.
         let _ = keeper.ready(&mut facts);
@@ -154,7 +164,7 @@ impl Keeper {
             // It cannot be opened for writing; what it knows may be read all the same.
             facts = read::open(&keeper.data_dir).ok().flatten().and_then(|connection| read_facts(&connection).ok());
         }
-        keeper.number(facts, was_there, ahead, reserved);
+        keeper.number(facts, was_there, &noted);
         keeper.note_gone();
         // Kept for a person to look at, and told until that person has removed it.
         keeper.damaged = keeper.damaged.or_else(|| last_put_aside(&keeper.path));
@@ -162,16 +172,17 @@ impl Keeper {
         keeper
     }
 
-    /// Settles the number of the next event: nobody may have seen it on another one. A database that `was_there` has all
-    /// that anybody saw unless the mark is `ahead` of it.
-    fn number(&mut self, facts: Option<Facts>, was_there: bool, ahead: bool, reserved: u64) {
+    /// Settles the number of the next event: nobody may have seen it on another one. A database that `was_there` is held
+    /// against what was `noted` by the last satellite.
+    fn number(&mut self, facts: Option<Facts>, was_there: bool, noted: &Mark) {
         let last = facts.as_ref().map_or(0, |facts| facts.last);
-        // An older copy that was put back, or a file that was emptied, does not reach to where numbers were reserved.
-        let trusted = was_there && !ahead && self.damaged.is_none() && last.saturating_add(STEP) >= reserved;
-        let used = if trusted && facts.is_some() { last } else { last.max(reserved) };
+        let reliable = was_there && facts.is_some() && self.damaged.is_none();
+        let used = noted.used(reliable.then_some(last)).max(last);
         if facts.is_none() && was_there {
             // What it holds is not gone because it cannot be read now.
             self.unknown = Some(used);
+            self.shared.memos_unread.store(true, Ordering::Release);
+            tracing::error!("what servers had come to cannot be read either: they begin anew, until it can be");
         } else {
             self.gone.add(last + 1, used);
         }
@@ -214,6 +225,12 @@ impl Keeper {
 
     fn append_one(&mut self, batch: &Batch) -> Answer {
         let last = batch.events.last().map_or(0, |envelope| envelope.seq);
+        // What is remembered may have to be read first.
+        if let Err(error) = self.ready(&mut None) {
+            self.mark.reserve(self.through, last);
+            self.refusing = true;
+            return Answer::Unavailable(error.to_string());
+        }
         self.mark.reserve(self.through, last);
         let memos = self.take_memos();
         let limits = self.limits.clone();
@@ -301,6 +318,9 @@ impl Keeper {
     }
 
     pub(super) fn write_memos(&mut self) {
+        if self.ready(&mut None).is_err() {
+            return; // They stay where they are, and the state says why.
+        }
         let memos = self.take_memos();
         if !memos.is_empty() && self.write(|store| store.remember(&memos)).is_err() {
             // The state says why; they go with the next transaction that succeeds.
@@ -329,7 +349,9 @@ impl Keeper {
         self.append_owed();
         self.write_memos();
         self.store = None;
-        self.closed = true;
+        if !std::mem::replace(&mut self.closed, true) {
+            self.mark.close();
+        }
     }
 
     // ---- the disk ----
@@ -372,6 +394,7 @@ impl Keeper {
             Ok(store) => {
                 let last = store.last();
                 self.store = Some(store);
+                self.read_late_memos();
                 self.reaches(last, if was_there { last + 1 } else { 1 });
                 self.note_gone();
                 self.recovered();
@@ -384,6 +407,26 @@ impl Keeper {
             }
             Err(error) => Err(self.failed(&error)),
         }
+    }
+
+    /// What was remembered could not be read at the start, and can be now. Before anything newer is written.
+    fn read_late_memos(&mut self) {
+        if self.unknown.is_some()
+            && let Some(Ok(facts)) = self.store.as_ref().map(Store::facts)
+        {
+            self.late_memos = Some(facts.memos);
+            self.tell_memos();
+        }
+    }
+
+    /// Hands over what could be read only after the start.
+    pub(super) fn tell_memos(&mut self) {
+        let hook = self.shared.on_memos.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(hook) = &*hook else { return };
+        let Some(late) = self.late_memos.take() else { return };
+        let (instead, missed) = hook(late);
+        self.memos_missed += missed;
+        self.put_memos_back(instead);
     }
 
     /// The database has events up to `last`. What was known beyond is gone, and from `from` on of what was stored.
@@ -434,6 +477,7 @@ impl Keeper {
         self.damaged = Some(aside);
         let last = store.last();
         self.store = Some(store);
+        self.read_late_memos();
         salvaged.lost.iter().for_each(|(from, to)| self.gone.add(*from, *to));
         self.reaches(last, last + 1);
         self.note_gone();
@@ -594,6 +638,7 @@ impl Keeper {
             }
             status.damaged.clone_from(&self.damaged);
             status.pruned_unsent = self.pruning.unsent;
+            status.memos_missed = self.memos_missed;
         });
         self.shared.appended.send_if_modified(|appended| std::mem::replace(appended, through) != through);
     }

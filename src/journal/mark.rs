@@ -1,86 +1,163 @@
-//! `DIR/journal/seq`: how far numbers are spoken for, should the database be lost or not take events. It is one line of one length, written
-//! in place, so that it can be written on a full disk.
+//! `DIR/journal/seq`: how far numbers are spoken for, should the database be lost, lose its end, or not take events. It is one
+//! line of one length, written in place, so that it can be written on a full disk.
 //!
 //! ```text
-//! 00000000000000020000 stored     every number that anybody has seen is in the database
-//! 00000000000000020000 ahead      numbers beyond the database have been seen
+//! 00000000000000020000 stored 00000000000000012345 open   bcdd54da-c541-4144-a403-ff5dee86d4ae
+//! │                    │      │                    │      └ the boot of the machine that it was written under
+//! │                    │      │                    └ `closed`: the satellite has ended tidily
+//! │                    │      └ the database has reached to here
+//! │                    └ every number that anybody has seen is in the database; `ahead`: numbers beyond it have been seen
+//! └ no number beyond has been seen: synced, so that it holds after a loss of power
 //! ```
+//!
+//! What the database is said to reach to is written with each transaction, before anybody is told of it, and not synced: it
+//! outlives a `kill -9`, as the log of the database does. After a loss of power neither can be relied on: hence the boot.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// So many numbers are reserved at once.
 pub(super) const STEP: u64 = 10_000;
+/// And so many where the last ones were used up within `STORM`: each time waits for the disk.
+const STORM_STEP: u64 = 100_000;
+const STORM: Duration = Duration::from_secs(1);
+/// A boot that the machine does not tell.
+const NO_BOOT: &str = "-";
+const BOOT_LEN: usize = 36;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Mark {
     path: PathBuf,
     /// As in the file, as far as is known.
-    reserved: u64,
-    ahead: bool,
+    says: Says,
     /// Whether the file says so.
     written: bool,
+    /// This one.
+    boot: String,
+    reserved_at: Option<Instant>,
+}
+
+/// What the file says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Says {
+    reserved: u64,
+    ahead: bool,
+    reached: u64,
+    closed: bool,
+    boot: String,
+}
+
+impl Says {
+    fn parse(text: &str, boot: &str) -> Option<Self> {
+        let words: Vec<&str> = text.split_ascii_whitespace().collect();
+        let (reserved, word, rest) = match words.as_slice() {
+            [reserved, word, rest @ ..] => (reserved.parse::<u64>().ok()?, *word, rest),
+            _ => return None,
+        };
+        let (reached, end, boot) = match rest {
+            // As it was before: all that is known is that a step was reserved beyond what was stored.
+            [] => (reserved.saturating_sub(STEP), "open", boot),
+            [reached, end, boot] => (reached.parse().ok()?, *end, *boot),
+            _ => return None,
+        };
+        let whole = boot.len() == NO_BOOT.len() || boot.len() == BOOT_LEN;
+        let known = whole && matches!(word, "stored" | "ahead") && matches!(end, "open" | "closed");
+        let (ahead, closed) = (word == "ahead", end == "closed");
+        known.then(|| Self { reserved, ahead, reached, closed, boot: boot.to_owned() })
+    }
+
+    fn line(&self) -> String {
+        let Self { reserved, reached, boot, .. } = self;
+        let word = if self.ahead { "ahead" } else { "stored" };
+        let end = if self.closed { "closed" } else { "open" };
+        format!("{reserved:020} {word:<6} {reached:020} {end:<6} {boot:<36}\n")
+    }
 }
 
 impl Mark {
     /// What the file says; nothing is reserved if there is none or it says something else.
     pub(super) fn read(directory: &Path) -> Self {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boot = Some(boot.trim()).filter(|boot| boot.len() == BOOT_LEN).unwrap_or(NO_BOOT).to_owned();
         let path = directory.join("seq");
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        let (number, word) = text.trim_end().split_once(' ').unwrap_or_default();
-        let reserved = number.parse::<u64>().ok().filter(|_| matches!(word, "stored" | "ahead"));
-        Self { path, reserved: reserved.unwrap_or(0), ahead: word == "ahead", written: reserved.is_some() }
+        let says = Says::parse(&std::fs::read_to_string(&path).unwrap_or_default(), &boot);
+        let nothing = Says { reserved: 0, ahead: false, reached: 0, closed: false, boot: boot.clone() };
+        Self { path, written: says.is_some(), says: says.unwrap_or(nothing), boot, reserved_at: None }
     }
 
-    /// The last number that may have been seen by somebody, where the database does not tell.
-    pub(super) fn reserved(&self) -> u64 {
-        self.reserved
+    /// The last number that may have been seen by somebody. `stored` is how far a database reaches that has all that was
+    /// committed to it as far as can be told from it alone; `None` if there is none, or it cannot be relied on.
+    pub(super) fn used(&self, stored: Option<u64>) -> u64 {
+        let Says { reserved, ahead, reached, closed, boot } = &self.says;
+        // Where no boot is known each may be another one.
+        let same_boot = *boot == self.boot && boot != NO_BOOT;
+        let has_all = stored.is_some_and(|stored| stored >= *reached) && same_boot;
+        let used = if *ahead || !(*closed || has_all) { *reserved } else { *reached };
+        used.max(stored.unwrap_or(0))
     }
 
-    /// Whether numbers beyond the database may have been seen.
-    pub(super) fn is_ahead(&self) -> bool {
-        self.ahead
-    }
-
-    /// Numbers up to `seq` are about to be stored, those up to `stored` are. What is reserved is counted from the latter: should we
-    /// be killed before it is done, the database reaches to where it may.
+    /// Numbers up to `seq` are about to be stored, those up to `stored` are. What is reserved is counted from the latter.
     pub(super) fn reserve(&mut self, stored: u64, seq: u64) {
-        if seq >= self.reserved || !self.written {
-            let reserved = stored.saturating_add(STEP).max(seq.saturating_add(1)).max(self.reserved);
-            if let Err(error) = self.put(reserved, self.ahead) {
+        // Beyond what is to be stored somebody may be told of what waits in memory.
+        let needed = if self.says.ahead { seq.saturating_add(STEP) } else { seq };
+        if needed >= self.says.reserved || self.says.closed || !self.written {
+            let storm = self.reserved_at.is_some_and(|at| at.elapsed() < STORM);
+            let step = if storm { STORM_STEP } else { STEP };
+            let reserved = stored.saturating_add(step).max(needed.saturating_add(1)).max(self.says.reserved);
+            self.reserved_at = Some(Instant::now());
+            self.put(Says { reserved, ..self.open() });
+        }
+    }
+
+    /// Numbers up to `seq` are used, and `ahead` says whether the database may lack some. A failure leaves it to the next
+    /// time.
+    pub(super) fn note(&mut self, seq: u64, ahead: bool) {
+        let reserved = if seq < self.says.reserved { self.says.reserved } else { seq.saturating_add(STEP) };
+        self.put(Says { reserved, ahead, reached: self.says.reached.max(seq), ..self.open() });
+    }
+
+    /// The database is closed, and nobody is told any more.
+    pub(super) fn close(&mut self) {
+        // One that was never written is not begun now.
+        if self.says.reserved > 0 {
+            self.put(Says { closed: true, ..self.open() });
+        }
+    }
+
+    fn open(&self) -> Says {
+        Says { closed: false, boot: self.boot.clone(), ..self.says.clone() }
+    }
+
+    fn put(&mut self, says: Says) {
+        if self.written && says == self.says {
+            return;
+        }
+        // What must hold after a loss of power.
+        let sync = !self.written || says != Says { reached: says.reached, ..self.says.clone() };
+        self.says = says;
+        self.written = false;
+        match self.write(sync) {
+            Ok(()) => self.written = true,
+            Err(error) => {
                 tracing::debug!(%error, path = %self.path.display(), "cannot note how far the numbers of events are used");
             }
         }
     }
 
-    /// Numbers up to `seq` are used, and `ahead` says whether the database may lack some. The file is written only where
-    /// that changes what it says. A failure leaves it to the next time.
-    pub(super) fn note(&mut self, seq: u64, ahead: bool) {
-        if let Err(error) = self.write(seq, ahead) {
-            tracing::debug!(%error, path = %self.path.display(), "cannot note how far the numbers of events are used");
-        }
-    }
-
-    fn write(&mut self, seq: u64, ahead: bool) -> io::Result<()> {
-        // Beyond a step once something is stored: a file that is emptied after that does not reach so far.
-        let enough = seq < self.reserved && self.reserved > STEP;
-        let reserved = if enough { self.reserved } else { seq.saturating_add(STEP) };
-        self.put(reserved, ahead)
-    }
-
-    fn put(&mut self, reserved: u64, ahead: bool) -> io::Result<()> {
-        if self.written && reserved == self.reserved && ahead == self.ahead {
-            return Ok(());
-        }
-        self.reserved = reserved;
-        self.ahead = ahead;
-        self.written = false;
+    fn write(&self, sync: bool) -> io::Result<()> {
+        let known = self.path.exists();
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.path)?;
-        let word = if ahead { "ahead " } else { "stored" };
-        file.write_all_at(format!("{:020} {word}\n", self.reserved).as_bytes(), 0)?;
-        self.written = true;
+        file.write_all_at(self.says.line().as_bytes(), 0)?;
+        if sync {
+            file.sync_data()?;
+        }
+        if !known && let Some(directory) = self.path.parent() {
+            // Its name, too.
+            File::open(directory)?.sync_all()?;
+        }
         Ok(())
     }
 
@@ -94,21 +171,60 @@ impl Mark {
 mod tests {
     use super::*;
 
+    fn text(dir: &Path) -> String {
+        std::fs::read_to_string(dir.join("seq")).unwrap()
+    }
+
     #[test]
     fn a_mark_is_read_as_it_was_written_and_a_torn_one_says_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let mut mark = Mark::read(dir.path());
-        assert_eq!((mark.reserved(), mark.is_ahead()), (0, false));
+        assert_eq!(mark.used(None), 0);
         mark.note(5, false);
-        let again = Mark::read(dir.path());
-        assert_eq!((again.reserved(), again.is_ahead()), (10_005, false));
+        assert_eq!(Mark::read(dir.path()).says, mark.says);
+        let length = text(dir.path()).len();
         mark.note(10_006, true);
         let again = Mark::read(dir.path());
-        assert_eq!((again.reserved(), again.is_ahead()), (20_006, true));
+        assert_eq!((&again.says, again.says.reserved, again.says.ahead), (&mark.says, 20_006, true));
         mark.note(10_007, false);
-        assert!(!Mark::read(dir.path()).is_ahead());
-        std::fs::write(dir.path().join("seq"), "0000000000").unwrap();
-        assert_eq!(Mark::read(dir.path()).reserved(), 0);
+        mark.close();
+        let again = Mark::read(dir.path());
+        assert_eq!((again.says.reached, again.says.ahead, again.says.closed), (10_007, false, true));
+        assert_eq!(text(dir.path()).len(), length);
+        std::fs::write(dir.path().join("seq"), &text(dir.path())[..60]).unwrap();
+        assert_eq!(Mark::read(dir.path()).used(None), 0);
+    }
+
+    #[test]
+    fn numbers_that_may_have_been_seen_are_told_from_those_that_were_reserved_only() {
+        let here = "bcdd54da-c541-4144-a403-ff5dee86d4ae";
+        let other = "00000000-0000-0000-0000-000000000000";
+        // What the note says, how far the database reaches, what is used.
+        for (line, stored, used) in [
+            ("20000 stored 12000 open HERE", Some(12_000), 12_000),
+            ("20000 stored 12000 open HERE", Some(12_050), 12_050),
+            ("20000 stored 12000 open HERE", Some(11_999), 20_000),
+            ("20000 stored 12000 open HERE", None, 20_000),
+            ("20000 stored 12000 open OTHER", Some(12_000), 20_000),
+            ("20000 stored 12000 open OTHER", Some(30_000), 30_000),
+            ("20000 stored 12000 open -", Some(12_000), 20_000),
+            ("20000 stored 12000 closed HERE", Some(12_000), 12_000),
+            ("20000 stored 12000 closed OTHER", Some(12_000), 12_000),
+            ("20000 stored 12000 closed OTHER", Some(11_999), 12_000),
+            ("20000 stored 12000 closed HERE", None, 12_000),
+            ("20000 ahead 12000 closed HERE", Some(12_000), 20_000),
+            ("20000 ahead 12000 open HERE", Some(12_000), 20_000),
+            ("10000 stored 0 open HERE", Some(0), 0),
+            // As it was written before.
+            ("20000 stored", Some(10_000), 10_000),
+            ("20000 stored", Some(9_999), 20_000),
+            ("20000 ahead", Some(15_000), 20_000),
+        ] {
+            let text = line.replace("HERE", here).replace("OTHER", other);
+            let says = Says::parse(&text, here).unwrap();
+            let mark = Mark { path: PathBuf::new(), says, written: true, boot: here.to_owned(), reserved_at: None };
+            assert_eq!(mark.used(stored), used, "{line}, {stored:?}");
+        }
     }
 
     #[test]
@@ -117,33 +233,34 @@ mod tests {
         let mut mark = Mark::read(dir.path());
         mark.note(5, false);
         mark.reserve(10_000, 12_000);
-        assert_eq!(Mark::read(dir.path()).reserved(), 20_000);
+        assert_eq!(Mark::read(dir.path()).says.reserved, 20_000);
         mark.reserve(12_000, 19_999);
-        assert_eq!(Mark::read(dir.path()).reserved(), 20_000);
+        assert_eq!(Mark::read(dir.path()).says.reserved, 20_000);
         mark.note(12_000, false);
         mark.reserve(12_000, 40_000);
-        assert_eq!(Mark::read(dir.path()).reserved(), 40_001, "more than a step at once");
+        assert!(Mark::read(dir.path()).says.reserved > 40_000, "more than a step at once");
     }
 
     #[test]
-    fn once_something_is_stored_a_file_that_is_emptied_is_told_from_one_that_was_never_filled() {
+    fn while_the_database_takes_nothing_what_waits_in_memory_is_reserved_as_well() {
         let dir = tempfile::tempdir().unwrap();
         let mut mark = Mark::read(dir.path());
-        mark.reserve(0, 5);
-        assert_eq!(Mark::read(dir.path()).reserved(), STEP, "killed now, the first number is still free");
-        mark.note(5, false);
-        assert_eq!(Mark::read(dir.path()).reserved(), STEP + 5);
+        mark.note(100, true);
+        mark.reserve(100, 50_000);
+        assert!(Mark::read(dir.path()).says.reserved >= 50_000 + STEP);
     }
 
     #[test]
-    fn a_mark_is_not_written_for_each_event() {
+    fn what_is_reserved_is_not_raised_for_each_event() {
         let dir = tempfile::tempdir().unwrap();
         let mut mark = Mark::read(dir.path());
-        mark.note(1, false);
-        std::fs::remove_file(dir.path().join("seq")).unwrap();
-        mark.note(9_999, false);
-        assert!(!dir.path().join("seq").exists());
-        mark.note(10_001, false);
-        assert!(dir.path().join("seq").exists());
+        let mut reserved = std::collections::BTreeSet::new();
+        for seq in 1..=50_000 {
+            mark.reserve(seq - 1, seq);
+            mark.note(seq, false);
+            reserved.insert(mark.says.reserved);
+        }
+        assert!(reserved.len() <= 6, "{reserved:?}");
+        assert_eq!(Mark::read(dir.path()).says.reached, 50_000);
     }
 }

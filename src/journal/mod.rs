@@ -44,6 +44,7 @@ use pulse::Pulse;
 
 pub use read::{Events, Follow, Logged, Logs, Query, read, request_logs, server_logs};
 pub use sink::JournalSink;
+pub(crate) use store::Memos;
 
 /// What is kept, and for how long. Whatever is reached first ends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +108,9 @@ pub struct JournalStatus {
     pub damaged: Option<PathBuf>,
     /// Events that made room before they were delivered, since the start.
     pub pruned_unsent: u64,
+    /// Instances whose history could not be read when they were installed, and was not taken into account.
+    #[serde(default)]
+    pub memos_missed: u64,
 }
 
 /// What the journal could not do.
@@ -165,6 +169,10 @@ pub fn database(data_dir: &Path) -> PathBuf {
 /// Tells the time of day.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
+/// Who is given memos that could not be read at the start, and says what is to be remembered of their instances instead,
+/// and of how many the history was not taken into account.
+type OnMemos = Box<dyn Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send>;
+
 /// Who is told that events are gone, with the first and the last number.
 type OnDropped = Box<dyn Fn(u64, u64) + Send>;
 
@@ -193,6 +201,9 @@ struct Shared {
     /// Whether there is somebody to whom events are still to be delivered.
     delivers: AtomicBool,
     on_dropped: Mutex<Option<OnDropped>>,
+    on_memos: Mutex<Option<OnMemos>>,
+    /// Whether what is remembered could not be read yet.
+    memos_unread: AtomicBool,
     pulse: Arc<Pulse>,
 }
 
@@ -302,6 +313,22 @@ impl Journal {
         &self.shared.memos
     }
 
+    /// Whether it is not known yet what was remembered: the database is there and cannot be read. `hook` is then given
+    /// it, once, as soon as it can be, on the journal's thread; what it returns replaces what is stored, except where something was
+    /// remembered meanwhile.
+    pub(crate) fn memos_come_late(
+        &self,
+        hook: impl Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send + 'static,
+    ) -> bool {
+        if !self.shared.memos_unread.load(Ordering::Acquire) {
+            return false;
+        }
+        *self.shared.on_memos.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
+        // They may have been read meanwhile.
+        self.tell(Keeper::tell_memos);
+        true
+    }
+
     /// Remembers `memo`, JSON, of an instance: at once as far as the caller is concerned, with the next transaction on disk.
     pub fn remember(&self, instance: &InstanceId, memo: String) {
         self.memo(instance, Some(memo));
@@ -339,7 +366,26 @@ impl Journal {
         self.ask(move |keeper| keeper.record_command(&id, Some(&result))).await
     }
 
-    /// Stores what is pending and closes the database; everything after that finds it closed. Resolves when that is done.
+    /// Waits for something that waits for the disk, no longer than a disk may take: else it says so, and is given up.
+    pub(crate) async fn while_it_answers<T>(&self, waiting: impl Future<Output = T>) -> Result<T, JournalError> {
+        tokio::select! {
+            biased;
+            done = waiting => Ok(done),
+            () = self.shared.pulse.overdue() => Err(JournalError::Unavailable(format!(
+                "the disk of the journal {} does not answer",
+                self.shared.status.borrow().path.display()
+            ))),
+        }
+    }
+
+    /// Resolves when the disk has not answered for so long that whoever reads it need not be waited for.
+    pub(crate) async fn is_given_up(&self) {
+        self.shared.pulse.hangs().await;
+        self.shared.pulse.overdue().await;
+    }
+
+    /// Stores what is pending and closes the database; everything after that finds it closed. Resolves when that is done,
+    /// or the disk does not answer: it then has what was committed.
     pub async fn close(&self) {
         let (reply, closed) = oneshot::channel();
         self.tell(move |keeper| {
@@ -347,8 +393,10 @@ impl Journal {
             // If nobody waits it is closed all the same.
             let _ = reply.send(());
         });
-        // An error says that the thread has ended, which closes as well.
-        let _ = closed.await;
+        // An error within says that the thread has ended, which closes as well.
+        if let Err(error) = self.while_it_answers(closed).await {
+            tracing::error!(%error, "the journal is not closed; what was committed is stored");
+        }
     }
 
     fn tell(&self, job: impl FnOnce(&mut Keeper) + Send + 'static) {

@@ -17,16 +17,23 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Pulse {
     busy_since: Mutex<Option<Instant>>,
     hangs: watch::Sender<bool>,
+    /// When it was looked at last.
+    looked: watch::Sender<Instant>,
 }
 
 impl Pulse {
     /// Looks from now on, as long as somebody has it.
     pub(super) fn start() -> io::Result<Arc<Self>> {
-        let pulse = Arc::new(Self { busy_since: Mutex::default(), hangs: watch::Sender::new(false) });
+        let pulse = Arc::new(Self {
+            busy_since: Mutex::default(),
+            hangs: watch::Sender::new(false),
+            looked: watch::Sender::new(Instant::now()),
+        });
         let looked_at = Arc::downgrade(&pulse);
         thread::Builder::new().name("journal-pulse".into()).spawn(move || {
             while let Some(pulse) = looked_at.upgrade() {
                 pulse.look();
+                pulse.looked.send_replace(Instant::now());
                 drop(pulse);
                 thread::sleep(LOOK_INTERVAL);
             }
@@ -47,6 +54,13 @@ impl Pulse {
     pub(super) async fn hangs(&self) {
         // The sender is in `self`, so it does not end.
         let _ = self.hangs.subscribe().wait_for(|hangs| *hangs).await;
+    }
+
+    /// Resolves when whoever waits from now on has waited for longer than a disk may take.
+    pub(super) async fn overdue(&self) {
+        let since = Instant::now();
+        // As above.
+        let _ = self.looked.subscribe().wait_for(|now| now.duration_since(since) > ANSWER_TIMEOUT).await;
     }
 
     fn is_busy(&self, since: Option<Instant>) {

@@ -45,7 +45,7 @@ const VACUUM_STEP: u64 = 2_048;
 const COMMANDS_KEPT_MS: i64 = 7 * 24 * 3600 * 1000;
 
 /// The newest that is remembered of each instance; `None` is to be forgotten.
-pub(super) type Memos = HashMap<InstanceId, Option<String>>;
+pub(crate) type Memos = HashMap<InstanceId, Option<String>>;
 
 /// What is known at the start.
 #[derive(Debug, Default)]

@@ -230,6 +230,34 @@ async fn a_stream_tells_only_what_was_asked_for() {
 }
 
 #[tokio::test]
+async fn instances_are_found_by_satellite_team_user_and_name() {
+    let world = World::new().await;
+    let (one, other) = (world.satellite("first-satellite").await, world.satellite("second-satellite").await);
+    let of = |seq: u64, instance: &str, team: &str, user: &str| {
+        let mut event = status(seq, instance, "online");
+        (event["data"]["team_id"], event["data"]["user_id"]) = (team.into(), user.into());
+        event
+    };
+    send(&world, &one, &[of(1, "b", "acme", "bob"), of(2, "a", "acme", "alice"), of(3, "c", "umbrella", "alice")])
+        .await;
+    send(&world, &other, &[of(1, "a", "umbrella", "carol")]).await;
+    for (query, wanted) in [
+        ("satellite=first-satellite", "abc"),
+        ("team=acme", "ab"),
+        ("user=alice", "ac"),
+        ("instance=c", "c"),
+        ("instance=a&team=acme", "a"),
+        ("satellite=second-satellite&team=acme", ""),
+        ("team=umbrella&user=carol", "a"),
+        ("team=%27%20OR%201--", ""),
+    ] {
+        let found: String = statuses(&world, query).await.into_iter().map(|(instance, _)| instance).collect();
+        assert_eq!(found, wanted, "{query}");
+    }
+    assert_eq!(statuses(&world, "").await.len(), 4);
+}
+
+#[tokio::test]
 async fn many_changes_reach_many_followers_in_order() {
     let world = World::new().await;
     let satellite = world.satellite("first-satellite").await;

@@ -8,6 +8,7 @@ mod config;
 mod events;
 mod heartbeat;
 mod instances;
+mod migration;
 mod process;
 mod registration;
 mod restart;

@@ -51,7 +51,7 @@ impl World {
         world
     }
 
-    async fn start(&mut self) {
+    pub(crate) async fn start(&mut self) {
         let backend = Backend::open(self.settings()).await.unwrap();
         let serving = backend.serve(TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
         self.url = format!("http://{}", serving.address());

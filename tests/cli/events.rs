@@ -257,3 +257,21 @@ fn logs_of_a_server_that_nobody_knows_are_bad_input_and_those_of_one_that_is_gon
     satellite.terminate().exits(0);
     unknown(&home);
 }
+
+#[test]
+fn a_disk_that_hangs_holds_up_neither_who_reads_nor_the_end() {
+    let home = Home::new();
+    let mut satellite = with_servers(&home, &[("notes", &[])]);
+    let before = home.events();
+    // Whoever writes to a pipe that nobody reads waits: the journal's thread, as for a disk.
+    let note = home.data_dir().join("journal/seq");
+    fs::remove_file(&note).unwrap();
+    nix::unistd::mkfifo(&note, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+    home.satellite(&["stop", "notes"]).exits(0);
+    let outcome = home.satellite(&["events", "--json"]).exits(0);
+    assert!(outcome.stderr.contains("these are not all events"), "{outcome:#?}");
+    assert_eq!(outcome.json_lines()[..before.len()], before);
+    home.wait_row("notes", "stopped", |row| row["want"] == "stopped");
+    satellite.signal(Signal::SIGTERM);
+    satellite.ended().exits(0);
+}

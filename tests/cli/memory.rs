@@ -71,7 +71,7 @@ fn lived<'a>(home: &'a Home, config: &str) -> Satellite<'a> {
 /// What is asleep has its tools written down.
 fn wait_tools_kept(home: &Home) {
     let kept = || fs::read_dir(home.data_dir().join("catalogues")).unwrap().count();
-    wait_for("its tools to be kept", || (kept() >= 2).then_some(()), || kept().to_string());
+    wait_for("its tools to be kept", || (kept() >= 1).then_some(()), || kept().to_string());
 }
 
 /// Waits until what was told last is stored, and what servers have come to with it.

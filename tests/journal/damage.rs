@@ -8,6 +8,7 @@ use mcp_satellite::journal::{self, Follow, Query};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::Answer;
 
+use super::crash::killed_after;
 use super::support::*;
 
 const EVENTS: u64 = 5_000;
@@ -224,11 +225,29 @@ async fn what_cannot_be_read_for_now_is_not_told_to_be_gone() {
     home.sqlite().pragma_update(None, "user_version", 99).unwrap();
     let journal = home.open();
     in_memory(&journal);
+    let told = Told::by(&journal);
+    assert_eq!(journal.next_seq(), 11, "it ended tidily");
+    unavailable(journal.append(batch(11..=11)).await);
+    home.sqlite().pragma_update(None, "user_version", 1).unwrap();
+    append_all(&journal, 11..=11).await;
+    assert_eq!(told.ranges(&journal).await, []);
+    same(home.stored(), range(1..=11));
+}
+
+#[tokio::test]
+async fn of_what_cannot_be_read_after_a_kill_only_what_may_have_been_seen_beyond_is_told_to_be_gone() {
+    let killed = killed_after(5);
+    let home = &killed.home;
+    let last = *home.stored().last().unwrap();
+    home.sqlite().pragma_update(None, "user_version", 99).unwrap();
+    let journal = home.open();
+    in_memory(&journal);
     let (told, next) = (Told::by(&journal), journal.next_seq());
-    assert!(next > 11, "{next}");
+    assert!(next > last + 1, "{next}");
     unavailable(journal.append(batch(next..=next)).await);
+    assert_eq!(told.ranges(&journal).await, []);
     home.sqlite().pragma_update(None, "user_version", 1).unwrap();
     append_all(&journal, next..=next).await;
-    assert_eq!(told.ranges(&journal).await, [(11, next - 1)], "nobody knows whether they were seen");
-    same(home.stored(), (1..=10).chain([next]));
+    assert_eq!(told.ranges(&journal).await, [(last + 1, next - 1)], "nobody knows whether they were seen");
+    same(home.stored(), (1..=last).chain([next]));
 }

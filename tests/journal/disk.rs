@@ -141,8 +141,8 @@ async fn a_disk_that_is_well_again_is_told_though_nobody_writes() {
     wait_for("the disk to be well", || (journal.status().state == JournalState::Ok).then_some(()));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_disk_that_hangs_is_told_and_nobody_waits_for_it() {
+/// A journal whose disk hangs on demand: its time is asked for, and that is where the thread then waits.
+fn hanging() -> (Home, Journal, Arc<AtomicBool>) {
     let home = Home::new();
     let hangs = Arc::new(AtomicBool::new(false));
     let clock: journal::Clock = Arc::new({
@@ -156,8 +156,26 @@ async fn a_disk_that_hangs_is_told_and_nobody_waits_for_it() {
     });
     let journal = Journal::open_at(home.path(), Limits::default(), clock).unwrap();
     is_ok(&journal);
+    (home, journal, hangs)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_satellite_does_not_wait_for_a_disk_that_hangs() {
+    let (home, journal, hangs) = hanging();
+    append_all(&journal, 1..=10).await;
     hangs.store(true, Ordering::Release);
-    // Its time is asked for: that is where the thread now hangs.
+    drop(journal.command_begun("1").await.unwrap_err());
+    journal.close().await;
+    same(home.stored(), range(1..=10));
+    hangs.store(false, Ordering::Release);
+    wait_for("it to be closed", || (!home.database().with_extension("db-wal").exists()).then_some(()));
+    assert_eq!(home.open().next_seq(), 11);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_is_told_and_nobody_waits_for_it() {
+    let (_home, journal, hangs) = hanging();
+    hangs.store(true, Ordering::Release);
     let asked = journal.command_begun("1").await.unwrap_err().to_string();
     assert!(asked.ends_with("the disk does not answer"), "{asked}");
     assert_eq!(unavailable(journal.append(batch(1..=3)).await), asked);

@@ -7,6 +7,7 @@
 mod crash;
 mod damage;
 mod disk;
+mod numbers;
 mod outbox;
 mod reading;
 mod retention;

@@ -272,6 +272,83 @@ fn two_satellites_have_one_backend() {
     satellite.terminate().exits(0);
 }
 
+/// Events of the configuration so far: the type, and what an error says.
+fn of_config(home: &Home) -> Vec<(String, String)> {
+    let told = |event: Value| {
+        let kind = event["type"].as_str().unwrap().to_owned();
+        let says = event["data"]["error_message"].as_str().unwrap_or_default().to_owned();
+        kind.starts_with("config.").then_some((kind, says))
+    };
+    home.events().into_iter().filter_map(told).collect()
+}
+
+/// Waits until that many errors of the configuration say this.
+fn refused(home: &Home, says: &str, times: usize) {
+    let told = || of_config(home).iter().filter(|(kind, why)| kind == "config.error" && why.contains(says)).count();
+    wait_for("a refusal", || (told() >= times).then_some(()), || format!("{:#?}", of_config(home)));
+}
+
+/// A configuration of one server, `other`, that is started by `env`.
+fn by_env(home: &Home) -> Value {
+    let args = json!([home.binary, "sim-server", "--name", home.mark()]);
+    let installation = json!({"id": "other", "server": "other", "command": "/usr/bin/env", "args": args});
+    let users = [json!({"id": "user_alice", "slug": "alice"})];
+    json!({"teams": [{"id": "team_acme", "slug": "acme", "users": users, "installations": [installation]}]})
+}
+
+/// A file that permits exactly these commands.
+fn permitting(text: &str, commands: &[&str]) -> String {
+    let permitting = "[satellite]\nprofile = \"production\"\nisolation = \"none\"\nallowed_commands";
+    text.replace("[satellite]\n", &format!("{permitting} = {commands:?}\n"))
+}
+
+#[test]
+fn a_file_that_does_not_go_with_the_backends_configuration_is_taken_on_when_that_has_changed() {
+    let home = Home::new();
+    let backend = Backend::start(&home);
+    let text = fs::read_to_string(config(&home, "satellite-0001", &backend, &backend.token("token-1"))).unwrap();
+    let file = home.write("satellite-0001.toml", &permitting(&text, &[home.binary.to_str().unwrap()]));
+    backend.configure(&[("notes", &[])]);
+    let satellite = run(&home, &file);
+    let before = pid(&home.wait_online("notes"));
+
+    // Nothing that runs now may run by this, so it changes nothing.
+    home.write("satellite-0001.toml", &permitting(&text, &["/usr/bin/env"]));
+    refused(&home, "does not go with it", 1);
+    assert_eq!(pid(&home.row("notes").unwrap()), before);
+    let refusals = of_config(&home).len();
+
+    // And by what ran before this may not run; by what waits it may.
+    backend.ask(&Method::PUT, "config", Some(&by_env(&home)));
+    home.wait_online("other");
+    wait_for("its end", || home.row("notes").is_none().then_some(()), String::new);
+    let told = of_config(&home);
+    assert!(told[refusals..].iter().all(|(kind, _)| kind == "config.refreshed"), "{told:#?}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn what_the_backend_gives_and_does_not_go_with_the_file_is_taken_on_when_that_has_changed() {
+    let home = Home::new();
+    let backend = Backend::start(&home);
+    let text = fs::read_to_string(config(&home, "satellite-0001", &backend, &backend.token("token-1"))).unwrap();
+    // Nothing but a command or a reason has it looked at.
+    let text = text.replace("backoff_max = \"200ms\"", "config_interval = \"1h\"");
+    let binary = home.binary.to_str().unwrap();
+    // The second goes with what is new only, and with nothing that has run.
+    for (times, permitted) in [(1, &["/usr/bin/env", binary][..]), (2, &[binary][..])] {
+        backend.ask(&Method::PUT, "config", Some(&by_env(&home)));
+        let file = home.write("satellite-0001.toml", &permitting(&text, &["/usr/bin/env"]));
+        let satellite = run(&home, &file);
+        home.wait_online("other");
+        backend.configure(&[("notes", &[])]);
+        refused(&home, "cannot be used and nothing was changed", times);
+        home.write("satellite-0001.toml", &permitting(&text, permitted));
+        home.wait_online("notes");
+        satellite.terminate().exits(0);
+    }
+}
+
 #[test]
 fn with_a_backend_the_file_says_nothing_of_what_to_run() {
     let home = Home::new();

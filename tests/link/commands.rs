@@ -141,6 +141,36 @@ async fn a_command_that_has_expired_by_the_backends_clock_does_nothing_and_says_
 }
 
 #[tokio::test]
+async fn a_command_that_expires_while_the_machine_sleeps_does_nothing_and_says_so() {
+    let peer = Peer::start().await;
+    let (mut yard, linked_once) = linked(&peer, &["a", "b"]).await;
+    drop(linked_once);
+    yard.plan.command_timeout = Duration::from_secs(3);
+    let linked = yard.link();
+    yard.fleet.hanging.lock().unwrap().insert("a".to_owned());
+    peer.clock("2020-01-01T00:00:00Z");
+    peer.command(restart("slow", "a"));
+    wait_for("the slow one to begin", || (linked.status().commands == 1).then_some(())).await;
+    let lasts = |id: &str, expires_at: &str| {
+        let mut lasts = command(id, "kill", &json!({"installation_id": "a"}));
+        lasts["expires_at"] = expires_at.into();
+        lasts
+    };
+    peer.command(lasts("short", "2020-01-01T01:00:00Z"));
+    peer.command(lasts("long", "2020-01-01T03:00:00Z"));
+    wait_for("both to wait for their turn", || (linked.status().commands == 3).then_some(())).await;
+    *yard.suspended.lock().unwrap() += Duration::from_secs(2 * 3600);
+    let result = peer.result("short").await;
+    assert_eq!(result["status"], "expired", "{result}");
+    assert_eq!(peer.result("long").await["status"], "completed");
+    assert_eq!(peer.result("slow").await["status"], "failed");
+
+    // What comes now comes with the time of the backend as it is now.
+    peer.command(lasts("next", "2020-01-01T00:10:00Z"));
+    assert_eq!(peer.result("next").await["status"], "completed");
+}
+
+#[tokio::test]
 async fn what_is_not_understood_is_answered_as_failed_and_the_rest_goes_on() {
     let peer = Peer::start().await;
     let (_yard, _linked) = linked(&peer, &["a"]).await;
@@ -214,6 +244,8 @@ async fn a_backend_that_takes_no_results_has_a_hundred_commands_carried_out_and_
         peer.seen("commands").pop().filter(|seen| seen.query.contains("limit=100"))
     })
     .await;
+    // Also where others come first.
+    peer.reverse();
     let polls = peer.seen("commands").len();
     wait_for("more polls", || (peer.seen("commands").len() > polls + 5).then_some(())).await;
     assert_eq!(peer.seen("result").len(), 8, "so many are told at once");
@@ -325,6 +357,28 @@ async fn configure_has_the_fleet_be_what_the_configuration_says_now() {
     peer.configure(config("h6", &["alice"], &[]));
     peer.command(configure("other", "mcp_installation_updated", "x"));
     assert_eq!(peer.result("not-deleted").await["status"], "completed");
+}
+
+#[tokio::test]
+async fn an_update_that_a_look_has_taken_on_already_is_confirmed_when_it_is_there() {
+    let peer = Peer::start().await;
+    let (yard, linked) = linked(&peer, &["a", "b"]).await;
+    linked.until("the configuration", |status| status.config_hash.as_deref() == Some("h1")).await;
+    let (open, late) = tokio::sync::oneshot::channel();
+    *yard.fleet.late.lock().unwrap() = Some(late);
+    let mut updated = config("h2", &["alice"], &["a", "b"]);
+    updated["teams"][0]["installations"][0]["args"] = json!(["--fast"]);
+    peer.configure(updated);
+    linked.until("the update", |status| status.config_hash.as_deref() == Some("h2")).await;
+    peer.command(configure("updated", "mcp_installation_updated", "a"));
+    wait_for("it to begin", || (linked.status().commands > 0).then_some(())).await;
+    // The other one looks at the configuration after it, and is confirmed.
+    peer.command(configure("same", "mcp_installation_updated", "b"));
+    assert_eq!(peer.result("same").await["status"], "completed");
+    assert!(peer.results("updated").is_empty(), "it is what it was before");
+    open.send(()).unwrap();
+    assert_eq!(peer.result("updated").await["status"], "completed");
+    assert_eq!(yard.fleet.view("a").unwrap().spec.args.len(), 1);
 }
 
 #[tokio::test]

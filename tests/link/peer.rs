@@ -108,6 +108,11 @@ impl Peer {
         self.books.state.lock().unwrap().commands.push(command);
     }
 
+    /// What was asked for last comes first from now on.
+    pub(crate) fn reverse(&self) {
+        self.books.state.lock().unwrap().commands.reverse();
+    }
+
     pub(crate) fn clock(&self, server_time: &str) {
         self.books.state.lock().unwrap().server_time = Some(server_time.to_owned());
     }

@@ -168,3 +168,23 @@ async fn events_wait_for_the_registration_and_go_with_the_key_of_the_moment() {
         assert_eq!((seen.path, seen.bearer.as_str()), (format!("/api/satellites/{id}/events"), key));
     }
 }
+
+#[tokio::test]
+async fn a_key_is_not_given_up_because_events_are_refused() {
+    use mcp_satellite_actors::seam::{Answer, Batch};
+    use std::sync::Arc;
+
+    let peer = Peer::start().await;
+    peer.token("token-1");
+    let yard = Yard::new(&peer, Some("token-1")).await;
+    let linked = yard.link();
+    linked.until("a contact", |status| status.connected).await;
+    peer.behave("events", Some(Manner::Status(401, "{\"error\": \"no\"}".to_owned())));
+    let answer = linked.link.way().send(Arc::new(Batch { id: 1, events: Vec::new() })).await;
+    assert_eq!(answer, Answer::Unauthorized);
+    linked.complains("events: the backend refused our credentials").await;
+    let polls = peer.seen("commands").len();
+    wait_for("more polls", || (peer.seen("commands").len() > polls + 2).then_some(())).await;
+    assert_eq!(linked.status().satellite_id.as_deref(), Some("sat-1"));
+    assert_eq!(peer.seen("register").len(), 1);
+}

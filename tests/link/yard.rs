@@ -23,6 +23,7 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::peer::{Peer, wait_for};
@@ -33,6 +34,8 @@ pub(crate) struct Yard {
     pub(crate) done: Arc<dyn Done>,
     pub(crate) home: TempDir,
     pub(crate) plan: BackendPlan,
+    /// How long the machine was suspended.
+    pub(crate) suspended: Arc<Mutex<Duration>>,
 }
 
 /// A link that is kept up.
@@ -69,6 +72,8 @@ pub(crate) struct Servers {
     /// Installations whose next runs never answer.
     pub(crate) hanging: Arc<Mutex<BTreeSet<String>>>,
     pub(crate) taken: Mutex<Vec<String>>,
+    /// What is taken on next is there only when this says so.
+    pub(crate) late: Mutex<Option<oneshot::Receiver<()>>>,
     installed: Mutex<BTreeSet<InstanceId>>,
     events: Arc<Mutex<Vec<Envelope>>>,
 }
@@ -95,7 +100,15 @@ impl Yard {
         let sink = Arc::new(Book(events.clone()));
         let options = mcp_satellite_actors::Options::new(Arc::new(sim.clone()), sink, Arc::new(Timestamp::now));
         let (runtime, _root) = mcp_satellite_actors::start(options).await.unwrap();
-        let fleet = Servers { runtime, sim, hanging, taken: Mutex::default(), installed: Mutex::default(), events };
+        let fleet = Servers {
+            runtime,
+            sim,
+            hanging,
+            taken: Mutex::default(),
+            late: Mutex::default(),
+            installed: Mutex::default(),
+            events,
+        };
         let fast = Duration::from_millis(20);
         let poll = PollIntervals { immediate: fast, high: fast, normal: fast, idle: fast };
         let plan = BackendPlan {
@@ -107,7 +120,7 @@ impl Yard {
             ..BackendPlan::new(peer.url())
         };
         let home = tempfile::tempdir().unwrap();
-        Self { fleet: Arc::new(fleet), done: Arc::new(InMemory::default()), home, plan }
+        Self { fleet: Arc::new(fleet), done: Arc::new(InMemory::default()), home, plan, suspended: Arc::default() }
     }
 
     pub(crate) fn link(&self) -> Linked {
@@ -115,12 +128,14 @@ impl Yard {
     }
 
     pub(crate) fn link_in(&self, data_dir: &Path) -> Linked {
+        let suspended = self.suspended.clone();
         let link = Link::new(Options {
             name: "satellite-0001".to_owned(),
             plan: self.plan.clone(),
             data_dir: data_dir.to_owned(),
             done: self.done.clone(),
             seed: 1,
+            suspended: Arc::new(move || *suspended.lock().unwrap()),
         });
         let link = link.unwrap();
         let (running, fleet) = (link.clone(), self.fleet.clone());
@@ -166,10 +181,21 @@ impl Fleet for Servers {
             for gone in before.difference(&wanted) {
                 self.runtime.uninstall(gone).await.unwrap();
             }
-            for spec in specs.values() {
-                self.runtime.install(spec.clone()).await.unwrap();
+            let (runtime, all) = (self.runtime.clone(), specs.clone());
+            let late = self.late.lock().unwrap().take();
+            let waits = late.is_some();
+            let installing = tokio::spawn(async move {
+                if let Some(late) = late {
+                    late.await.unwrap();
+                }
+                for spec in all.into_values() {
+                    runtime.install(spec).await.unwrap();
+                }
+                runtime.see().await;
+            });
+            if !waits {
+                installing.await.unwrap();
             }
-            self.runtime.see().await;
             self.taken.lock().unwrap().push(document.hash);
             Ok(Arc::new(specs))
         }

@@ -43,6 +43,36 @@ async fn a_server_that_hangs_in_a_call_fails_its_other_callers_when_it_is_ended(
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_frozen_server_that_is_called_all_the_time_is_found() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    let old = fleet.pid(&id);
+    fleet.server(&id).freeze();
+    let callers = async {
+        // There is always one inside its deadline, until the server is another one.
+        loop {
+            let call = fleet.call_within(&id, "echo", json!({"text": 1}), Some(seconds(20.0)));
+            let _ = futures::join!(call, sleep(seconds(1.0)));
+        }
+    };
+    let other_callers = async {
+        sleep(seconds(7.0)).await;
+        loop {
+            let _ = fleet.call_within(&id, "echo", json!({"text": 2}), Some(seconds(30.0))).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = fleet.until_replaced(&id, old) => {}
+        () = callers => {}
+        () = other_callers => {}
+        () = sleep(seconds(600.0)) => panic!("it is not found"),
+    }
+    assert_eq!(fleet.told(&id, "mcp.server.crashed").await[0]["reason"], "unresponsive");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_busy_server_is_left_alone() {
     let fleet = Fleet::start().await;
     let script = Script { hang_calls: true, ..Script::default() };

@@ -128,8 +128,10 @@ impl Calls {
         self.pending.retain(|_, pending| matches!(pending.purpose, Purpose::Caller { .. }));
     }
 
-    pub(super) fn callers(&self) -> usize {
-        self.pending.values().filter(|pending| matches!(pending.purpose, Purpose::Caller { .. })).count()
+    /// Calls with numbers below this one.
+    pub(super) fn callers_below(&self, end: u64) -> usize {
+        let callers = self.pending.iter().filter(|(_, pending)| matches!(pending.purpose, Purpose::Caller { .. }));
+        callers.filter(|(id, _)| **id < end).count()
     }
 
     pub(super) fn settle(&mut self, reason: &str) {

@@ -1,6 +1,8 @@
 //! A session over the pipes of a process: lines, how a wire breaks, whether a silent server is still alive, and the end
 //! of the process.
 
+use std::sync::atomic::Ordering;
+
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
@@ -180,8 +182,12 @@ impl Session {
     /// A look that changes nothing: the decision itself is taken in `on_time`.
     fn watchdog_verdict(&mut self) -> Verdict {
         self.watchdog.heard(self.lines.last_read.into_std());
-        let open = if self.watchdog.is_suspicious() { self.talk.calls.callers() } else { 0 };
-        self.watchdog.clone().check(&self.talk.spec.policy.watchdog, Instant::now().into_std(), open)
+        self.decide(&mut self.watchdog.clone(), Instant::now())
+    }
+
+    fn decide(&self, watchdog: &mut Watchdog, now: Instant) -> Verdict {
+        let next = self.talk.port.gate.next_id.load(Ordering::Relaxed);
+        watchdog.check(&self.talk.spec.policy.watchdog, now.into_std(), next, |end| self.talk.calls.callers_below(end))
     }
 
     fn on_received(&mut self, received: Received) -> Option<Over> {
@@ -267,8 +273,10 @@ impl Session {
             self.talk.list();
         }
         self.watchdog.heard(self.lines.last_read.into_std());
-        let open = if self.watchdog.is_suspicious() { self.talk.calls.callers() } else { 0 };
-        match self.watchdog.check(&self.talk.spec.policy.watchdog, now.into_std(), open) {
+        let mut watchdog = self.watchdog.clone();
+        let verdict = self.decide(&mut watchdog, now);
+        self.watchdog = watchdog;
+        match verdict {
             Verdict::Wait(_) => None,
             Verdict::Ping => {
                 let deadline = now + self.talk.spec.policy.watchdog.ping_timeout;

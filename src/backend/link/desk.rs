@@ -19,8 +19,8 @@ use super::contact::Matter;
 use super::done::Progress;
 use super::effect::{Task, bring_about};
 use super::orders::Unreadable;
-use super::poll::{LIMIT_MAX, Received};
-use super::rules::{Backoff, Lanes, is_expired};
+use super::poll::{LIMIT_MAX, Received, Shown};
+use super::rules::{Backoff, Lanes};
 use super::{Fleet, Shared};
 use crate::backend::wire::{Command, CommandResult, Outcome};
 
@@ -54,8 +54,7 @@ struct Order {
     name: Name,
     task: Task,
     expires_at: Option<Timestamp>,
-    server_time: Timestamp,
-    at: Instant,
+    shown: Shown,
     /// Whether it was begun by a satellite that was ended meanwhile.
     again: bool,
 }
@@ -107,7 +106,7 @@ struct Desk<'a> {
 
 impl Desk<'_> {
     async fn take(&mut self, received: Received) {
-        let Received { satellite_id, commands, unreadable, server_time, at } = received;
+        let Received { satellite_id, commands, unreadable, shown } = received;
         for Unreadable { id, why } in unreadable {
             if let Some((name, _)) = self.new_one(&satellite_id, &id).await {
                 self.settle(name, failed(why.to_owned())).await;
@@ -115,7 +114,7 @@ impl Desk<'_> {
         }
         for command in commands {
             if let Some((name, again)) = self.new_one(&satellite_id, &command.id).await {
-                self.take_one(name, again, command, server_time, at).await;
+                self.take_one(name, again, command, shown).await;
             }
         }
     }
@@ -138,15 +137,15 @@ impl Desk<'_> {
         }
     }
 
-    async fn take_one(&mut self, name: Name, again: bool, command: Command, server_time: Timestamp, at: Instant) {
-        if !again && is_expired(command.expires_at, server_time, at.elapsed()) {
+    async fn take_one(&mut self, name: Name, again: bool, command: Command, shown: Shown) {
+        if !again && shown.is_late(self.link, command.expires_at) {
             return self.settle(name, expired()).await;
         }
         match Task::of(&command) {
             Ok(task) => {
                 self.lanes.push(&name.whole, task.scope(), command.priority);
                 let expires_at = command.expires_at;
-                self.orders.insert(name.whole.clone(), Order { name, task, expires_at, server_time, at, again });
+                self.orders.insert(name.whole.clone(), Order { name, task, expires_at, shown, again });
             }
             Err(why) => self.settle(name, failed(why)).await,
         }
@@ -171,7 +170,7 @@ impl Desk<'_> {
 async fn carry_out(link: &Shared, fleet: &dyn Fleet, order: Order) -> (Name, CommandResult) {
     let name = order.name;
     // It has waited for its turn.
-    if !order.again && is_expired(order.expires_at, order.server_time, order.at.elapsed()) {
+    if !order.again && order.shown.is_late(link, order.expires_at) {
         let result = expired();
         note(link, &name, &result).await;
         return (name, result);

@@ -104,8 +104,11 @@ pub(super) struct Change {
 /// Looks at it now and then. Never ends by itself.
 pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
     let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice("configuration"));
+    let mut reasons = link.reasons.subscribe();
     loop {
         let key = link.key().await;
+        // What comes while it is looked at has it looked at once more.
+        reasons.borrow_and_update();
         let mut wait = link.plan.config_interval;
         let again_in = |trouble: &Trouble| {
             wait = match trouble {
@@ -121,6 +124,8 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
         tokio::select! {
             () = link.pause_until(Instant::now() + wait) => {}
             () = link.another_key(&key) => {}
+            // The sender is in `link`, so this is another one.
+            _ = reasons.changed() => backoff.succeeded(),
         }
     }
 }

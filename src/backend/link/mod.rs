@@ -95,6 +95,8 @@ pub struct Options {
     pub done: Arc<dyn Done>,
     /// For delays that are not the same for all.
     pub seed: u64,
+    /// How long the machine was suspended, counted from some moment: [`suspended`](crate::connect::suspend::suspended).
+    pub suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
 /// Why there is no link.
@@ -118,6 +120,7 @@ struct Shared {
     plan: BackendPlan,
     data_dir: PathBuf,
     seed: u64,
+    suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
     started: std::time::Instant,
     backend: Backend,
     token: watch::Sender<Option<Secret>>,
@@ -138,12 +141,14 @@ struct Shared {
     metrics: Arc<Metrics>,
     /// Counts the suspends of the machine.
     wakes: watch::Sender<u64>,
+    /// Counts what may make a document good that was not.
+    reasons: watch::Sender<u64>,
 }
 
 impl Link {
     /// Nothing is asked yet.
     pub fn new(options: Options) -> Result<Self, LinkError> {
-        let Options { name, plan, data_dir, done, seed } = options;
+        let Options { name, plan, data_dir, done, seed, suspended } = options;
         let backend = Backend::new(&plan.url, plan.request_timeout)?;
         let metrics = Metrics::new(&data_dir);
         Ok(Self(Arc::new(Shared {
@@ -152,6 +157,7 @@ impl Link {
             plan,
             data_dir,
             seed,
+            suspended,
             started: std::time::Instant::now(),
             backend,
             key: watch::Sender::new(None),
@@ -164,6 +170,7 @@ impl Link {
             held: AtomicUsize::new(0),
             metrics,
             wakes: watch::Sender::new(0),
+            reasons: watch::Sender::new(0),
         })))
     }
 
@@ -217,6 +224,11 @@ impl Link {
     /// The machine was suspended, and the clock that timers go by has not seen it: what is overdue is done now.
     pub fn woke(&self) {
         self.0.wakes.send_modify(|wakes| *wakes += 1);
+    }
+
+    /// The satellite's own configuration has changed: what the backend gives, and was refused, may go with it now.
+    pub fn reconsider(&self) {
+        self.0.reasons.send_modify(|reasons| *reasons += 1);
     }
 
     /// Where events go. They are not taken as long as the satellite is not registered.

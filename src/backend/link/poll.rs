@@ -1,5 +1,7 @@
 //! Asks for commands, as often as the backend wants to be asked.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -7,7 +9,7 @@ use tokio::time::Instant;
 use super::Shared;
 use super::contact::Matter;
 use super::orders::{Orders, Unreadable};
-use super::rules::Pace;
+use super::rules::{Pace, is_expired};
 use crate::backend::wire::Command;
 
 /// So many new ones in one answer.
@@ -23,9 +25,24 @@ pub(super) struct Received {
     pub(super) commands: Vec<Command>,
     /// Those that can only be answered.
     pub(super) unreadable: Vec<Unreadable>,
-    /// The backend's clock, and ours at the same moment.
-    pub(super) server_time: Timestamp,
-    pub(super) at: Instant,
+    pub(super) shown: Shown,
+}
+
+/// What the backend's clock has shown, and when.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shown {
+    server_time: Timestamp,
+    at: Instant,
+    /// How long the machine had been suspended by then. [`Instant`] does not count that.
+    suspended: Duration,
+}
+
+impl Shown {
+    /// Whether a command comes too late by now.
+    pub(super) fn is_late(&self, link: &Shared, expires_at: Option<Timestamp>) -> bool {
+        let suspended = (link.suspended)().saturating_sub(self.suspended);
+        is_expired(expires_at, self.server_time, self.at.elapsed() + suspended)
+    }
 }
 
 /// Polls. Ends when nobody takes commands any more.
@@ -37,6 +54,8 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
         let key = link.key().await;
         // Those that are not done yet come again, as do those that nobody can answer, and must not keep the others out.
         let limit = (LIMIT + link.held() + passed_over).min(LIMIT_MAX);
+        // Read before: an answer may have waited for the machine to wake.
+        let before = (link.suspended)();
         let answer = link.backend.commands(&key, last_poll, limit).await;
         link.heard(Matter::Commands, &key, &answer);
         let wait = match answer {
@@ -48,11 +67,14 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
                 }
                 passed_over = nameless;
                 let wait = pace.answered(&answer, limit);
-                let server_time = answer.server_time.unwrap_or_else(Timestamp::now);
-                last_poll = Some(server_time);
+                let shown = match answer.server_time {
+                    Some(server_time) => Shown { server_time, at: Instant::now(), suspended: before },
+                    None => Shown { server_time: Timestamp::now(), at: Instant::now(), suspended: (link.suspended)() },
+                };
+                last_poll = Some(shown.server_time);
                 let (satellite_id, commands) = (key.satellite_id.clone(), answer.commands);
                 let is_empty = commands.is_empty() && unreadable.is_empty();
-                let received = Received { satellite_id, commands, unreadable, server_time, at: Instant::now() };
+                let received = Received { satellite_id, commands, unreadable, shown };
                 if !is_empty && inbox.send(received).await.is_err() {
                     return;
                 }

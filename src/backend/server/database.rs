@@ -17,7 +17,8 @@ use super::refusal::Refusal;
 const QUEUE_MAX: usize = 1024;
 
 /// What each version of the schema adds to the one before. A version that was published is never changed.
-const MIGRATIONS: [&str; 2] = [include_str!("version_1.sql"), include_str!("version_2.sql")];
+const MIGRATIONS: [&str; 3] =
+    [include_str!("version_1.sql"), include_str!("version_2.sql"), include_str!("version_3.sql")];
 
 type Job = Box<dyn FnOnce(&mut Connection) + Send>;
 

@@ -16,7 +16,7 @@ use futures::stream::{self, Stream};
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::{Event, StopKind, Subject};
 use mcp_satellite_actors::model::status::Status;
-use rusqlite::{OptionalExtension as _, Row, Transaction, params};
+use rusqlite::{OptionalExtension as _, Row, Transaction, params, params_from_iter};
 use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::time::Duration;
@@ -164,6 +164,22 @@ impl Wanted {
         Ok(self)
     }
 
+    /// A statement that finds them, and what it asks for.
+    fn select(&self) -> (String, Vec<&str>) {
+        // By the words of the indexes. The first is of the primary key, and leaves the least.
+        let asked = [
+            ("satellite", &self.satellite),
+            ("instance", &self.instance),
+            ("body ->> 'user_id'", &self.user),
+            ("body ->> 'team_id'", &self.team),
+        ];
+        let asked = asked.into_iter().filter_map(|(column, wanted)| Some((column, wanted.as_deref()?)));
+        let (columns, wanted): (Vec<_>, Vec<_>) = asked.unzip();
+        let terms: Vec<_> = columns.iter().map(|column| format!("{column} = ?")).collect();
+        let only = if terms.is_empty() { String::new() } else { format!("WHERE {} ", terms.join(" AND ")) };
+        (format!("SELECT body FROM instances {only}ORDER BY satellite, instance"), wanted)
+    }
+
     fn matches(&self, instance: &Instance) -> bool {
         let is = |wanted: &Option<String>, is: &str| wanted.as_deref().is_none_or(|wanted| wanted == is);
         is(&self.satellite, &instance.satellite_id)
@@ -181,13 +197,14 @@ pub(super) async fn list(
 ) -> Result<Json<Instances>, Refusal> {
     let instances = app.database.run(move |db| {
         let wanted = wanted.resolved(db)?;
-        let mut select = db.prepare_cached("SELECT body FROM instances ORDER BY satellite, instance")?;
-        let bodies = select.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
-        let mut instances = bodies.iter().map(|body| serde_json::from_str(body)).collect::<Result<Vec<_>, _>>()?;
-        instances.retain(|instance| wanted.matches(instance));
-        Ok(instances)
+        let (select, asked) = wanted.select();
+        let mut select = db.prepare_cached(&select)?;
+        let bodies = select.query_map(params_from_iter(asked), |row| row.get(0))?;
+        Ok(bodies.collect::<Result<Vec<String>, _>>()?)
     });
-    Ok(Json(Instances { instances: instances.await? }))
+    // Read where nobody waits for the database.
+    let instances = instances.await?.iter().map(|body| serde_json::from_str(body)).collect::<Result<_, _>>()?;
+    Ok(Json(Instances { instances }))
 }
 
 /// `GET /api/admin/satellites/{satellite}/instances/{instance}`
@@ -314,4 +331,30 @@ fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<Read, Refusal> {
     let mut select = db.prepare_cached("SELECT change, 0, body FROM instances ORDER BY change")?;
     let changes = select.query_map([], Change::read)?.collect::<Result<Vec<_>, _>>()?;
     Ok(Read { changes, through: last, reset: seen.is_some() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::database::Database;
+    use super::*;
+
+    #[tokio::test]
+    async fn whatever_is_asked_of_instances_is_found_by_an_index_and_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(&dir.path().join("backend.db")).unwrap();
+        for asked in 0..16_u8 {
+            let wanted = |bit: u8| (asked & bit != 0).then(|| "x".to_owned());
+            let wanted = Wanted { satellite: wanted(1), team: wanted(2), user: wanted(4), instance: wanted(8) };
+            let plan = database.run(move |db| {
+                let (select, asked) = wanted.select();
+                let mut explain = db.prepare(&format!("EXPLAIN QUERY PLAN {select}"))?;
+                let steps = explain.query_map(params_from_iter(asked), |row| row.get::<_, String>("detail"))?;
+                Ok(steps.collect::<Result<Vec<_>, _>>()?)
+            });
+            let plan = plan.await.unwrap();
+            // Who asks for all is told all, as they lie there.
+            let word = if asked == 0 { "SCAN" } else { "SEARCH" };
+            assert!(plan.len() == 1 && plan[0].starts_with(word) && plan[0].contains("USING INDEX"), "{plan:?}");
+        }
+    }
 }
