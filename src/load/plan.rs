@@ -1,1 +1,371 @@
-//! plan
+//! What will happen: all faults and all calls, drawn before anything runs. The same scenario and seed give the same plan,
+//! and what one rule draws does not depend on another, except that nobody is ill twice at a time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+
+use super::chance::{Seed, Skewed, Spread};
+use super::scenario::{FaultRule, FleetShape, Load, Scenario, ServerKind, When, Whom, fault_name, fits};
+use super::types::{Befalls, FaultKind, Injection, Mode, Nth, PlannedCall, TeamNo, Victim};
+use crate::connect::sim::Script;
+
+/// How many different handshakes a kind of server has.
+const SCRIPTS: u64 = 32;
+/// A victim that is ill is drawn again so often.
+const DRAWS: usize = 4;
+/// Lines of more than a mebibyte that are written at a time.
+const HUGE_MAX: usize = 8;
+
+/// What will go wrong, and with which servers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The faults, by time.
+    pub injections: Vec<Injection>,
+    /// Those that cannot be done to such servers, and those for which nobody was well.
+    pub impossible: Vec<(FaultKind, usize)>,
+    /// For each kind of server its scripts, which differ in the handshake and the seed. See [`script_of`].
+    pub scripts: Vec<Vec<Arc<Script>>>,
+}
+
+/// Draws the faults and the servers.
+pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
+    let kinds: Vec<usize> = scenario.fleet.all().map(|nth| kind_of(scenario, seed, nth)).collect();
+    let mut draft =
+        Draft { scenario, seed, kinds, ill: HashMap::new(), injections: Vec::new(), impossible: BTreeMap::new() };
+    let mut seen: BTreeMap<FaultKind, u64> = BTreeMap::new();
+    for rule in &scenario.faults {
+        // Named by what it does and not by its place, so that a rule in front of it shifts nothing.
+        let nth = seen.entry(rule.kind).or_default();
+        let name = format!("{} {nth}", fault_name(rule.kind));
+        *nth += 1;
+        draft.draw(rule, &name, mode);
+    }
+    let Draft { mut injections, impossible, .. } = draft;
+    // Stable: at one time they come in the order of the file.
+    injections.sort_by_key(|injection| injection.at);
+    for (serial, injection) in (0..).zip(&mut injections) {
+        injection.serial = serial;
+    }
+    let scripts = scenario.kinds.iter().map(|kind| scripts(kind, seed)).collect();
+    Plan { injections, impossible: impossible.into_iter().collect(), scripts }
+}
+
+/// The kind of server that an instance is: an index into the scenario's kinds.
+pub fn kind_of(scenario: &Scenario, seed: Seed, nth: Nth) -> usize {
+    let all: u64 = scenario.kinds.iter().map(|kind| u64::from(kind.weight)).sum();
+    let mut drawn = seed.of("kind", nth.0.into()) % all.max(1);
+    for (index, kind) in scenario.kinds.iter().enumerate() {
+        match drawn.checked_sub(kind.weight.into()) {
+            Some(rest) => drawn = rest,
+            None => return index,
+        }
+    }
+    0
+}
+
+/// Which of its kind's scripts an instance has: an index into [`Plan::scripts`] of its kind.
+pub fn script_of(nth: Nth) -> usize {
+    (u64::from(nth.0) % SCRIPTS) as usize
+}
+
+fn scripts(kind: &ServerKind, seed: Seed) -> Vec<Arc<Script>> {
+    let one = |nth| {
+        let handshake_delay = kind.handshake.draw(&mut seed.stream(&format!("handshake {}", kind.name), nth));
+        let seed = seed.of(&format!("script {}", kind.name), nth);
+        Arc::new(Script { handshake_delay, seed, ..kind.script.clone() })
+    };
+    (0..SCRIPTS).map(one).collect()
+}
+
+/// Who can be ill. Parts of our own are each by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Patient {
+    Instance(Nth),
+    Team(TeamNo),
+    Registry,
+    Batcher,
+    Sink,
+    /// The huge lines of all together, by place.
+    Huge(usize),
+}
+
+/// From, until.
+type Times = Vec<(Duration, Duration)>;
+
+struct Draft<'a> {
+    scenario: &'a Scenario,
+    seed: Seed,
+    kinds: Vec<usize>,
+    ill: HashMap<Patient, Times>,
+    injections: Vec<Injection>,
+    impossible: BTreeMap<FaultKind, usize>,
+}
+
+impl Draft<'_> {
+    fn draw(&mut self, rule: &FaultRule, name: &str, mode: Mode) {
+        for (nth, at) in (0..).zip(self.times(rule, name)) {
+            // Of each time by itself, so that drawing a victim again shifts nothing.
+            let mut whom = self.seed.stream(&format!("whom {name}"), nth);
+            let mut lasts = self.seed.stream(&format!("lasts {name}"), nth);
+            let possible = rule.kind.possible(mode);
+            let rest = rest(self.scenario, rule.kind);
+            match (rule.whom, rule.kind.befalls()) {
+                (_, Befalls::Us) => {
+                    let lasts = rule.lasts.draw(&mut lasts);
+                    let befallen = possible && self.befall(rule.kind, Victim::Us, at, lasts, rest);
+                    self.count(rule.kind, befallen);
+                }
+                (Whom::One, _) => {
+                    let lasts = rule.lasts.draw(&mut lasts);
+                    let befallen = possible
+                        && (0..DRAWS).any(|_| {
+                            let victim = self.victim(rule.kind, &mut whom);
+                            victim.is_some_and(|victim| self.befall(rule.kind, victim, at, lasts, rest))
+                        });
+                    self.count(rule.kind, befallen);
+                }
+                (Whom::Share(share), _) => {
+                    let all: Vec<_> = self.scenario.fleet.all().filter(|nth| self.fits(rule.kind, *nth)).collect();
+                    let wanted = of_all(share, all.len());
+                    let victims = shuffled(all, &mut whom).into_iter().map(Victim::Instance);
+                    self.befall_some(rule, victims, wanted, at, &mut lasts, possible);
+                }
+                (Whom::TeamsShare(share), befalls) => {
+                    let teams: Vec<_> = (0..self.scenario.fleet.teams)
+                        .filter_map(|team| u32::try_from(team).ok())
+                        .map(TeamNo)
+                        .collect();
+                    let wanted = of_all(share, teams.len());
+                    let mut teams = shuffled(teams, &mut whom);
+                    teams.truncate(wanted);
+                    let victims: Vec<_> = if befalls == Befalls::Team {
+                        teams.into_iter().map(Victim::Team).collect()
+                    } else {
+                        let fleet = self.scenario.fleet;
+                        let members = teams.into_iter().flat_map(|team| fleet.members(team).collect::<Vec<_>>());
+                        members.filter(|nth| self.fits(rule.kind, *nth)).map(Victim::Instance).collect()
+                    };
+                    let wanted = victims.len();
+                    self.befall_some(rule, victims.into_iter(), wanted, at, &mut lasts, possible);
+                }
+            }
+        }
+    }
+
+    fn times(&self, rule: &FaultRule, name: &str) -> Vec<Duration> {
+        let run = self.scenario.duration;
+        match rule.when {
+            When::At(at) => vec![at.of(run)],
+            When::Every { mean, from, until } => {
+                let mut rng = self.seed.stream(&format!("when {name}"), 0);
+                let (mut at, until) = (from.of(run), until.of(run));
+                let mut times = Vec::new();
+                loop {
+                    at += Spread::Exp(mean).draw(&mut rng);
+                    if at >= until {
+                        return times;
+                    }
+                    times.push(at);
+                }
+            }
+        }
+    }
+
+    fn fits(&self, kind: FaultKind, nth: Nth) -> bool {
+        let server = self.kinds.get(nth.0 as usize).and_then(|index| self.scenario.kinds.get(*index));
+        server.is_some_and(|server| fits(kind, server.transport))
+    }
+
+    /// Anybody whom it fits.
+    fn victim(&self, kind: FaultKind, rng: &mut StdRng) -> Option<Victim> {
+        let fleet = &self.scenario.fleet;
+        if kind.befalls() == Befalls::Team {
+            return Some(Victim::Team(TeamNo(below(fleet.teams, rng))));
+        }
+        // Where few fit, many draws are in vain; where none does, all are.
+        (0..10_000).map(|_| Nth(below(fleet.instances, rng))).find(|nth| self.fits(kind, *nth)).map(Victim::Instance)
+    }
+
+    fn befall_some(
+        &mut self,
+        rule: &FaultRule,
+        victims: impl Iterator<Item = Victim>,
+        wanted: usize,
+        at: Duration,
+        lasts: &mut StdRng,
+        possible: bool,
+    ) {
+        let rest = rest(self.scenario, rule.kind);
+        let mut befallen = 0;
+        for victim in victims {
+            if befallen == wanted || !possible {
+                break;
+            }
+            let lasts = rule.lasts.draw(lasts);
+            befallen += usize::from(self.befall(rule.kind, victim, at, lasts, rest));
+        }
+        if befallen < wanted {
+            *self.impossible.entry(rule.kind).or_default() += wanted - befallen;
+        }
+    }
+
+    fn count(&mut self, kind: FaultKind, befallen: bool) {
+        if !befallen {
+            *self.impossible.entry(kind).or_default() += 1;
+        }
+    }
+
+    /// Whether the victim was well.
+    fn befall(&mut self, kind: FaultKind, victim: Victim, at: Duration, lasts: Duration, rest: Duration) -> bool {
+        let patient = match (victim, kind) {
+            (Victim::Instance(nth), _) => Patient::Instance(nth),
+            (Victim::Team(team), _) => Patient::Team(team),
+            (Victim::Us, FaultKind::RegistryPanic) => Patient::Registry,
+            (Victim::Us, FaultKind::BatcherPanic) => Patient::Batcher,
+            (Victim::Us, _) => Patient::Sink,
+        };
+        let until = at + lasts + rest;
+        if self.is_ill(patient, at, until) {
+            return false;
+        }
+        if kind == FaultKind::Huge {
+            let Some(place) = (0..HUGE_MAX).map(Patient::Huge).find(|place| !self.is_ill(*place, at, until)) else {
+                return false;
+            };
+            self.ill.entry(place).or_default().push((at, until));
+        }
+        self.ill.entry(patient).or_default().push((at, until));
+        self.injections.push(Injection { serial: 0, at, kind, victim, lasts });
+        true
+    }
+
+    fn is_ill(&self, patient: Patient, at: Duration, until: Duration) -> bool {
+        let times = self.ill.get(&patient);
+        times.is_some_and(|times| times.iter().any(|(from, to)| at < *to && *from < until))
+    }
+}
+
+/// How long a victim is left alone once a fault is over: about as long as it takes to be well again.
+pub fn rest(scenario: &Scenario, kind: FaultKind) -> Duration {
+    let policy = &scenario.policy;
+    let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
+    let handshake = scenario.kinds.iter().map(|kind| kind.handshake.longest()).max().unwrap_or_default();
+    let again = handshake + Duration::from_secs(1);
+    let grace = policy.session.terminate_grace;
+    let reconnect = policy.reconnect.backoff_min * 4;
+    match kind {
+        FaultKind::Crash
+        | FaultKind::Exit0
+        | FaultKind::CrashLoop
+        | FaultKind::Huge
+        | FaultKind::MemoryGrowth
+        | FaultKind::WorkerPanic
+        | FaultKind::TeamPanic => delay + again,
+        FaultKind::SlowHandshake | FaultKind::NoHandshake => delay + again + policy.session.handshake_timeout + grace,
+        FaultKind::Hang => {
+            let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
+            delay + again + found + grace
+        }
+        FaultKind::SlowSigterm | FaultKind::IgnoreSigterm => again + 2 * grace,
+        FaultKind::StderrFlood | FaultKind::Garbage | FaultKind::StrayAnswers => again + grace,
+        FaultKind::Unauthorized | FaultKind::SessionLost | FaultKind::Refused | FaultKind::StreamCut => {
+            again + reconnect
+        }
+        FaultKind::RegistryPanic | FaultKind::BatcherPanic => Duration::from_millis(100),
+        FaultKind::SinkFails | FaultKind::SinkPanics => Duration::ZERO,
+    }
+}
+
+/// A share of so many, to the nearest.
+fn of_all(share: f64, all: usize) -> usize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a count is a count")]
+    let wanted = (share * all as f64).round() as usize;
+    wanted.min(all)
+}
+
+fn below(count: usize, rng: &mut StdRng) -> u32 {
+    rng.random_range(0..u32::try_from(count).unwrap_or(u32::MAX).max(1))
+}
+
+fn shuffled<T>(mut all: Vec<T>, rng: &mut StdRng) -> Vec<T> {
+    for last in (1..all.len()).rev() {
+        all.swap(last, rng.random_range(0..=last));
+    }
+    all
+}
+
+/// The calls of one caller in a closed loop, or all arrivals of an open one, for ever.
+pub struct CallSource {
+    /// Their own, so that the calls are the same however many there are beside this source.
+    rng: StdRng,
+    caller: String,
+    made: u64,
+    pause: Spread,
+    teams: Skewed,
+    timeout: Duration,
+    fleet: FleetShape,
+    works: Vec<Spread>,
+    kinds: Arc<[u32]>,
+}
+
+impl CallSource {
+    /// Of one caller. `kinds` is [`kinds`], which all callers share.
+    pub fn closed(scenario: &Scenario, seed: Seed, caller: usize, kinds: &Arc<[u32]>) -> Self {
+        let pause = match &scenario.load {
+            Load::Closed { think, .. } => *think,
+            Load::Open { .. } => Spread::default(),
+        };
+        Self::new(scenario, seed, caller as u64, caller.to_string(), pause, kinds)
+    }
+
+    /// Of all that come. `kinds` is [`kinds`].
+    pub fn open(scenario: &Scenario, seed: Seed, kinds: &Arc<[u32]>) -> Self {
+        let per_second = match &scenario.load {
+            Load::Open { per_second, .. } => *per_second,
+            Load::Closed { .. } => 1.0,
+        };
+        let pause = Spread::Exp(Duration::from_secs(1).div_f64(per_second.max(1e-6)));
+        Self::new(scenario, seed, u64::MAX, "open".to_owned(), pause, kinds)
+    }
+
+    fn new(scenario: &Scenario, seed: Seed, nth: u64, caller: String, pause: Spread, kinds: &Arc<[u32]>) -> Self {
+        Self {
+            rng: seed.stream("calls", nth),
+            caller: format!("{:x}-{caller}", seed.0),
+            made: 0,
+            pause,
+            teams: Skewed::new(scenario.fleet.teams, scenario.load.skew()),
+            timeout: scenario.load.timeout(),
+            fleet: scenario.fleet,
+            works: scenario.kinds.iter().map(|kind| kind.call).collect(),
+            kinds: kinds.clone(),
+        }
+    }
+}
+
+/// The kind of each instance, by its number.
+pub fn kinds(scenario: &Scenario, seed: Seed) -> Arc<[u32]> {
+    let kind = |nth| u32::try_from(kind_of(scenario, seed, nth)).unwrap_or_default();
+    scenario.fleet.all().map(kind).collect()
+}
+
+impl Iterator for CallSource {
+    type Item = PlannedCall;
+
+    fn next(&mut self) -> Option<PlannedCall> {
+        let pause = self.pause.draw(&mut self.rng);
+        let team = self.teams.draw(&mut self.rng);
+        let team = TeamNo(u32::try_from(team).unwrap_or_default());
+        let member = below(self.fleet.size_of(team), &mut self.rng);
+        let nth = Nth(team.0 + member * u32::try_from(self.fleet.teams).unwrap_or(1));
+        let kind = self.kinds.get(nth.0 as usize).copied().unwrap_or_default();
+        let after = self.works.get(kind as usize).map(|work| work.draw(&mut self.rng)).unwrap_or_default();
+        self.made += 1;
+        let token = format!("{}-{}", self.caller, self.made).into();
+        Some(PlannedCall { pause, nth, after, token, timeout: self.timeout })
+    }
+}
