@@ -164,7 +164,8 @@ pub(crate) struct State {
     args: Args,
     /// Ordered by team, so that a team's are a range.
     instances: BTreeMap<InstanceId, Desired>,
-    teams: HashMap<TeamId, Team>,
+    /// Ordered, as what all are told has the same order every time.
+    teams: BTreeMap<TeamId, Team>,
     supervisors: HashMap<ActorId, TeamId>,
     registry: ActorRef<registry::Msg>,
     batcher: Option<ActorRef<batcher::Msg>>,
@@ -238,7 +239,7 @@ impl Actor for Root {
         Ok(State {
             args,
             instances: BTreeMap::new(),
-            teams: HashMap::new(),
+            teams: BTreeMap::new(),
             supervisors: HashMap::new(),
             registry,
             batcher,
@@ -698,7 +699,7 @@ impl State {
         }
         closing.in_time = false;
         tracing::warn!(teams = self.teams.len(), "some servers did not end within their grace; killing them");
-        for (_, team) in self.teams.drain() {
+        for team in std::mem::take(&mut self.teams).into_values() {
             if let Some(supervisor) = team.supervisor {
                 supervisor.kill();
             }

@@ -136,7 +136,10 @@ impl Calls {
 
     pub(super) fn settle(&mut self, reason: &str) {
         self.deadlines.clear();
-        for (_, pending) in self.pending.drain() {
+        // In the order in which they were made: what comes of an instance's calls is told in the same order every time.
+        let mut pending: Vec<_> = self.pending.drain().collect();
+        pending.sort_unstable_by_key(|(id, _)| *id);
+        for (_, pending) in pending {
             let fate = if may_have_got(&pending, self.written) { Fate::MaybeExecuted } else { Fate::NotSent };
             if let Purpose::Caller { mut ticket, .. } = pending.purpose {
                 ticket.fate = fate;
