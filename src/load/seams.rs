@@ -6,6 +6,7 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::{Connector, EventSink};
 
 use super::drive::Caller;
+use super::measure::Memory;
 
 /// The product uses the default, in which nothing is between.
 #[derive(Clone)]
@@ -16,10 +17,18 @@ pub(crate) struct Seams {
     pub(crate) sink: fn(Arc<dyn EventSink>) -> Arc<dyn EventSink>,
     pub(crate) caller: fn(Arc<dyn Caller>) -> Arc<dyn Caller>,
     pub(crate) spec: fn(InstanceSpec) -> InstanceSpec,
+    /// How much memory there is in use, in bytes. Tests that run beside others look at their own.
+    pub(crate) memory: fn() -> u64,
 }
 
 impl Default for Seams {
     fn default() -> Self {
-        Self { connector: |connector| connector, sink: |sink| sink, caller: |caller| caller, spec: |spec| spec }
+        Self {
+            connector: |connector| connector,
+            sink: |sink| sink,
+            caller: |caller| caller,
+            spec: |spec| spec,
+            memory: || Memory::now().anonymous,
+        }
     }
 }

@@ -502,4 +502,8 @@ pub trait Show: Send + Sync {
     fn online(&self, online: usize, of: usize);
     /// How it is.
     fn sample(&self, sample: &Sample, injected: u64, violations: u64);
+    /// Whether somebody wants it to end early: no more calls and faults are made then, and the rest is as ever.
+    fn is_stopped(&self) -> bool {
+        false
+    }
 }

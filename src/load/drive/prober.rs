@@ -1,0 +1,103 @@
+//! Looks whether what is shown as online can be called: somebody at random, again and again. No fault excuses a failure;
+//! only that the status, the process or the connection is another one by the time at which a silent server is found out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::runtime::RuntimeHandle;
+use rand::RngExt;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::Caller;
+use crate::load::chance::Seed;
+use crate::load::fleet::Fleet;
+use crate::load::recorder::Recorder;
+use crate::load::types::{Answered, Nth, PlannedCall, Probe};
+
+/// Looks that are under way at once; there is none beyond it.
+const PROBES_MAX: usize = 256;
+/// Between two questions of the same look.
+const AGAIN_AFTER: Duration = Duration::from_millis(250);
+/// How much later than by its policy a silent server may be found out.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// See the module.
+#[derive(Clone)]
+pub(crate) struct Prober {
+    pub(crate) caller: Arc<dyn Caller>,
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) seed: Seed,
+    /// Between two looks.
+    pub(crate) every: Duration,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Prober {
+    /// Until it is stopped, and the last look is over.
+    pub(crate) async fn run(self) {
+        let mut chance = self.seed.stream("probe", 0);
+        let mut looks = JoinSet::new();
+        for number in 0_u64.. {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => break,
+                () = sleep(self.every) => {}
+            }
+            while looks.try_join_next().is_some() {}
+            // Drawn in any case, so that the next one does not depend on this one.
+            let nth = Nth(chance.random_range(0..u32::try_from(self.fleet.ids.len()).unwrap_or(u32::MAX).max(1)));
+            let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online);
+            if let Some(view) = view.filter(|_| looks.len() < PROBES_MAX) {
+                let prober = self.clone();
+                looks.spawn(async move { prober.look(nth, &view, number).await });
+            }
+        }
+        while looks.join_next().await.is_some() {}
+    }
+
+    async fn look(&self, nth: Nth, before: &InstanceView, number: u64) {
+        let at = self.recorder.clock.now();
+        let (session, watchdog) = (&self.policy.session, &self.policy.watchdog);
+        let patience = session.request_timeout + watchdog.silence + watchdog.ping_timeout + SLACK;
+        let deadline = Instant::now() + patience;
+        let moved = || {
+            let now = self.runtime.status(self.fleet.id(nth));
+            now.is_none_or(|now| has_moved(before, &now))
+        };
+        for attempt in 0_u32.. {
+            let call = PlannedCall {
+                pause: Duration::ZERO,
+                nth,
+                after: Duration::ZERO,
+                token: format!("{:x}-probe-{number}-{attempt}", self.seed.0).into(),
+                timeout: session.request_timeout,
+            };
+            // Beyond its own deadline a call is not waited for, whoever forgets it.
+            let answer = timeout(patience, self.caller.call(&call)).await;
+            let answer = answer.unwrap_or_else(|_| Answered::Failed { fate: None, why: "no answer at all".to_owned() });
+            let moved = moved();
+            let is_settled = moved || !matches!(answer, Answered::Failed { .. });
+            if is_settled || Instant::now() >= deadline {
+                self.recorder.probed(Probe { nth, at, answer, moved });
+                return;
+            }
+            sleep(AGAIN_AFTER).await;
+        }
+    }
+}
+
+fn has_moved(before: &InstanceView, now: &InstanceView) -> bool {
+    now.status != Status::Online
+        || now.pid != before.pid
+        || now.restarts != before.restarts
+        || now.attempt != before.attempt
+        || now.initialized_at != before.initialized_at
+}
