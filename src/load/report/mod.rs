@@ -1,1 +1,78 @@
-//! report/mod
+//! What a run has found, for people and for programs: while it runs, as tables, as JSON, and as a page with plots.
+
+mod html;
+mod live;
+#[cfg(test)]
+pub(crate) mod made_up;
+mod plots;
+mod tables;
+
+use std::collections::BTreeMap;
+
+pub use html::html;
+pub use live::Live;
+pub use tables::{Table, headline, tables};
+
+use super::types::{Findings, Invariant};
+
+/// Findings as one JSON object.
+pub fn json(findings: &Findings) -> Result<String, serde_json::Error> {
+    serde_json::to_string_pretty(findings)
+}
+
+/// Whether what was promised was kept, and in one line which promises were not.
+pub fn verdict(findings: &Findings) -> String {
+    if findings.violations_in_all == 0 {
+        return "HELD: every promise that was checked was kept".to_owned();
+    }
+    let mut broken: BTreeMap<Invariant, u64> = BTreeMap::new();
+    for violation in &findings.violations {
+        *broken.entry(violation.invariant).or_default() += 1;
+    }
+    let promises: Vec<&str> = broken.keys().map(|invariant| promise(*invariant)).collect();
+    let times = match findings.violations_in_all {
+        1 => "once".to_owned(),
+        times => format!("{times} times in all"),
+    };
+    format!("BROKE, {times}: {}", promises.join("; "))
+}
+
+/// A promise as a sentence.
+pub fn promise(invariant: Invariant) -> &'static str {
+    match invariant {
+        Invariant::OwnAnswer => "each caller gets its own answer, once",
+        Invariant::OnlineIsCallable => "what is online can be called",
+        Invariant::RestartBudget => "nobody is restarted beyond its budget",
+        Invariant::LegalTransitions => "statuses change by legal transitions, in order",
+        Invariant::NoGap => "events are numbered without a gap",
+        Invariant::NothingLeft => "nothing is left at the end",
+        Invariant::MemoryBack => "memory is back after the faults",
+        Invariant::Recovery => "everyone is back within its delay",
+        Invariant::Neighbours => "other teams do not notice",
+        Invariant::Flat => "memory and descriptors do not grow with time",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::made_up::{broken, held};
+    use super::*;
+
+    #[test]
+    fn a_verdict_says_in_one_line_which_promises_were_broken() {
+        assert_eq!(verdict(&held()), "HELD: every promise that was checked was kept");
+        assert_eq!(
+            verdict(&broken()),
+            "BROKE, 12 times in all: each caller gets its own answer, once; events are numbered without a gap",
+        );
+    }
+
+    #[test]
+    fn findings_are_one_json_object() {
+        let json: serde_json::Value = serde_json::from_str(&json(&broken()).unwrap()).unwrap();
+        assert_eq!(json["violations"][0]["invariant"], "own_answer");
+        assert_eq!(json["recoveries"]["exit_0"]["n"], 60);
+        assert!(json["calls"]["quiet"]["p99"].as_f64().unwrap() > 0.0);
+        assert_eq!(json["seed"], 42);
+    }
+}
