@@ -90,6 +90,7 @@ impl Books {
 
     /// What is told of an instance; gives what is wrong with it.
     pub(crate) fn told(&mut self, at: Duration, nth: Nth, event: &Event) -> Option<Violation> {
+        let all = self.cards.len();
         let card = self.cards.get_mut(nth.0 as usize)?;
         card.born.get_or_insert(at);
         let is_back = match event {
@@ -99,7 +100,7 @@ impl Books {
                     card.was_online = true;
                     self.online += 1;
                     self.times_to_online.record(at.saturating_sub(card.born.unwrap_or(at)));
-                    if self.online == self.cards.len() {
+                    if self.online == all {
                         self.all_online = Some(at);
                     }
                 }
@@ -136,10 +137,8 @@ impl Books {
         let fault = card.fault.take_if(|fault| is_back && fault.from <= at)?;
         let took = at - fault.from;
         self.recoveries.entry(fault.kind).or_default().record(took);
-        let is_promised = matches!(
-            fault.kind,
-            FaultKind::Crash | FaultKind::Exit0 | FaultKind::WorkerPanic | FaultKind::TeamPanic
-        );
+        let is_promised =
+            matches!(fault.kind, FaultKind::Crash | FaultKind::Exit0 | FaultKind::WorkerPanic | FaultKind::TeamPanic);
         let late = || checks::recovery(&self.limits, nth, fault.from, took, fault.delay, self.handshake);
         is_promised.then(late).flatten()
     }

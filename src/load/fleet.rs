@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mcp_satellite_actors::model::ids::{InstanceId, TeamId};
+use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{
@@ -13,7 +13,7 @@ use mcp_satellite_actors::model::spec::{
 use super::chance::Seed;
 use super::plan;
 use super::scenario::{FleetShape, Scenario};
-use super::types::{Nth, Target, TeamNo, Transport};
+use super::types::{Nth, Target, TeamNo};
 
 /// The header with which a remote instance shows who it is.
 pub(crate) const CREDENTIAL: &str = "Authorization";
@@ -31,7 +31,6 @@ pub(crate) struct Fleet {
 
 struct Kind {
     name: String,
-    transport: Transport,
     keep: Keep,
     request_logging: bool,
 }
@@ -41,14 +40,13 @@ impl Fleet {
         let shape = scenario.fleet;
         // Shared by all who are of it: a hundred thousand identities have few texts of their own.
         let teams: Vec<TeamId> = (0..shape.teams).map(|team| team_id(team).as_str().into()).collect();
-        let users: Vec<_> = (0..shape.users.max(1)).map(|user| format!("u{user}").into()).collect();
+        let users: Vec<UserId> = (0..shape.users.max(1)).map(|user| format!("u{user}").into()).collect();
         let id = |nth: Nth| {
             let team = teams[shape.team_of(nth).0 as usize].clone();
             InstanceId::new(team, users[shape.user_of(nth)].clone(), format!("i{}", nth.0).into())
         };
         let of_kind = scenario.kinds.iter().map(|kind| Kind {
             name: kind.name.clone(),
-            transport: kind.transport,
             keep: kind.keep,
             request_logging: kind.request_logging,
         });
@@ -73,10 +71,6 @@ impl Fleet {
     /// The kind of an instance, as an index into the scenario's kinds.
     pub(crate) fn kind(&self, nth: Nth) -> usize {
         self.kinds[nth.0 as usize] as usize
-    }
-
-    pub(crate) fn is_remote(&self, nth: Nth) -> bool {
-        self.of_kind[self.kind(nth)].transport == Transport::Remote
     }
 
     /// The team of each instance.

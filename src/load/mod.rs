@@ -2,6 +2,7 @@
 //! and promises that are checked while it runs. Whoever runs fleets sizes machines with it and proves that their
 //! supervision holds; we find our own faults with it.
 
+mod books;
 pub mod chance;
 pub mod checks;
 mod drive;
@@ -14,5 +15,10 @@ pub mod report;
 mod run;
 pub mod scenario;
 mod seams;
+#[cfg(test)]
+mod tests;
 pub mod types;
+mod watch;
 mod world;
+
+pub use run::{LoadError, run, threads};

@@ -1,1 +1,533 @@
-//! run
+//! The order of a run: set the stage, bring everybody online, load and faults, wait until everybody is well, end, judge.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use futures::StreamExt;
+use jiff::Timestamp;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::{ControlError, Farewell, Options, RuntimeHandle, start};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::books::Books;
+use super::checks::{self, Judge};
+use super::drive::{Calls, Desk, Direct, Prober, Sources, Tally, Times};
+use super::fleet::Fleet;
+use super::inject::{Deeds, Injector};
+use super::measure::{self, CpuClock};
+use super::plan::{self, CallSource, Plan};
+use super::recorder::{Clock, Recorder};
+use super::scenario::{Load, ScenarioErrors};
+use super::types::{
+    End, EventFindings, FaultKind, Findings, Injection, Invariant, Left, Mode, Nth, Sample, Setup, Show, Victim,
+    Violation,
+};
+use super::watch::Watch;
+use super::world::{Counting, SimWorld, World};
+
+/// Installations that wait for their answers at once.
+const INSTALLS: usize = 64;
+/// Between two looks whether all are online.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
+/// Whoever is not online so long after the last installation will never be, and then there is nothing to load.
+const ONLINE_MAX: Duration = Duration::from_secs(300);
+/// Memory is looked at so often, and the least counts: what is between two purges of the allocator is nobody's.
+const LOOKS: u32 = 5;
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// What is to be gone is waited for so long.
+const CLEAR_MAX: Duration = Duration::from_secs(10);
+/// Between two probes.
+const PROBE_EVERY: Duration = Duration::from_millis(250);
+/// A fault of at least so many at once is marked, and has neighbours.
+const MANY: usize = 5;
+/// The time at which a run in paused time begins.
+const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
+
+/// Why there are no findings.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The scenario cannot be run so.
+    #[error(transparent)]
+    Scenario(#[from] ScenarioErrors),
+    /// The async runtime did not start.
+    #[error("cannot start the async runtime")]
+    Threads(#[source] io::Error),
+    /// The runtime did not start.
+    #[error("cannot start the runtime")]
+    Runtime(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The servers cannot be brought about.
+    #[error("cannot prepare the servers")]
+    World(#[source] io::Error),
+    /// The trace cannot be written.
+    #[error("cannot write the trace")]
+    Trace(#[source] io::Error),
+    /// An instance was refused.
+    #[error("cannot install {instance}")]
+    Install {
+        /// Which.
+        instance: String,
+        /// Why.
+        source: ControlError,
+    },
+    /// Some were never online.
+    #[error("{online} of {of} servers were online after {} s: the first that was not is {who}", ONLINE_MAX.as_secs())]
+    NeverOnline {
+        /// How many were.
+        online: usize,
+        /// Of how many.
+        of: usize,
+        /// The first that was not, and what it was instead.
+        who: String,
+    },
+    /// A part of the harness itself panicked.
+    #[error("a part of the harness ended by itself")]
+    Harness(#[from] JoinError),
+}
+
+/// An async runtime for such a run. In virtual time it has one thread and a clock that stands still until everybody
+/// waits.
+pub fn threads(mode: Mode) -> Result<tokio::runtime::Runtime, LoadError> {
+    let built = match mode {
+        Mode::Virtual => tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build(),
+        Mode::Simulated | Mode::Real => tokio::runtime::Builder::new_multi_thread().enable_all().build(),
+    };
+    built.map_err(LoadError::Threads)
+}
+
+/// What there is before anything is started.
+struct Before {
+    tasks: usize,
+    descriptors: usize,
+    memory: u64,
+}
+
+/// Everything that a run is made of, once its runtime has been started.
+struct Stage<'a> {
+    setup: &'a Setup,
+    plan: Arc<Plan>,
+    fleet: Arc<Fleet>,
+    world: Arc<dyn World>,
+    recorder: Arc<Recorder>,
+    runtime: RuntimeHandle,
+    tally: Arc<Tally>,
+    injected: Arc<AtomicU64>,
+    stop: CancellationToken,
+    before: Before,
+}
+
+/// What the middle of a run comes to.
+struct Middle {
+    all_online: Duration,
+    memory_before: u64,
+    memory_after: u64,
+    children_cpu: Option<Duration>,
+    times: Times,
+    calls: Calls,
+    deeds: Deeds,
+}
+
+/// Carries out a scenario, and tells what was found. In virtual time it must be on [`threads`] of that mode.
+pub async fn run(setup: Setup, show: &dyn Show) -> Result<Findings, LoadError> {
+    let (took, cpu) = (std::time::Instant::now(), CpuClock::start());
+    if setup.mode == Mode::Virtual {
+        setup.scenario.paused()?;
+    }
+    let (stage, join, given_up) = Stage::set(&setup).await?;
+    let mut samples = Vec::new();
+    let watch = Watch {
+        runtime: stage.runtime.clone(),
+        recorder: Arc::clone(&stage.recorder),
+        tally: Arc::clone(&stage.tally),
+        injected: Arc::clone(&stage.injected),
+        mode: setup.mode,
+        instances: setup.scenario.fleet.instances,
+        show,
+        stop: stage.stop.clone(),
+    };
+    let middle = tokio::select! {
+        biased;
+        middle = stage.middle(show, given_up) => middle?,
+        () = watch.run(setup.scenario.duration, &mut samples) => unreachable!("it looks until it is dropped"),
+    };
+    drop(watch);
+    show.phase("ending");
+    stage.finish(join, middle, samples, took.elapsed(), cpu).await
+}
+
+impl<'a> Stage<'a> {
+    /// Everything up to a runtime without an instance.
+    async fn set(setup: &'a Setup) -> Result<(Self, JoinHandle<()>, mpsc::UnboundedReceiver<Nth>), LoadError> {
+        let before = Before {
+            tasks: Handle::current().metrics().num_alive_tasks(),
+            descriptors: measure::descriptors(),
+            memory: (setup.seams.memory)(),
+        };
+        let scenario = &setup.scenario;
+        let plan = plan::plan(scenario, setup.seed, setup.mode);
+        let fleet = Arc::new(Fleet::new(scenario, setup.seed, setup.seams.spec));
+        let world: Arc<dyn World> = match setup.mode {
+            Mode::Simulated | Mode::Virtual => Arc::new(SimWorld::new(scenario, &fleet, plan.scripts.clone())),
+            Mode::Real => return Err(LoadError::World(io::ErrorKind::Unsupported.into())),
+        };
+        let epoch = if setup.mode == Mode::Virtual { EPOCH } else { Timestamp::now() };
+        let clock = Clock::start(epoch);
+        let judge = Judge::new(&fleet.teams(), &scenario.policy.restart, &scenario.limits);
+        let handshake = plan.scripts.iter().flatten().map(|script| script.handshake_delay).max();
+        let books = Books::new(fleet.ids.len(), &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
+        let (recorder, given_up) =
+            Recorder::new(clock, judge, books, setup.trace.as_deref()).map_err(LoadError::Trace)?;
+        let counting = Counting { connector: world.connector(), recorder: Arc::clone(&recorder) };
+        let defaults = Options::new(
+            (setup.seams.connector)(Arc::new(counting)),
+            (setup.seams.sink)(Arc::clone(&recorder) as _),
+            clock.wall(),
+        );
+        let options = Options {
+            batch: scenario.batch.clone(),
+            team_budget: scenario.team_budget.clone(),
+            start_permits: scenario.start_permits.unwrap_or(match setup.mode {
+                // The same on every machine.
+                Mode::Virtual => 4,
+                Mode::Simulated | Mode::Real => defaults.start_permits,
+            }),
+            connect_permits: scenario.connect_permits.unwrap_or(defaults.connect_permits),
+            seed: setup.seed.of("runtime", 0),
+            ..defaults
+        };
+        let (runtime, join) = start(options).await.map_err(|error| LoadError::Runtime(error.into()))?;
+        let stage = Self {
+            setup,
+            plan: Arc::new(plan),
+            fleet,
+            world,
+            recorder,
+            runtime,
+            tally: Arc::default(),
+            injected: Arc::default(),
+            stop: CancellationToken::new(),
+            before,
+        };
+        Ok((stage, join, given_up))
+    }
+
+    /// From the first installation until everybody is well again and nobody calls any more.
+    async fn middle(&self, show: &dyn Show, given_up: mpsc::UnboundedReceiver<Nth>) -> Result<Middle, LoadError> {
+        show.phase("starting");
+        let installing = self.recorder.clock.now();
+        self.install().await?;
+        self.until_online(show).await?;
+        let now = self.recorder.clock.now();
+        let children_cpu = self.children_cpu();
+        let memory_before = self.settle().await;
+        // By event, where no event was lost: a look comes a little later.
+        let all_online = self.recorder.ledger().books.all_online.unwrap_or(now).saturating_sub(installing);
+
+        show.phase("calls and faults");
+        let times = self.times();
+        let ended = CancellationToken::new();
+        let desk = tokio::spawn(self.desk(self.times()).run(self.sources()));
+        let prober = tokio::spawn(self.prober(ended.clone()).run());
+        let (injector, plan) = (self.injector(times.from), Arc::clone(&self.plan));
+        let injector = tokio::spawn(async move { injector.run(&plan.injections, given_up).await });
+        let calls = desk.await?;
+        show.phase("recovering");
+        ended.cancel();
+        prober.await?;
+        let deeds = injector.await?;
+        let memory_after = self.settle().await;
+        Ok(Middle { all_online, memory_before, memory_after, children_cpu, times, calls, deeds })
+    }
+
+    async fn install(&self) -> Result<(), LoadError> {
+        let install = |nth: Nth| async move {
+            let target = self.world.target(nth, self.fleet.kind(nth));
+            let spec = self.fleet.spec(nth, target, "Bearer first");
+            let instance = spec.name.to_string();
+            self.runtime.install(spec).await.map_err(|source| LoadError::Install { instance, source })
+        };
+        let mut installs = futures::stream::iter(self.fleet.shape.all()).map(install).buffered(INSTALLS);
+        while let Some(installed) = installs.next().await {
+            installed?;
+        }
+        Ok(())
+    }
+
+    /// Waits for one after the other: nobody looks at those that have been online.
+    async fn until_online(&self, show: &dyn Show) -> Result<(), LoadError> {
+        let (all, give_up_at) = (self.fleet.ids.len(), Instant::now() + ONLINE_MAX);
+        let mut online = 0;
+        loop {
+            let snapshot = self.runtime.snapshot();
+            let is_online = |view: &Arc<_>| {
+                let view: &mcp_satellite_actors::model::snapshot::InstanceView = view;
+                view.status == Status::Online
+            };
+            let first = self.fleet.ids[online..].iter().position(|id| !snapshot.get(id).is_some_and(is_online));
+            let Some(ready) = first else { return Ok(()) };
+            online += ready;
+            show.online(online.max(self.recorder.ledger().books.online()), all);
+            if Instant::now() >= give_up_at {
+                let id = &self.fleet.ids[online];
+                let status = snapshot.get(id).map_or("not there", |view| view.status.as_str());
+                return Err(LoadError::NeverOnline { online, of: all, who: format!("{id}, which is {status}") });
+            }
+            sleep(LOOK_AGAIN_AFTER).await;
+        }
+    }
+
+    /// Memory beyond what there was at first, when nothing is on its way.
+    async fn settle(&self) -> u64 {
+        self.runtime.see().await;
+        self.runtime.flush().await;
+        let mut least = u64::MAX;
+        for _ in 0..LOOKS {
+            sleep(LOOK_EVERY).await;
+            if self.setup.mode == Mode::Virtual {
+                // The allocator goes by another clock.
+                std::thread::sleep(LOOK_EVERY / 5);
+            }
+            least = least.min((self.setup.seams.memory)());
+        }
+        least.saturating_sub(self.before.memory)
+    }
+
+    fn children_cpu(&self) -> Option<Duration> {
+        let pids = || self.runtime.snapshot().iter().filter_map(|view| view.pid).collect::<Vec<_>>();
+        (self.setup.mode == Mode::Real).then(|| pids().into_iter().filter_map(measure::cpu_of).sum())
+    }
+
+    /// The times of the load, which begins now.
+    fn times(&self) -> Times {
+        let (from, lasts) = (self.recorder.clock.now(), self.setup.scenario.duration);
+        let first = self.plan.injections.first().map_or(lasts, |first| first.at);
+        let mut storms = Vec::new();
+        for (at, together) in together(&self.plan.injections) {
+            let teams: HashSet<_> = together.iter().filter_map(|injection| self.team_of(injection)).collect();
+            storms.push((from + at, teams));
+        }
+        Times { from, until: from + lasts, quiet_until: from + first, storms }
+    }
+
+    fn team_of(&self, injection: &Injection) -> Option<super::types::TeamNo> {
+        match injection.victim {
+            Victim::Instance(nth) => Some(self.fleet.shape.team_of(nth)),
+            Victim::Team(team) => Some(team),
+            Victim::Us => None,
+        }
+    }
+
+    fn sources(&self) -> Sources {
+        let (scenario, seed, kinds) = (&self.setup.scenario, self.setup.seed, &self.fleet.kinds);
+        match &scenario.load {
+            Load::Open { in_flight_max, .. } => Sources::Open(CallSource::open(scenario, seed, kinds), *in_flight_max),
+            Load::Closed { callers, .. } => {
+                Sources::Closed((0..*callers).map(|nth| CallSource::closed(scenario, seed, nth, kinds)).collect())
+            }
+        }
+    }
+
+    fn desk(&self, times: Times) -> Desk {
+        let direct = Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) };
+        Desk {
+            caller: (self.setup.seams.caller)(Arc::new(direct)),
+            clock: self.recorder.clock,
+            shape: self.fleet.shape,
+            times,
+            tally: Arc::clone(&self.tally),
+            timeout: self.setup.scenario.load.timeout(),
+            stop: self.stop.clone(),
+        }
+    }
+
+    fn prober(&self, stop: CancellationToken) -> Prober {
+        Prober {
+            caller: Arc::new(Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) }),
+            runtime: self.runtime.clone(),
+            fleet: Arc::clone(&self.fleet),
+            recorder: Arc::clone(&self.recorder),
+            policy: Arc::clone(&self.setup.scenario.policy),
+            seed: self.setup.seed,
+            every: PROBE_EVERY,
+            stop,
+        }
+    }
+
+    fn injector(&self, from: Duration) -> Injector {
+        let policy = &self.setup.scenario.policy;
+        let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
+        let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
+        Injector {
+            runtime: self.runtime.clone(),
+            world: Arc::clone(&self.world),
+            fleet: Arc::clone(&self.fleet),
+            recorder: Arc::clone(&self.recorder),
+            from,
+            patience: delay
+                + policy.session.handshake_timeout
+                + policy.reconnect.backoff_max
+                + found
+                + Duration::from_secs(60),
+            injected: Arc::clone(&self.injected),
+            stop: self.stop.clone(),
+        }
+    }
+
+    /// Ends the runtime, looks for what is left, and judges.
+    async fn finish(
+        self,
+        join: JoinHandle<()>,
+        middle: Middle,
+        samples: Vec<Sample>,
+        took: Duration,
+        cpu: CpuClock,
+    ) -> Result<Findings, LoadError> {
+        let Self { setup, plan, fleet, world, recorder, runtime, before, .. } = self;
+        let Farewell { events_lost, .. } = runtime.shutdown().await;
+        let events = runtime.event_statistics();
+        join.await?;
+        drop(runtime);
+        let left = left(setup, &before, &*world).await;
+
+        let scenario = &setup.scenario;
+        let at = recorder.clock.now();
+        let mut ledger = recorder.ledger();
+        ledger.flush();
+        let order = ledger.order();
+        let nobody = Judge::new(&[], &scenario.policy.restart, &scenario.limits);
+        let mut judge = std::mem::replace(&mut ledger.judge, nobody);
+        let Middle { all_online, memory_before, memory_after, children_cpu, times, calls, deeds } = middle;
+        let Calls { findings: calls, answers, neighbours_quiet } = calls;
+        judge.answers(answers);
+        judge.found(deeds.missing.iter().map(|(nth, status)| missing(*nth, *status, at)));
+        judge.found(checks::neighbours(&scenario.limits, at, &neighbours_quiet, &calls.neighbours));
+        judge.found(checks::flat(&scenario.limits, &samples));
+        let instances = fleet.ids.len();
+        let end = End { at, left, memory_before, memory_after, instances, events_lost };
+        let violations = judge.finish(end);
+        let each = |bytes: u64| bytes / (instances.max(1) as u64);
+        Ok(Findings {
+            repeat: setup.repeat.clone(),
+            scenario: scenario.name.clone(),
+            about: scenario.about.clone(),
+            seed: setup.seed.0,
+            mode: match setup.mode {
+                Mode::Simulated => "simulated",
+                Mode::Virtual => "virtual",
+                Mode::Real => "real",
+            }
+            .to_owned(),
+            gateway: setup.gateway,
+            machine: measure::machine(),
+            instances,
+            teams: scenario.fleet.teams,
+            seconds: at.as_secs_f64(),
+            took_seconds: took.as_secs_f64(),
+            cpu_seconds: cpu.elapsed().as_secs_f64(),
+            all_online_ms: all_online.as_secs_f64() * 1e3,
+            children_cpu_ms: children_cpu.map(|cpu| cpu.as_secs_f64() * 1e3),
+            online: std::mem::take(&mut ledger.books.times_to_online),
+            bytes_each: each(memory_before),
+            bytes_each_after: each(memory_after),
+            calls,
+            recoveries: std::mem::take(&mut ledger.books.recoveries),
+            injected: deeds.injected,
+            impossible: impossible(&plan, deeds.missed),
+            events: EventFindings {
+                emitted: events.emitted,
+                sent: events.sent,
+                failed: events.failed,
+                dropped: events.dropped,
+                lost: events_lost as u64,
+            },
+            permanently_failed: ledger.books.permanently_failed,
+            pardons: deeds.pardons,
+            left,
+            samples,
+            marks: marks(&plan.injections, times.from),
+            order: format!("{order:016x}"),
+            violations_in_all: violations.len() as u64,
+            violations: firsts(violations),
+        })
+    }
+}
+
+/// What is there beyond what was there before, once it has had the time to go.
+async fn left(setup: &Setup, before: &Before, world: &dyn World) -> Left {
+    let give_up_at = Instant::now() + CLEAR_MAX;
+    loop {
+        let descriptors = match setup.mode {
+            // It opens none, and others in this process may.
+            Mode::Virtual => 0,
+            Mode::Simulated | Mode::Real => measure::descriptors().saturating_sub(before.descriptors),
+        };
+        let tasks = Handle::current().metrics().num_alive_tasks().saturating_sub(before.tasks);
+        let left = Left { servers: world.left(), tasks, descriptors, processes: 0 };
+        if left == Left::default() || Instant::now() >= give_up_at {
+            return left;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn missing(nth: Nth, status: Status, at: Duration) -> Violation {
+    Violation {
+        invariant: Invariant::Recovery,
+        at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+        instance: Some(format!("i{}", nth.0)),
+        what: format!("it is {status} long after the last fault was over"),
+    }
+}
+
+/// Faults of many at one moment.
+fn together(injections: &[Injection]) -> impl Iterator<Item = (Duration, &[Injection])> {
+    injections
+        .chunk_by(|a, b| a.at == b.at && a.kind == b.kind)
+        .filter(|chunk| chunk.len() >= MANY)
+        .map(|chunk| (chunk[0].at, chunk))
+}
+
+fn marks(injections: &[Injection], from: Duration) -> Vec<(u64, String)> {
+    let mark = |at: Duration, text| (u64::try_from((from + at).as_millis()).unwrap_or(u64::MAX), text);
+    let of_many = together(injections)
+        .map(|(at, many)| mark(at, format!("{} × {}", super::scenario::fault_name(many[0].kind), many.len())));
+    let ours = injections
+        .iter()
+        .filter(|injection| !matches!(injection.victim, Victim::Instance(_)))
+        .map(|injection| mark(injection.at, super::scenario::fault_name(injection.kind).to_owned()));
+    let mut marks: Vec<_> = of_many.chain(ours).collect();
+    marks.sort();
+    marks
+}
+
+fn impossible(plan: &Plan, missed: BTreeMap<FaultKind, u64>) -> BTreeMap<FaultKind, u64> {
+    let mut impossible = missed;
+    for (kind, count) in &plan.impossible {
+        *impossible.entry(*kind).or_insert(0) += *count as u64;
+    }
+    impossible
+}
+
+/// Of each promise the first that were broken: a thousand of one kind say no more than a few.
+fn firsts(violations: Vec<Violation>) -> Vec<Violation> {
+    const OF_EACH: usize = 10;
+    let mut seen: BTreeMap<Invariant, usize> = BTreeMap::new();
+    let is_first = |violation: &Violation| {
+        let count = seen.entry(violation.invariant).or_insert(0);
+        *count += 1;
+        *count <= OF_EACH
+    };
+    violations
+        .into_iter()
+        .filter({
+            let mut is_first = is_first;
+            move |violation| is_first(violation)
+        })
+        .collect()
+}
