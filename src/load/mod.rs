@@ -22,3 +22,4 @@ mod watch;
 mod world;
 
 pub use run::{LoadError, run, threads};
+pub(crate) use seams::Seams;

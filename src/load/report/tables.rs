@@ -20,7 +20,7 @@ pub struct Table {
 
 /// A number that says most, with what it says little without.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Headline {
+pub(super) struct Headline {
     /// What it is.
     pub name: &'static str,
     /// The number.
