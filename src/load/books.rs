@@ -38,7 +38,7 @@ struct Card {
 
 /// A fault that it has not recovered from.
 #[derive(Debug, Clone, Copy)]
-struct Fault {
+pub(crate) struct Fault {
     kind: FaultKind,
     from: Duration,
     /// Whether it has been anything else than online since.
@@ -72,13 +72,22 @@ impl Books {
         self.online
     }
 
-    /// A fault has befallen it.
-    pub(crate) fn hurt(&mut self, at: Duration, nth: Nth, kind: FaultKind) {
-        let Some(card) = self.cards.get_mut(nth.0 as usize) else { return };
+    /// A fault befalls it. Gives what it had not recovered from.
+    pub(crate) fn hurt(&mut self, at: Duration, nth: Nth, kind: FaultKind) -> Option<Fault> {
+        let card = self.cards.get_mut(nth.0 as usize)?;
+        let before = card.fault;
         // A supervisor that dies again waits before it is there again, as a server does.
         let delay = if kind == FaultKind::TeamPanic { self.delays.iter().max() } else { None };
         let left = card.status != Some(Status::Online);
         card.fault = kind.recovers().then(|| Fault { kind, from: at, left, delay: delay.copied().unwrap_or_default() });
+        before
+    }
+
+    /// The fault found nobody: what there was before is waited for as ever.
+    pub(crate) fn missed(&mut self, nth: Nth, before: Option<Fault>) {
+        if let Some(card) = self.cards.get_mut(nth.0 as usize) {
+            card.fault = before;
+        }
     }
 
     /// It is taken back. One who is there again by then has recovered before.

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::books::Fault;
 use super::fleet::Fleet;
 use super::recorder::{Mood, Recorder};
 use super::types::{FaultKind, Injection, Nth, Pardon, Victim};
@@ -126,9 +127,8 @@ impl Injector {
         let by_restart = hurts_by_restart(what.kind);
         if by_restart {
             self.pardoned(what.victim);
-        } else {
-            self.book(what);
         }
+        let before = if by_restart { None } else { self.book(what) };
         let done = match (what.kind, what.victim) {
             (FaultKind::WorkerPanic, Victim::Instance(nth)) => self.panics(Part::Worker(self.fleet.id(nth).clone())),
             (FaultKind::TeamPanic, Victim::Team(team)) => {
@@ -144,6 +144,8 @@ impl Injector {
         if by_restart {
             self.pardoned(what.victim);
             self.book(what);
+        } else if !done && let Victim::Instance(nth) = what.victim {
+            self.recorder.ledger().books.missed(nth, before);
         }
         Some((what.kind, done))
     }
@@ -206,13 +208,16 @@ impl Injector {
     }
 
     /// From now on it is waited for.
-    fn book(&self, what: &Injection) {
+    fn book(&self, what: &Injection) -> Option<Fault> {
         let at = self.recorder.clock.now();
         let books = &mut self.recorder.ledger().books;
         match what.victim {
             Victim::Instance(nth) => books.hurt(at, nth, what.kind),
-            Victim::Team(team) => self.fleet.shape.members(team).for_each(|nth| books.hurt(at, nth, what.kind)),
-            Victim::Us => {}
+            Victim::Team(team) => {
+                self.fleet.shape.members(team).for_each(|nth| _ = books.hurt(at, nth, what.kind));
+                None
+            }
+            Victim::Us => None,
         }
     }
 }

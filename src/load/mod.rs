@@ -3,12 +3,15 @@
 //! supervision holds; we find our own faults with it.
 
 mod books;
+#[cfg(test)]
+mod broken;
 pub mod chance;
 pub mod checks;
 mod drive;
 mod fleet;
 mod inject;
 pub mod measure;
+mod panics;
 pub mod plan;
 mod recorder;
 pub mod report;
@@ -21,5 +24,6 @@ pub mod types;
 mod watch;
 mod world;
 
+pub use panics::hush;
 pub use run::{LoadError, run, threads};
 pub(crate) use seams::Seams;
