@@ -78,7 +78,7 @@ async fn measure() {
 /// From the death of a server until a reader sees it: of one at a time, and of every 20th in the storm.
 async fn visible(fleet: &Fleet, each: usize) {
     let mut report = Report::new("visible", ["a server that dies", "looked for", "median", "99 %", "longest"]);
-    let alone = fleet.watched(async |watcher| {
+    let alone = fleet.watched(async |watcher: &Watcher| {
         for _ in 0..WATCHED_ALONE {
             let before = fleet.restarts();
             fleet.kill(&fleet.ids[0], Some(watcher));
@@ -86,7 +86,7 @@ async fn visible(fleet: &Fleet, each: usize) {
         }
     });
     let alone = alone.await;
-    let storm = fleet.watched(async |watcher| fleet.storm_watched(CHANGES / each, Some(watcher)).await).await;
+    let storm = fleet.watched(async |watcher: &Watcher| fleet.storm_watched(CHANGES / each, Some(watcher)).await).await;
     for (name, seen) in [("alone", alone), ("among 1,000 that die at once", storm)] {
         let at = |part| time(quantile(seen.iter().copied(), part));
         report.row([name.to_owned(), number(seen.len() as f64), at(0.5), at(0.99), at(1.0)]);

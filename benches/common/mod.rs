@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite::load::measure::{self, Memory};
+#[allow(unused_imports, reason = "each bench uses its part of it")]
 pub(crate) use mcp_satellite::load::measure::{CpuClock, number, time};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
