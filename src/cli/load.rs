@@ -235,7 +235,7 @@ async fn interrupted(below: Option<Below>) {
         match below {
             Some(mut below) => {
                 if below.asked.recv().await.is_none() {
-                    std::future::pending().await
+                    std::future::pending::<()>().await;
                 }
             }
             None => std::future::pending().await,

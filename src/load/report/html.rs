@@ -98,7 +98,9 @@ impl Page {
             return;
         }
         let mut all = Latency::default();
-        recoveries.iter().for_each(|(_, latency)| all.merge(latency));
+        for (_, latency) in &recoveries {
+            all.merge(latency);
+        }
         let histogram = plots::histogram(Width::Half, &[(VIOLET, &all)]);
         self.plot(Width::Half, "From a fault, or its healing, until its victim is online", &[], histogram);
         recoveries.sort_by_key(|(_, latency)| latency.quantile(0.5));
