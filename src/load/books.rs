@@ -144,7 +144,7 @@ impl Books {
             _ => false,
         };
         let fault = card.fault.take_if(|fault| is_back && fault.from <= at)?;
-        let took = at - fault.from;
+        let took = at.saturating_sub(fault.from);
         self.recoveries.entry(fault.kind).or_default().record(took);
         let is_promised =
             matches!(fault.kind, FaultKind::Crash | FaultKind::Exit0 | FaultKind::WorkerPanic | FaultKind::TeamPanic);

@@ -65,7 +65,7 @@ impl Spread {
     pub fn draw(&self, rng: &mut StdRng) -> Duration {
         match *self {
             Self::Fixed(duration) => duration,
-            Self::Uniform(from, to) => from + (to - from).mul_f64(rng.random::<f64>()),
+            Self::Uniform(from, to) => from + to.saturating_sub(from).mul_f64(rng.random::<f64>()),
             Self::Exp(mean) => {
                 let times: f64 = Exp1.sample(rng);
                 mean.mul_f64(times.min(f64::from(TAIL)))

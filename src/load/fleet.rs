@@ -66,7 +66,7 @@ impl Fleet {
         &self.ids[nth.0 as usize]
     }
 
-    pub(crate) fn team(&self, team: TeamNo) -> TeamId {
+    pub(crate) fn team(team: TeamNo) -> TeamId {
         team_id(team.0 as usize).into()
     }
 

@@ -71,12 +71,12 @@ impl Injector {
         let mut due: BinaryHeap<Reverse<(Duration, Due)>> = BinaryHeap::new();
         let mut under_way: FuturesUnordered<BoxFuture<'_, Option<(FaultKind, bool)>>> = FuturesUnordered::new();
         let mut coming = plan.iter().enumerate().peekable();
-        let mut given_up_at = None;
+        let mut patience_ends = None;
         loop {
             let fault = coming.peek().map(|(_, injection)| self.from + injection.at);
-            let later = due.peek().map(|Reverse((at, _))| *at);
-            let Some(next) = fault.into_iter().chain(later).min() else {
-                let give_up_at = *given_up_at.get_or_insert_with(|| Instant::now() + self.patience);
+            let healing = due.peek().map(|Reverse((at, _))| *at);
+            let Some(next) = fault.into_iter().chain(healing).min() else {
+                let give_up_at = *patience_ends.get_or_insert_with(|| Instant::now() + self.patience);
                 let missing = self.missing();
                 if under_way.is_empty() && (missing.is_empty() || Instant::now() >= give_up_at) {
                     deeds.missing = missing;
@@ -87,7 +87,7 @@ impl Injector {
                     Some(done) = under_way.next(), if !under_way.is_empty() => deeds.note(done),
                     Some(nth) = given_up.recv() => {
                         due.push(Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(nth))));
-                        given_up_at = None;
+                        patience_ends = None;
                     }
                     () = sleep(LOOK_AGAIN_AFTER) => {}
                 }
@@ -100,7 +100,7 @@ impl Injector {
                 Some(done) = under_way.next(), if !under_way.is_empty() => deeds.note(done),
                 Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(nth)))),
                 () = sleep_until(self.recorder.clock.instant(next)) => {
-                    if later == Some(next) {
+                    if healing == Some(next) {
                         match due.pop() {
                             Some(Reverse((_, Due::Heal(place)))) => under_way.push(self.heal(&plan[place]).boxed()),
                             Some(Reverse((_, Due::Pardon(nth)))) => {
@@ -133,7 +133,7 @@ impl Injector {
             (FaultKind::WorkerPanic, Victim::Instance(nth)) => self.panics(Part::Worker(self.fleet.id(nth).clone())),
             (FaultKind::TeamPanic, Victim::Team(team)) => {
                 self.recorder.pardoned(Pardon::Team(team));
-                self.panics(Part::Team(self.fleet.team(team)))
+                self.panics(Part::Team(Fleet::team(team)))
             }
             (FaultKind::RegistryPanic, _) => self.panics(Part::Registry),
             (FaultKind::BatcherPanic, _) => self.panics(Part::Batcher),

@@ -36,10 +36,10 @@ pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
     let kinds: Vec<usize> = scenario.fleet.all().map(|nth| kind_of(scenario, seed, nth)).collect();
     let mut draft =
         Draft { scenario, seed, kinds, ill: HashMap::new(), injections: Vec::new(), impossible: BTreeMap::new() };
-    let mut seen: BTreeMap<FaultKind, u64> = BTreeMap::new();
+    let mut rules: BTreeMap<FaultKind, u64> = BTreeMap::new();
     for rule in &scenario.faults {
         // Named by what it does and not by its place, so that a rule in front of it shifts nothing.
-        let nth = seen.entry(rule.kind).or_default();
+        let nth = rules.entry(rule.kind).or_default();
         let name = format!("{} {nth}", fault_name(rule.kind));
         *nth += 1;
         draft.draw(rule, &name, mode);
@@ -76,7 +76,7 @@ fn scripts(kind: &ServerKind, seed: Seed) -> Vec<Arc<Script>> {
     let one = |nth| {
         let handshake_delay = kind.handshake.draw(&mut seed.stream(&format!("handshake {}", kind.name), nth));
         let seed = seed.of(&format!("script {}", kind.name), nth);
-        Arc::new(Script { handshake_delay, seed, ..kind.script.clone() })
+        Arc::new(Script { seed, handshake_delay, ..kind.script.clone() })
     };
     (0..SCRIPTS).map(one).collect()
 }
@@ -319,7 +319,7 @@ impl CallSource {
             Load::Closed { think, .. } => *think,
             Load::Open { .. } => Spread::default(),
         };
-        Self::new(scenario, seed, caller as u64, caller.to_string(), pause, kinds)
+        Self::new(scenario, seed, caller as u64, &caller.to_string(), pause, kinds)
     }
 
     /// Of all that come. `kinds` is [`kinds`].
@@ -329,10 +329,10 @@ impl CallSource {
             Load::Closed { .. } => 1.0,
         };
         let pause = Spread::Exp(Duration::from_secs(1).div_f64(per_second.max(1e-6)));
-        Self::new(scenario, seed, u64::MAX, "open".to_owned(), pause, kinds)
+        Self::new(scenario, seed, u64::MAX, "open", pause, kinds)
     }
 
-    fn new(scenario: &Scenario, seed: Seed, nth: u64, caller: String, pause: Spread, kinds: &Arc<[u32]>) -> Self {
+    fn new(scenario: &Scenario, seed: Seed, nth: u64, caller: &str, pause: Spread, kinds: &Arc<[u32]>) -> Self {
         Self {
             rng: seed.stream("calls", nth),
             caller: format!("{:x}-{caller}", seed.0),

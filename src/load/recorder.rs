@@ -120,7 +120,7 @@ impl Recorder {
         self.ledger().judge.pardoned(whom, at);
     }
 
-    pub(crate) fn probed(&self, probe: Probe) {
+    pub(crate) fn probed(&self, probe: &Probe) {
         self.ledger().judge.probed(probe);
     }
 }

@@ -348,7 +348,9 @@ impl<'a> Stage<'a> {
     fn sources(&self) -> Sources {
         let (scenario, seed, kinds) = (&self.setup.scenario, self.setup.seed, &self.fleet.kinds);
         match &scenario.load {
-            Load::Open { in_flight_max, .. } => Sources::Open(CallSource::open(scenario, seed, kinds), *in_flight_max),
+            Load::Open { in_flight_max, .. } => {
+                Sources::Open(Box::new(CallSource::open(scenario, seed, kinds)), *in_flight_max)
+            }
             Load::Closed { callers, .. } => {
                 Sources::Closed((0..*callers).map(|nth| CallSource::closed(scenario, seed, nth, kinds)).collect())
             }
@@ -433,7 +435,7 @@ impl<'a> Stage<'a> {
         judge.found(checks::flat(&scenario.limits, &samples));
         let instances = fleet.ids.len();
         let end = End { at, left, memory_before, memory_after, instances, events_lost };
-        let violations = judge.finish(end);
+        let violations = judge.finish(&end);
         let each = |bytes: u64| bytes / (instances.max(1) as u64);
         Ok(Findings {
             repeat: setup.repeat.clone(),

@@ -499,7 +499,7 @@ impl Scenario {
             }
         }
         if wrong.is_empty() {
-            Ok(Self { fleet, duration, ..self })
+            Ok(Self { duration, fleet, ..self })
         } else {
             Err(ScenarioErrors::nowhere(&self.name, wrong))
         }

@@ -95,6 +95,7 @@ impl SimConnector {
     }
 
     /// Its remote servers remember nothing of what is over, so that it may live for long.
+    #[must_use]
     pub fn forgetful(self) -> Self {
         Self { remote: Arc::new(endpoint::World::forgetful()), ..self }
     }

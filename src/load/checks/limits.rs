@@ -6,6 +6,9 @@ use super::super::measure::Latency;
 use crate::load::scenario::Limits;
 use crate::load::types::{Invariant, Nth, Sample, Violation};
 
+/// One value of each sample.
+type Curve = fn(&Sample) -> u64;
+
 /// With fewer calls than this a 99th percentile says nothing.
 const CALLS_MIN: u64 = 500;
 
@@ -59,7 +62,7 @@ pub fn flat(limits: &Limits, samples: &[Sample]) -> Vec<Violation> {
         values.get(values.len() / 2).copied()
     };
     let mut violations = Vec::new();
-    let curves: [(&str, fn(&Sample) -> u64); 2] =
+    let curves: [(&str, Curve); 2] =
         [("bytes of memory", |sample| sample.rss), ("descriptors", |sample| sample.descriptors.into())];
     for (what, value) in curves {
         let before = median(end / 4, end / 2, value);

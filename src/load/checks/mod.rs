@@ -121,8 +121,8 @@ impl Judge {
     }
 
     /// Somebody has looked whether what is shown as online can be called.
-    pub fn probed(&mut self, probe: Probe) {
-        callable::probed(&probe, &mut self.broken);
+    pub fn probed(&mut self, probe: &Probe) {
+        callable::probed(probe, &mut self.broken);
     }
 
     /// A caller has ended, and this is what it got.
@@ -144,12 +144,12 @@ impl Judge {
     }
 
     /// All that was found, by time.
-    pub fn finish(self, end: End) -> Vec<Violation> {
+    pub fn finish(self, end: &End) -> Vec<Violation> {
         let Self { limits, gaps, budget, mut broken, .. } = self;
-        gaps.finish(&end, &mut broken);
+        gaps.finish(end, &mut broken);
         budget.finish(&mut broken);
-        leftovers::finish(&end, &mut broken);
-        growth::finish(&end, &limits, &mut broken);
+        leftovers::finish(end, &mut broken);
+        growth::finish(end, &limits, &mut broken);
         let mut violations = broken.violations;
         violations.sort_by_key(|violation| violation.at_ms);
         violations

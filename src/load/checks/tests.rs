@@ -33,7 +33,9 @@ impl Told {
         let mut told = Self::new();
         for nth in 0..3 {
             told.start(nth);
-            UP.into_iter().for_each(|status| told.status(nth, status));
+            for status in UP {
+                told.status(nth, status);
+            }
         }
         told
     }
@@ -76,7 +78,9 @@ impl Told {
     fn again(&mut self, nth: u32) {
         self.status(nth, Connecting);
         self.start(nth);
-        [DiscoveringTools, SyncingTools, Online].into_iter().for_each(|status| self.status(nth, status));
+        for status in [DiscoveringTools, SyncingTools, Online] {
+            self.status(nth, status);
+        }
     }
 
     fn dropped(&mut self, from_seq: u64, to_seq: u64) {
@@ -98,7 +102,7 @@ impl Told {
     fn broken_at(self, end: impl FnOnce(&mut End)) -> Vec<(Invariant, String)> {
         let mut last = self.end();
         end(&mut last);
-        self.judge.finish(last).into_iter().map(|violation| (violation.invariant, violation.what)).collect()
+        self.judge.finish(&last).into_iter().map(|violation| (violation.invariant, violation.what)).collect()
     }
 
     fn broken(self) -> Vec<(Invariant, String)> {
@@ -116,7 +120,7 @@ fn said(broken: &[(Invariant, String)], invariant: Invariant) -> &str {
 fn nothing_is_said_of_a_run_in_which_all_is_well() {
     let mut told = Told::up();
     told.again(0);
-    told.judge.probed(Probe { nth: Nth(1), at: told.now(), answer: Answered::Text("x".to_owned()), moved: false });
+    told.judge.probed(&Probe { nth: Nth(1), at: told.now(), answer: Answered::Text("x".to_owned()), moved: false });
     let mut answers = Answers::new();
     for token in ["a", "b", "c"] {
         answers.asked(token);
@@ -331,10 +335,10 @@ fn one_that_is_online_and_deaf_is_caught_and_one_that_moved_is_not() {
     let mut told = Told::up();
     let failed = Answered::Failed { fate: Some("timed_out".to_owned()), why: "no answer within 5s".to_owned() };
     let probe = |answer: &Answered, moved| Probe { nth: Nth(2), at: Duration::ZERO, answer: answer.clone(), moved };
-    told.judge.probed(probe(&failed, true));
-    told.judge.probed(probe(&Answered::ServerError("no such tool".to_owned()), false));
+    told.judge.probed(&probe(&failed, true));
+    told.judge.probed(&probe(&Answered::ServerError("no such tool".to_owned()), false));
     assert_eq!(told.judge.count(), 0);
-    told.judge.probed(probe(&failed, false));
+    told.judge.probed(&probe(&failed, false));
     let broken = told.broken();
     assert_eq!(
         said(&broken, Invariant::OnlineIsCallable),

@@ -63,7 +63,7 @@ impl Transitions {
                 }
             }
             if at < when {
-                let early = (when - at).as_millis();
+                let early = when.saturating_sub(at).as_millis();
                 let what = format!("{status} is told after {before} and happened {early} ms before it");
                 broken.push(Invariant::LegalTransitions, at, Some(nth), what);
             }

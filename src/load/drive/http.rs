@@ -147,7 +147,7 @@ impl Caller for Clients {
         async move {
             let id = self.fleet.id(call.nth);
             let Some(session) = self.sessions.get(&(id.team.clone(), id.user.clone())) else {
-                return failed(None, "its user has no session");
+                return failed(None, &"its user has no session");
             };
             let path = format!("{}:echo", self.fleet.slug(call.nth));
             let after_ms = u64::try_from(call.after.as_millis()).unwrap_or(u64::MAX);
@@ -164,17 +164,17 @@ impl Caller for Clients {
                 Ok(Ok(reply)) if reply.status == 200 => read(&reply.body),
                 Ok(Ok(reply)) => {
                     let said = String::from_utf8_lossy(&reply.body);
-                    failed(None, format!("HTTP {}: {said}", reply.status))
+                    failed(None, &format!("HTTP {}: {said}", reply.status))
                 }
-                Ok(Err(error)) => failed(None, error),
-                Err(_) => failed(Some("timed_out".to_owned()), "the endpoint did not answer in time"),
+                Ok(Err(error)) => failed(None, &error),
+                Err(_) => failed(Some("timed_out".to_owned()), &"the endpoint did not answer in time"),
             }
         }
         .boxed()
     }
 }
 
-fn failed(fate: Option<String>, why: impl ToString) -> Answered {
+fn failed(fate: Option<String>, why: &dyn std::fmt::Display) -> Answered {
     Answered::Failed { fate, why: why.to_string() }
 }
 
@@ -208,7 +208,7 @@ fn read(body: &[u8]) -> Answered {
         message: String,
         fate: Option<String>,
     }
-    let Ok(text) = std::str::from_utf8(body) else { return failed(None, "the answer is no text") };
+    let Ok(text) = std::str::from_utf8(body) else { return failed(None, &"the answer is no text") };
     // In a stream what comes last is the answer; keep-alives and progress come before it.
     let message = if text.trim_start().starts_with('{') {
         text
@@ -219,16 +219,16 @@ fn read(body: &[u8]) -> Answered {
         Ok(Message { result: Some(result), .. }) => {
             let marked = serde_json::from_str::<Marked>(result.get()).ok();
             match marked.and_then(|marked| marked.meta?.error) {
-                Some(refused) => failed(refused.fate, refused.message),
+                Some(refused) => failed(refused.fate, &refused.message),
                 None => said(result.get()),
             }
         }
         Ok(Message { error: Some(error), .. }) => match error.data {
-            Some(Refused { kind: Some(_), fate, .. }) => failed(fate, error.message),
+            Some(Refused { kind: Some(_), fate, .. }) => failed(fate, &error.message),
             _ => Answered::ServerError(error.message),
         },
-        Ok(_) => failed(None, "the answer has neither a result nor an error"),
-        Err(error) => failed(None, format!("the answer cannot be read: {error}")),
+        Ok(_) => failed(None, &"the answer has neither a result nor an error"),
+        Err(error) => failed(None, &format!("the answer cannot be read: {error}")),
     }
 }
 

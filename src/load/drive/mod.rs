@@ -40,7 +40,7 @@ const NEIGHBOURS: Duration = Duration::from_secs(3);
 /// Where the calls come from.
 pub(crate) enum Sources {
     /// One that does not wait for answers, and how many of its calls may be under way at once.
-    Open(CallSource, usize),
+    Open(Box<CallSource>, usize),
     /// Callers that wait for theirs.
     Closed(Vec<CallSource>),
 }

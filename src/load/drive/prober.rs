@@ -86,7 +86,7 @@ impl Prober {
             let moved = moved();
             let is_settled = moved || !matches!(answer, Answered::Failed { .. });
             if is_settled || Instant::now() >= deadline {
-                self.recorder.probed(Probe { nth, at, answer, moved });
+                self.recorder.probed(&Probe { nth, at, answer, moved });
                 return;
             }
             sleep(AGAIN_AFTER).await;

@@ -303,7 +303,10 @@ mod tests {
     use rand::rngs::StdRng;
 
     use super::*;
+    use std::collections::BTreeMap;
+
     use crate::load::report::made_up::{broken, held, samples};
+    use crate::load::types::CallFindings;
 
     #[test]
     fn the_page_needs_nothing_from_anywhere() {
@@ -346,9 +349,9 @@ mod tests {
     fn a_run_that_ended_at_once_has_a_page() {
         let nothing = Findings {
             samples: Vec::new(),
-            recoveries: Default::default(),
-            online: Default::default(),
-            calls: Default::default(),
+            recoveries: BTreeMap::default(),
+            online: Latency::default(),
+            calls: CallFindings::default(),
             ..held()
         };
         let page = html(&nothing);
@@ -358,7 +361,9 @@ mod tests {
     #[test]
     fn the_worst_look_of_many_is_shown() {
         let mut all: Vec<Sample> = (0..10).map(|_| Sample { by_status: [0; 12], ..Sample::default() }).collect();
-        all.iter_mut().for_each(|sample| sample.by_status[place(Status::Online)] = 5);
+        for sample in &mut all {
+            sample.by_status[place(Status::Online)] = 5;
+        }
         all[3].by_status[place(Status::Online)] = 2;
         all[3].by_status[place(Status::Error)] = 3;
         let layers = statuses(&[&all]);

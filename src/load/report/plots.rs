@@ -403,7 +403,7 @@ mod tests {
         let empty = Curve { name: String::new(), colour: (0, 0, 0), values: Vec::new() };
         let drawn = [
             lines(Width::Half, &times, &[], Unit::Count),
-            lines(Width::Half, &times, &[empty.clone()], Unit::Bytes),
+            lines(Width::Half, &times, std::slice::from_ref(&empty), Unit::Bytes),
             stack(Width::Full, &times, &[empty]),
             histogram(Width::Half, &[((0, 0, 0), &Latency::default())]),
             spans(Width::Half, &[]),
