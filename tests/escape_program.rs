@@ -293,7 +293,8 @@ fn a_process_that_can_be_traced_is_an_escape_and_is_let_go() {
     assert_eq!(escaped, !restricted || geteuid().is_root(), "{detail}");
     let status = fs::read_to_string(format!("/proc/{}/status", bystander.0.id())).unwrap();
     assert!(status.lines().any(|line| line == "TracerPid:\t0"), "{status}");
-    assert_eq!(bystander.stat(0), "S");
+    // Neither stopped nor traced; it may be about to sleep.
+    assert!(["S", "R", "D"].contains(&bystander.stat(0).as_str()), "{}", bystander.stat(0));
 }
 
 #[test]

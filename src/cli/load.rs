@@ -131,7 +131,9 @@ impl Load {
         if findings.violations_in_all == 0 {
             return Ok(DONE);
         }
-        complain(&verdict(&findings));
+        if self.json {
+            complain(&verdict(&findings));
+        }
         // The last line, as it is typed.
         let _ = writeln!(std::io::stderr().lock(), "repeat: {repeat}");
         Ok(FAILED)
@@ -233,7 +235,7 @@ async fn interrupted(below: Option<Below>) {
         match below {
             Some(mut below) => {
                 if below.asked.recv().await.is_none() {
-                    std::future::pending().await
+                    std::future::pending::<()>().await;
                 }
             }
             None => std::future::pending().await,
@@ -294,7 +296,9 @@ fn shipped(name: &str) -> Result<&'static str, Failed> {
 fn told(findings: &Findings) -> String {
     let tables: Vec<String> = tables(findings).iter().map(as_text).collect();
     let verdict = verdict(findings);
-    format!("{}\n{verdict}\n\n{}\n\nrepeat: {}", headline(findings), tables.join("\n\n"), findings.repeat)
+    let text = format!("{}\n{verdict}\n\n{}", headline(findings), tables.join("\n\n"));
+    // Where it broke, that is the last line on stderr.
+    if findings.violations_in_all == 0 { format!("{text}\n\nrepeat: {}", findings.repeat) } else { text }
 }
 
 fn as_text(Table { title, head, rows }: &Table) -> String {

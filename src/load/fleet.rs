@@ -13,7 +13,7 @@ use mcp_satellite_actors::model::spec::{
 use super::chance::Seed;
 use super::plan;
 use super::scenario::{FleetShape, Scenario};
-use super::types::{Nth, Target, TeamNo};
+use super::types::{Nth, Target, TeamNo, Transport};
 
 /// The header with which a remote instance shows who it is.
 pub(crate) const CREDENTIAL: &str = "Authorization";
@@ -31,6 +31,7 @@ pub(crate) struct Fleet {
 
 struct Kind {
     name: String,
+    transport: Transport,
     keep: Keep,
     request_logging: bool,
 }
@@ -47,6 +48,7 @@ impl Fleet {
         };
         let of_kind = scenario.kinds.iter().map(|kind| Kind {
             name: kind.name.clone(),
+            transport: kind.transport,
             keep: kind.keep,
             request_logging: kind.request_logging,
         });
@@ -71,6 +73,15 @@ impl Fleet {
     /// The kind of an instance, as an index into the scenario's kinds.
     pub(crate) fn kind(&self, nth: Nth) -> usize {
         self.kinds[nth.0 as usize] as usize
+    }
+
+    /// Its server's name for people, which no other server has.
+    pub(crate) fn slug(&self, nth: Nth) -> String {
+        format!("{}-{}", self.of_kind[self.kind(nth)].name, nth.0)
+    }
+
+    pub(crate) fn is_remote(&self, nth: Nth) -> bool {
+        self.of_kind[self.kind(nth)].transport == Transport::Remote
     }
 
     /// The team of each instance.
@@ -99,7 +110,7 @@ impl Fleet {
             user: id.user.clone(),
             user_slug: id.user.as_str().into(),
             installation: id.installation.clone(),
-            server: format!("{}-{}", kind.name, nth.0).into(),
+            server: self.slug(nth).into(),
             target,
             server_layer,
             team_layer: Layer::default(),

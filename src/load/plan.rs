@@ -369,3 +369,191 @@ impl Iterator for CallSource {
         Some(PlannedCall { pause, nth, after, token, timeout: self.timeout })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::load::scenario::{Overrides, load, parse};
+
+    fn mixed(instances: usize) -> Scenario {
+        let overrides = Overrides { instances: Some(instances), teams: Some(instances / 20), ..Overrides::default() };
+        load("mixed").unwrap().with(overrides).unwrap()
+    }
+
+    fn calls(scenario: &Scenario, seed: Seed, count: usize) -> Vec<PlannedCall> {
+        CallSource::open(scenario, seed, &kinds(scenario, seed)).take(count).collect()
+    }
+
+    /// Without the serial numbers, which are those of the whole plan.
+    fn of(plan: &Plan, wanted: &[FaultRule]) -> Vec<Injection> {
+        let known = |injection: &&Injection| wanted.iter().any(|rule| rule.kind == injection.kind);
+        plan.injections.iter().filter(known).map(|injection| Injection { serial: 0, ..injection.clone() }).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
+        #[test]
+        fn the_same_seed_gives_the_same_plan_and_calls_and_another_does_not(seed: u64) {
+            let (scenario, seed) = (mixed(200), Seed(seed));
+            let drawn = plan(&scenario, seed, Mode::Simulated);
+            prop_assert_eq!(&drawn, &plan(&scenario, seed, Mode::Simulated));
+            prop_assert_eq!(calls(&scenario, seed, 1000), calls(&scenario, seed, 1000));
+            let other = Seed(seed.0 ^ 1);
+            prop_assert_ne!(&drawn, &plan(&scenario, other, Mode::Simulated));
+            let tokenless = |calls: Vec<PlannedCall>| calls.into_iter().map(|call| (call.pause, call.nth, call.after)).collect::<Vec<_>>();
+            prop_assert_ne!(tokenless(calls(&scenario, seed, 100)), tokenless(calls(&scenario, other, 100)));
+        }
+
+        #[test]
+        fn one_more_fault_shifts_neither_calls_nor_other_faults(seed: u64, left_out in 0..23_usize) {
+            let (whole, seed) = (mixed(2000), Seed(seed));
+            let mut less = whole.clone();
+            // At the end it can be drawn without being in anybody's way.
+            let last = less.faults.remove(left_out);
+            let mut whole = whole;
+            whole.faults = less.faults.iter().cloned().chain([last]).collect();
+            prop_assert_eq!(calls(&whole, seed, 100), calls(&less, seed, 100));
+            let (whole, rules) = (plan(&whole, seed, Mode::Simulated), &less.faults);
+            prop_assert_eq!(of(&whole, rules), of(&plan(&less, seed, Mode::Simulated), rules));
+        }
+
+        #[test]
+        fn nobody_is_ill_twice_at_a_time(seed: u64) {
+            // Few, so that they meet.
+            let scenario = mixed(60);
+            let drawn = plan(&scenario, Seed(seed), Mode::Simulated);
+            let mut until: HashMap<Nth, Duration> = HashMap::new();
+            for injection in &drawn.injections {
+                if let Victim::Instance(nth) = injection.victim {
+                    let well = until.entry(nth).or_default();
+                    prop_assert!(*well <= injection.at, "{injection:?} while it is ill until {well:?}");
+                    *well = injection.at + injection.lasts;
+                }
+            }
+            prop_assert!(!drawn.impossible.is_empty(), "with so few somebody is not well");
+            let serials: Vec<u32> = drawn.injections.iter().map(|injection| injection.serial).collect();
+            prop_assert!(serials.into_iter().eq(0..u32::try_from(drawn.injections.len()).unwrap()));
+            prop_assert!(drawn.injections.is_sorted_by_key(|injection| injection.at));
+        }
+    }
+
+    #[test]
+    fn faults_befall_only_those_whom_they_fit_within_their_times() {
+        let scenario = mixed(400);
+        let drawn = plan(&scenario, Seed(5), Mode::Simulated);
+        assert!(drawn.injections.len() > 150, "{}", drawn.injections.len());
+        for injection in &drawn.injections {
+            assert!((scenario.duration / 5..scenario.duration * 3 / 4).contains(&injection.at), "{injection:?}");
+            match injection.victim {
+                Victim::Instance(nth) => {
+                    let kind = &scenario.kinds[kind_of(&scenario, Seed(5), nth)];
+                    assert!(fits(injection.kind, kind.transport), "{injection:?}");
+                }
+                Victim::Team(_) => assert_eq!(injection.kind, FaultKind::TeamPanic),
+                Victim::Us => assert_eq!(injection.kind.befalls(), Befalls::Us),
+            }
+        }
+    }
+
+    #[test]
+    fn what_real_servers_cannot_be_made_to_do_is_counted() {
+        let drawn = plan(&mixed(400), Seed(5), Mode::Real);
+        let cannot = |kind: &FaultKind| !kind.possible(Mode::Real);
+        assert!(drawn.injections.iter().all(|injection| !cannot(&injection.kind)));
+        let told: Vec<_> = drawn.impossible.iter().map(|(kind, _)| *kind).filter(cannot).collect();
+        assert_eq!(told, [FaultKind::Unauthorized, FaultKind::StreamCut]);
+    }
+
+    fn shares(whom: &str) -> Plan {
+        let text = format!(
+            r#"
+about = "Shares."
+seconds = 10
+fleet = {{ instances = 10_000, teams = 100 }}
+servers = [{{ name = "tools" }}]
+load = {{ loop = "open", per_second = 5 }}
+faults = [{{ kind = "crash", at = "50 %", {whom} }}]
+"#
+        );
+        plan(&parse("shares.toml", &text).unwrap(), Seed(3), Mode::Simulated)
+    }
+
+    #[test]
+    fn a_third_of_ten_thousand_are_3333_all_different() {
+        let drawn = shares(&format!("share = {}", 1.0 / 3.0));
+        let victims: std::collections::HashSet<_> =
+            drawn.injections.iter().map(|it| format!("{:?}", it.victim)).collect();
+        assert_eq!((drawn.injections.len(), victims.len()), (3333, 3333));
+        assert!(drawn.injections.iter().all(|injection| injection.at == Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn a_share_of_teams_is_all_of_their_members() {
+        let drawn = shares("teams = 0.33");
+        let mut teams: BTreeMap<u32, usize> = BTreeMap::new();
+        for injection in &drawn.injections {
+            let Victim::Instance(nth) = injection.victim else { panic!("{injection:?}") };
+            *teams.entry(nth.0 % 100).or_default() += 1;
+        }
+        assert_eq!(teams.len(), 33);
+        assert!(teams.values().all(|members| *members == 100));
+    }
+
+    #[test]
+    fn at_most_eight_write_huge_lines_at_a_time() {
+        let text = r#"
+about = "Huge."
+seconds = 10
+fleet = { instances = 1000 }
+servers = [{ name = "tools" }]
+load = { loop = "open", per_second = 5 }
+faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
+"#;
+        let drawn = plan(&parse("huge.toml", text).unwrap(), Seed(3), Mode::Simulated);
+        assert_eq!(drawn.injections.len(), 8);
+        assert_eq!(drawn.impossible, [(FaultKind::Huge, 92)]);
+    }
+
+    #[test]
+    fn every_call_says_what_no_other_says_to_somebody_who_is_there() {
+        let scenario = load("flap").unwrap();
+        let of_all = kinds(&scenario, Seed(9));
+        let mut said = std::collections::HashSet::new();
+        for caller in 0..32 {
+            for call in CallSource::closed(&scenario, Seed(9), caller, &of_all).take(500) {
+                assert!((call.nth.0 as usize) < scenario.fleet.instances);
+                assert!(call.token.len() <= 24, "{}", call.token);
+                assert!(said.insert(call.token));
+            }
+        }
+        let mut by_team = [0_u32; 50];
+        for call in CallSource::closed(&scenario, Seed(9), 0, &of_all).take(5000) {
+            by_team[scenario.fleet.team_of(call.nth).0 as usize] += 1;
+        }
+        assert!(by_team[0] > 3 * by_team[10], "teams are called unevenly: {by_team:?}");
+    }
+
+    #[test]
+    fn arrivals_come_at_the_rate_that_was_asked_for() {
+        let scenario = mixed(200);
+        let pauses: Duration = calls(&scenario, Seed(2), 10_000).iter().map(|call| call.pause).sum();
+        let rate = 10_000.0 / pauses.as_secs_f64();
+        assert!((380.0..420.0).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn kinds_of_server_are_as_frequent_as_their_weights() {
+        let scenario = mixed(10_000);
+        let mut counts = [0_u32; 3];
+        kinds(&scenario, Seed(4)).iter().for_each(|kind| counts[*kind as usize] += 1);
+        let [tools, chatty, cloud] = counts;
+        assert!((5800..6200).contains(&tools) && (900..1100).contains(&chatty) && (2800..3200).contains(&cloud));
+        let scripts = plan(&scenario, Seed(4), Mode::Simulated).scripts;
+        let handshakes: std::collections::HashSet<_> = scripts[0].iter().map(|script| script.handshake_delay).collect();
+        assert_eq!(handshakes.len(), 32);
+        assert_eq!(scripts[0][script_of(Nth(33))].tools, 12);
+    }
+}

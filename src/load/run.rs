@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::books::Books;
 use super::checks::{self, Judge};
-use super::drive::{Calls, Desk, Direct, Prober, Sources, Tally, Times};
+use super::drive::{Calls, Desk, Direct, Door, Lobby, Prober, Sources, Tally, Times};
 use super::fleet::Fleet;
 use super::inject::{Deeds, Injector};
 use super::measure::{self, CpuClock};
@@ -30,7 +30,7 @@ use super::types::{
     Violation,
 };
 use super::watch::Watch;
-use super::world::{Counting, SimWorld, World};
+use super::world::{Counting, RealWorld, SimWorld, World};
 
 /// Installations that wait for their answers at once.
 const INSTALLS: usize = 64;
@@ -65,6 +65,9 @@ pub enum LoadError {
     /// The servers cannot be brought about.
     #[error("cannot prepare the servers")]
     World(#[source] io::Error),
+    /// The MCP endpoint cannot be opened.
+    #[error("cannot open the MCP endpoint")]
+    Endpoint(#[source] io::Error),
     /// The trace cannot be written.
     #[error("cannot write the trace")]
     Trace(#[source] io::Error),
@@ -114,6 +117,8 @@ struct Stage<'a> {
     plan: Arc<Plan>,
     fleet: Arc<Fleet>,
     world: Arc<dyn World>,
+    /// Where calls go through the MCP endpoint.
+    lobby: Option<Lobby>,
     recorder: Arc<Recorder>,
     runtime: RuntimeHandle,
     tally: Arc<Tally>,
@@ -174,7 +179,10 @@ impl<'a> Stage<'a> {
         let fleet = Arc::new(Fleet::new(scenario, setup.seed, setup.seams.spec));
         let world: Arc<dyn World> = match setup.mode {
             Mode::Simulated | Mode::Virtual => Arc::new(SimWorld::new(scenario, &fleet, plan.scripts.clone())),
-            Mode::Real => return Err(LoadError::World(io::ErrorKind::Unsupported.into())),
+            Mode::Real => {
+                let world = RealWorld::new(scenario, &fleet, plan.scripts.clone(), &setup.program).await;
+                Arc::new(world.map_err(LoadError::World)?)
+            }
         };
         let epoch = if setup.mode == Mode::Virtual { EPOCH } else { Timestamp::now() };
         let clock = Clock::start(epoch);
@@ -189,7 +197,9 @@ impl<'a> Stage<'a> {
             (setup.seams.sink)(Arc::clone(&recorder) as _),
             clock.wall(),
         );
+        let lobby = setup.gateway.then(Lobby::new);
         let options = Options {
+            audience: lobby.as_ref().map_or(defaults.audience, Lobby::audience),
             batch: scenario.batch.clone(),
             team_budget: scenario.team_budget.clone(),
             start_permits: scenario.start_permits.unwrap_or(match setup.mode {
@@ -207,6 +217,7 @@ impl<'a> Stage<'a> {
             plan: Arc::new(plan),
             fleet,
             world,
+            lobby,
             recorder,
             runtime,
             tally: Arc::default(),
@@ -225,6 +236,7 @@ impl<'a> Stage<'a> {
         self.until_online(show).await?;
         let now = self.recorder.clock.now();
         let children_cpu = self.children_cpu();
+        let door = self.open().await?;
         let memory_before = self.settle().await;
         // By event, where no event was lost: a look comes a little later.
         let all_online = self.recorder.ledger().books.all_online.unwrap_or(now).saturating_sub(installing);
@@ -232,7 +244,7 @@ impl<'a> Stage<'a> {
         show.phase("calls and faults");
         let times = self.times();
         let ended = CancellationToken::new();
-        let desk = tokio::spawn(self.desk(self.times()).run(self.sources()));
+        let desk = tokio::spawn(self.desk(self.times(), door.as_ref()).run(self.sources()));
         let prober = tokio::spawn(self.prober(ended.clone()).run());
         let (injector, plan) = (self.injector(times.from), Arc::clone(&self.plan));
         let injector = tokio::spawn(async move { injector.run(&plan.injections, given_up).await });
@@ -242,7 +254,17 @@ impl<'a> Stage<'a> {
         prober.await?;
         let deeds = injector.await?;
         let memory_after = self.settle().await;
+        if let Some(door) = door {
+            door.close().await;
+        }
         Ok(Middle { all_online, memory_before, memory_after, children_cpu, times, calls, deeds })
+    }
+
+    /// The way in for calls, where they are to go through the MCP endpoint.
+    async fn open(&self) -> Result<Option<Door>, LoadError> {
+        let Some(lobby) = &self.lobby else { return Ok(None) };
+        let deadline = self.setup.scenario.load.timeout();
+        lobby.open(&self.runtime, &self.fleet, deadline).await.map(Some).map_err(LoadError::Endpoint)
     }
 
     async fn install(&self) -> Result<(), LoadError> {
@@ -333,10 +355,10 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn desk(&self, times: Times) -> Desk {
-        let direct = Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) };
+    fn desk(&self, times: Times, door: Option<&Door>) -> Desk {
+        let direct = || Arc::new(Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) });
         Desk {
-            caller: (self.setup.seams.caller)(Arc::new(direct)),
+            caller: (self.setup.seams.caller)(door.map_or_else(|| direct() as _, Door::caller)),
             clock: self.recorder.clock,
             shape: self.fleet.shape,
             times,
@@ -388,11 +410,12 @@ impl<'a> Stage<'a> {
         took: Duration,
         cpu: CpuClock,
     ) -> Result<Findings, LoadError> {
-        let Self { setup, plan, fleet, world, recorder, runtime, before, .. } = self;
+        let Self { setup, plan, fleet, world, lobby, recorder, runtime, before, .. } = self;
         let Farewell { events_lost, .. } = runtime.shutdown().await;
         let events = runtime.event_statistics();
         join.await?;
-        drop(runtime);
+        drop((runtime, lobby));
+        world.close();
         let left = left(setup, &before, &*world).await;
 
         let scenario = &setup.scenario;

@@ -22,6 +22,7 @@ use super::scenario::FleetShape;
 use super::types::{Answered, CallFindings, PlannedCall, TeamNo};
 
 pub(crate) use direct::Direct;
+pub(crate) use http::{Door, Lobby};
 pub(crate) use prober::Prober;
 
 /// A way to the servers.

@@ -98,7 +98,9 @@ impl Page {
             return;
         }
         let mut all = Latency::default();
-        recoveries.iter().for_each(|(_, latency)| all.merge(latency));
+        for (_, latency) in &recoveries {
+            all.merge(latency);
+        }
         let histogram = plots::histogram(Width::Half, &[(VIOLET, &all)]);
         self.plot(Width::Half, "From a fault, or its healing, until its victim is online", &[], histogram);
         recoveries.sort_by_key(|(_, latency)| latency.quantile(0.5));
@@ -106,8 +108,8 @@ impl Page {
             .into_iter()
             .map(|(kind, latency)| (format!("{} ({})", fault_name(*kind), latency.len()), VIOLET, latency))
             .collect();
-        let spans = plots::spans(Width::Half, &rows);
-        self.plot(Width::Half, "The same by fault: half, nine of ten, all within", &[], spans);
+        let spans = plots::spans(Width::Full, &rows);
+        self.plot(Width::Full, "The same by fault: half, nine of ten, all within", &[], spans);
     }
 
     fn over_time(&mut self, findings: &Findings) {
@@ -124,9 +126,13 @@ impl Page {
 
         let layers = statuses(&buckets);
         self.plot(Width::Full, "Servers by status", &legend(&layers), plots::stack(Width::Full, &times, &layers));
-        let ill: Vec<Curve> = layers.into_iter().filter(|layer| !WELL.contains(&layer.name.as_str())).collect();
+        // Before all were online for the first time nobody is missing.
+        let up = buckets.iter().position(|bucket| bucket[0].at_ms as f64 > findings.all_online_ms).unwrap_or(0);
+        let mut ill = statuses(&buckets[up..]);
+        ill.retain(|layer| !WELL.contains(&layer.name.as_str()));
         if !ill.is_empty() {
-            let drawn = plots::stack(Width::Full, &bare, &ill);
+            let times = Times { seconds: &seconds[up..], marks: &[] };
+            let drawn = plots::stack(Width::Full, &times, &ill);
             self.plot(Width::Full, "Those of them that cannot be called", &legend(&ill), drawn);
         }
 

@@ -15,9 +15,9 @@ pub use tables::{Table, headline, tables};
 
 use super::types::{Findings, Invariant};
 
-/// Findings as one JSON object.
+/// Findings as one JSON object, on one line: hundreds of samples are for programs.
 pub fn json(findings: &Findings) -> Result<String, serde_json::Error> {
-    serde_json::to_string_pretty(findings)
+    serde_json::to_string(findings)
 }
 
 /// Whether what was promised was kept, and in one line which promises were not.

@@ -13,6 +13,8 @@ use crate::load::measure::{Bar, Latency, bytes, time};
 /// Units of a plot for each pixel of a screen, so that what is drawn at whole units is sharp.
 const SCALE: u32 = 2;
 const HEIGHT: u32 = 230 * SCALE;
+/// Of a name in a list of them.
+const ROW: u32 = 22 * SCALE;
 const FONT: (&str, u32) = ("sans-serif", 14 * SCALE);
 /// Room for the numbers of an axis.
 const LEFT: u32 = 62 * SCALE;
@@ -105,7 +107,7 @@ impl Unit {
 /// Curves, each with its area below if it is alone.
 pub(super) fn lines(width: Width, times: &Times<'_>, curves: &[Curve], unit: Unit) -> Drawn {
     let top = curves.iter().flat_map(|curve| &curve.values).copied().fold(0.0, f64::max);
-    draw(width, |area| {
+    draw(width, HEIGHT, |area| {
         let mut chart = over_time(area, times, top, unit)?;
         for curve in curves {
             let points = || times.seconds.iter().copied().zip(curve.values.iter().copied());
@@ -122,7 +124,7 @@ pub(super) fn lines(width: Width, times: &Times<'_>, curves: &[Curve], unit: Uni
 pub(super) fn stack(width: Width, times: &Times<'_>, layers: &[Curve]) -> Drawn {
     let total = |nth: usize| layers.iter().filter_map(|layer| layer.values.get(nth)).sum::<f64>();
     let top = (0..times.seconds.len()).map(total).fold(0.0, f64::max);
-    draw(width, |area| {
+    draw(width, HEIGHT, |area| {
         let mut chart = over_time(area, times, top, Unit::Count)?;
         let mut below = vec![0.0; times.seconds.len()];
         for layer in layers {
@@ -145,12 +147,12 @@ pub(super) fn histogram(width: Width, all: &[(Colour, &Latency)]) -> Drawn {
     };
     let tallest = all.iter().flat_map(|(_, bars)| bars.iter().map(|bar| share(bars, bar))).fold(1.0, f64::max);
     let range = range(all.iter().flat_map(|(_, bars)| bars).flat_map(|bar| [bar.from, bar.until]));
-    draw(width, |area| {
+    draw(width, HEIGHT, |area| {
         let x = Axis { range: range.0..range.1, ticks: decades(range) };
         let y = Axis { range: 0.0..height(tallest), ticks: round_numbers(tallest, 1.0) };
         let mut chart = frame(area, LEFT).build_cartesian_2d(x, y)?;
         let percent = |share: &f64| format!("{} %", round(*share));
-        mesh(&mut chart, &exponent, &percent)?;
+        mesh(&mut chart, &|at: &f64| exponent(*at), &percent)?;
         for (fill, bars) in &all {
             let bar = |bar: &Bar| {
                 let corners = [(log(bar.from), 0.0), (log(bar.until), share(bars, bar))];
@@ -167,7 +169,8 @@ pub(super) fn spans(width: Width, rows: &[(String, Colour, &Latency)]) -> Drawn 
     let range = range(rows.iter().flat_map(|(_, _, all)| [all.quantile(0.0), all.quantile(1.0)]));
     // The first is at the top.
     let place = |nth: usize| (rows.len() - nth) as f64 - 0.5;
-    draw(width, |area| {
+    let height = BELOW + ROW * u32::try_from(rows.len() + 1).unwrap_or(u32::MAX / ROW - 2);
+    draw(width, height, |area| {
         let x = Axis { range: range.0..range.1, ticks: decades(range) };
         let y = Axis { range: 0.0..rows.len().max(1) as f64, ticks: (0..rows.len()).map(place).collect() };
         let mut chart = frame(area, LEFT * 2).build_cartesian_2d(x, y)?;
@@ -175,7 +178,7 @@ pub(super) fn spans(width: Width, rows: &[(String, Colour, &Latency)]) -> Drawn 
             let nth = (0..rows.len()).find(|nth| (place(*nth) - at).abs() < 0.1);
             nth.map(|nth| rows[nth].0.clone()).unwrap_or_default()
         };
-        mesh(&mut chart, &exponent, &name)?;
+        mesh(&mut chart, &|at: &f64| exponent(*at), &name)?;
         for (nth, (_, fill, latency)) in rows.iter().enumerate() {
             let (middle, fill) = (place(nth), colour(*fill));
             let of = |share| log(latency.quantile(share));
@@ -196,8 +199,8 @@ pub(super) fn spans(width: Width, rows: &[(String, Colour, &Latency)]) -> Drawn 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Failure = DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>;
 
-fn draw(width: Width, plot: impl FnOnce(&Area<'_>) -> Result<(), Failure>) -> Drawn {
-    let size = (width.units(), HEIGHT);
+fn draw(width: Width, height: u32, plot: impl FnOnce(&Area<'_>) -> Result<(), Failure>) -> Drawn {
+    let size = (width.units(), height);
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
@@ -311,7 +314,7 @@ fn ticks(from: f64, until: f64) -> Vec<f64> {
 fn moment(seconds: f64) -> String {
     match seconds {
         s if s >= 3600.0 => format!("{} h", round(s / 3600.0)),
-        s if s >= 60.0 => format!("{} min", round(s / 60.0)),
+        s if s >= 60.0 && s % 60.0 == 0.0 => format!("{} min", round(s / 60.0)),
         s => format!("{} s", round(s)),
     }
 }
@@ -349,8 +352,8 @@ fn decades((low, high): (f64, f64)) -> Vec<f64> {
     all.filter(|at| (low..=high).contains(at)).collect()
 }
 
-fn exponent(at: &f64) -> String {
-    plain(&time(Duration::from_secs_f64(10f64.powf(*at) / 1e6)))
+fn exponent(at: f64) -> String {
+    plain(&time(Duration::from_secs_f64(10f64.powf(at) / 1e6)))
 }
 
 /// `1.00 ms` is more than an axis needs.
@@ -369,6 +372,7 @@ mod tests {
         let written = |until| ticks(0.0, until).into_iter().map(moment).collect::<Vec<_>>();
         assert_eq!(written(30.0), ["0 s", "5 s", "10 s", "15 s", "20 s", "25 s", "30 s"]);
         assert_eq!(written(1800.0), ["0 s", "5 min", "10 min", "15 min", "20 min", "25 min", "30 min"]);
+        assert_eq!(written(72.0).last().unwrap(), "70 s");
         assert_eq!(written(3700.0).last().unwrap(), "1 h");
         assert!([0.5, 1.0, 7.0, 61.0, 1e4, 1e6].into_iter().all(|until| (1..=9).contains(&ticks(0.0, until).len())));
     }
@@ -387,7 +391,7 @@ mod tests {
     fn durations_on_a_logarithmic_axis_are_powers_of_ten() {
         let written = |low: u64, high: u64| {
             let range = range([low, high].map(Duration::from_micros).into_iter());
-            decades(range).iter().map(exponent).collect::<Vec<_>>()
+            decades(range).into_iter().map(exponent).collect::<Vec<_>>()
         };
         assert_eq!(written(1_000, 10_000_000), ["1 ms", "10 ms", "100 ms", "1 s", "10 s"]);
         assert_eq!(written(1_000, 20_000), ["1 ms", "2 ms", "5 ms", "10 ms", "20 ms"]);

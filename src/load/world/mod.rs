@@ -4,6 +4,7 @@ mod real;
 mod sim;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::Run;
@@ -12,9 +13,23 @@ use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
 
 use super::recorder::Recorder;
+use super::scenario::Scenario;
 use super::types::{FaultKind, Injection, Nth, Target};
 
+use crate::connect::sim::Script;
+
+pub(crate) use real::RealWorld;
 pub(crate) use sim::SimWorld;
+
+/// What a server that is flooding writes to stderr in a second.
+const FLOOD: u64 = 200 * 1024;
+/// What a growing server keeps of a call, and at most.
+const GROWTH: usize = 256 * 1024;
+const GROWTH_MAX: usize = 3 * GROWTH;
+/// Garbage and stray answers before each answer.
+const LINES: usize = 3;
+/// A server in a crash loop lives so long after each handshake.
+const LIFETIME: Duration = Duration::from_millis(100);
 
 /// Servers, and how they are hurt.
 pub(crate) trait World: Send + Sync {
@@ -26,8 +41,61 @@ pub(crate) trait World: Send + Sync {
     fn hurt<'a>(&'a self, what: &'a Injection, runtime: &'a RuntimeHandle) -> BoxFuture<'a, Result<(), String>>;
     /// Takes it back.
     fn heal<'a>(&'a self, what: &'a Injection, runtime: &'a RuntimeHandle) -> BoxFuture<'a, Result<(), String>>;
+    /// Lets go of everything of its own that is no server of the runtime's, once that has ended.
+    fn close(&self) {}
     /// Servers and lines to servers that are there.
     fn left(&self) -> usize;
+}
+
+/// What of the policy faults are measured by.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    handshake_timeout: Duration,
+    grace: Duration,
+    /// A call has come to something by then.
+    call: Duration,
+}
+
+impl Times {
+    fn of(scenario: &Scenario) -> Self {
+        let session = &scenario.policy.session;
+        Self {
+            handshake_timeout: session.handshake_timeout,
+            grace: session.terminate_grace,
+            call: session.handshake_timeout + session.request_timeout,
+        }
+    }
+}
+
+/// What such a fault makes of a server from its next start on, if that is what it does.
+fn changed(kind: FaultKind, own: &Script, times: Times) -> Option<Script> {
+    let mut script = own.clone();
+    match kind {
+        FaultKind::CrashLoop => (script.exit_after, script.exit_code) = (Some(LIFETIME), 1),
+        FaultKind::SlowHandshake => script.handshake_delay = times.handshake_timeout / 2,
+        FaultKind::NoHandshake => script.handshake_never = true,
+        FaultKind::SlowSigterm => script.sigterm_delay = Some(times.grace / 2),
+        FaultKind::IgnoreSigterm => (script.ignore_sigterm, script.ignore_eof) = (true, true),
+        FaultKind::StderrFlood => script.stderr_bytes_per_second = FLOOD,
+        FaultKind::Garbage => script.garbage_lines += LINES,
+        FaultKind::StrayAnswers => script.stray_answers = LINES,
+        FaultKind::MemoryGrowth => (script.grow_per_call, script.memory_max) = (GROWTH, GROWTH_MAX),
+        FaultKind::Crash
+        | FaultKind::Exit0
+        | FaultKind::Hang
+        | FaultKind::Huge
+        | FaultKind::Unauthorized
+        | FaultKind::SessionLost
+        | FaultKind::Refused
+        | FaultKind::StreamCut
+        | FaultKind::WorkerPanic
+        | FaultKind::TeamPanic
+        | FaultKind::RegistryPanic
+        | FaultKind::BatcherPanic
+        | FaultKind::SinkFails
+        | FaultKind::SinkPanics => return None,
+    }
+    Some(script)
 }
 
 /// Whether such a fault is brought upon an instance by restarting it: how a server treats SIGTERM or what it writes is

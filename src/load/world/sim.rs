@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -11,22 +10,12 @@ use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_actors::seam::Connector;
 use serde_json::value::RawValue;
 
-use super::World;
+use super::{GROWTH, GROWTH_MAX, Times, World, changed};
 use crate::connect::sim::{Script, SimConnector, SimHandle, SimPlan};
 use crate::load::fleet::{CREDENTIAL, Fleet};
 use crate::load::plan::script_of;
 use crate::load::scenario::Scenario;
 use crate::load::types::{FaultKind, Injection, Nth, Target, Transport, Victim};
-
-/// What a server that is flooding writes to stderr in a second.
-const FLOOD: u64 = 200 * 1024;
-/// What a growing server keeps of a call, and at most.
-const GROWTH: usize = 256 * 1024;
-const GROWTH_MAX: usize = 3 * GROWTH;
-/// Garbage and stray answers before each answer.
-const LINES: usize = 3;
-/// A server in a crash loop lives so long after each handshake.
-const LIFETIME: Duration = Duration::from_millis(100);
 
 /// Servers in this process.
 pub(crate) struct SimWorld {
@@ -34,9 +23,7 @@ pub(crate) struct SimWorld {
     fleet: Arc<Fleet>,
     servers: Arc<Servers>,
     transports: Vec<Transport>,
-    handshake_timeout: Duration,
-    grace: Duration,
-    call_timeout: Duration,
+    times: Times,
 }
 
 struct Servers {
@@ -69,15 +56,12 @@ impl SimWorld {
             let nth = Nth::of(spec.id.installation.as_str()).unwrap_or(Nth(0));
             SimPlan::new(planned.now(nth))
         });
-        let session = &scenario.policy.session;
         Self {
             sim: sim.forgetful(),
             fleet: Arc::clone(fleet),
             servers,
             transports: scenario.kinds.iter().map(|kind| kind.transport).collect(),
-            handshake_timeout: session.handshake_timeout,
-            grace: session.terminate_grace,
-            call_timeout: session.handshake_timeout + session.request_timeout,
+            times: Times::of(scenario),
         }
     }
 
@@ -85,19 +69,11 @@ impl SimWorld {
         self.sim.handle(self.fleet.id(nth)).ok_or_else(|| "it has no server now".to_owned())
     }
 
-    /// From its next start on it does this.
-    fn overlay(&self, nth: Nth, change: impl FnOnce(&mut Script)) {
-        let mut script = (*self.servers.own(nth)).clone();
-        change(&mut script);
-        self.servers.over().insert(nth, Arc::new(script));
-    }
-
-    /// Its server is killed, and the next one does this.
-    fn kill_and(&self, nth: Nth, change: impl FnOnce(&mut Script)) -> Result<(), String> {
-        let handle = self.handle(nth)?;
-        self.overlay(nth, change);
-        handle.signal(9);
-        Ok(())
+    /// From its next start on it does what such a fault makes it do.
+    fn overlay(&self, nth: Nth, kind: FaultKind) {
+        if let Some(script) = changed(kind, &self.servers.own(nth), self.times) {
+            self.servers.over().insert(nth, Arc::new(script));
+        }
     }
 
     async fn restart(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
@@ -108,22 +84,16 @@ impl SimWorld {
     async fn poke(&self, nth: Nth, tool: &str, runtime: &RuntimeHandle) {
         // A tool that is a fault has no answer.
         let arguments = RawValue::from_string(r#"{"text":"poke"}"#.to_owned()).ok();
-        let _ = runtime.call(self.fleet.id(nth), tool, arguments, Some(self.call_timeout)).await;
+        let _ = runtime.call(self.fleet.id(nth), tool, arguments, Some(self.times.call)).await;
     }
 
-    /// Brings up a server that treats SIGTERM in a way of its own, and has it meet one.
-    async fn meet_sigterm(
-        &self,
-        nth: Nth,
-        runtime: &RuntimeHandle,
-        change: impl FnOnce(&mut Script),
-    ) -> Result<(), String> {
-        self.overlay(nth, change);
+    /// Brings up a server that does what such a fault makes it do, and none after it.
+    async fn bring_up(&self, nth: Nth, kind: FaultKind, runtime: &RuntimeHandle) -> Result<(), String> {
+        self.overlay(nth, kind);
         let up = self.restart(nth, runtime).await;
         self.poke(nth, "echo", runtime).await;
         self.servers.over().remove(&nth);
-        up?;
-        self.restart(nth, runtime).await
+        up
     }
 
     async fn befall(&self, nth: Nth, what: &Injection, runtime: &RuntimeHandle) -> Result<(), String> {
@@ -131,40 +101,22 @@ impl SimWorld {
         match what.kind {
             FaultKind::Crash => self.handle(nth)?.signal(9),
             FaultKind::Exit0 => self.handle(nth)?.exit(0),
-            FaultKind::CrashLoop => self.kill_and(nth, |script| {
-                script.exit_after = Some(LIFETIME);
-                script.exit_code = 1;
-            })?,
-            FaultKind::SlowHandshake => {
-                self.kill_and(nth, |script| script.handshake_delay = self.handshake_timeout / 2)?;
+            FaultKind::CrashLoop | FaultKind::SlowHandshake | FaultKind::NoHandshake => {
+                let handle = self.handle(nth)?;
+                self.overlay(nth, what.kind);
+                handle.signal(9);
             }
-            FaultKind::NoHandshake => self.kill_and(nth, |script| script.handshake_never = true)?,
             FaultKind::Hang => self.handle(nth)?.freeze(),
-            FaultKind::SlowSigterm => {
-                self.meet_sigterm(nth, runtime, |script| script.sigterm_delay = Some(self.grace / 2)).await?;
-            }
-            FaultKind::IgnoreSigterm => {
-                let deaf = |script: &mut Script| (script.ignore_sigterm, script.ignore_eof) = (true, true);
-                self.meet_sigterm(nth, runtime, deaf).await?;
-            }
-            FaultKind::StderrFlood => {
-                self.overlay(nth, |script| script.stderr_bytes_per_second = FLOOD);
+            FaultKind::SlowSigterm | FaultKind::IgnoreSigterm => {
+                self.bring_up(nth, what.kind, runtime).await?;
                 self.restart(nth, runtime).await?;
             }
-            FaultKind::Garbage => {
-                self.overlay(nth, |script| script.garbage_lines += LINES);
-                self.restart(nth, runtime).await?;
-            }
-            FaultKind::StrayAnswers => {
-                self.overlay(nth, |script| script.stray_answers = LINES);
+            FaultKind::StderrFlood | FaultKind::Garbage | FaultKind::StrayAnswers => {
+                self.overlay(nth, what.kind);
                 self.restart(nth, runtime).await?;
             }
             FaultKind::MemoryGrowth => {
-                self.overlay(nth, |script| (script.grow_per_call, script.memory_max) = (GROWTH, GROWTH_MAX));
-                let up = self.restart(nth, runtime).await;
-                self.poke(nth, "echo", runtime).await;
-                self.servers.over().remove(&nth);
-                up?;
+                self.bring_up(nth, what.kind, runtime).await?;
                 for _ in 0..GROWTH_MAX / GROWTH {
                     self.poke(nth, "echo", runtime).await;
                 }
