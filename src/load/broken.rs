@@ -88,12 +88,14 @@ impl Lossy {
 
 impl EventSink for Lossy {
     fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
-        let mut gone = self.gone.lock().unwrap();
+        // The sink beneath may panic, as it was asked to: nothing is held by then.
+        let mut gone = *self.gone.lock().unwrap();
         let mut events = batch.events.clone();
         if gone.is_none() {
-            *gone = events.iter().find(|envelope| (self.is_it)(envelope)).map(|envelope| envelope.seq);
+            gone = events.iter().find(|envelope| (self.is_it)(envelope)).map(|envelope| envelope.seq);
+            *self.gone.lock().unwrap() = gone;
         }
-        if let Some(gone) = *gone {
+        if let Some(gone) = gone {
             events.retain(|envelope| envelope.seq != gone);
             for envelope in events.iter_mut().filter(|envelope| self.hides && envelope.seq > gone) {
                 envelope.seq -= 1;
