@@ -88,9 +88,7 @@ pub(super) fn broken_by(seams: Seams) -> Vec<Invariant> {
     let mut broken: Vec<_> = violations.iter().map(|violation| violation.invariant).collect();
     broken.sort_unstable();
     broken.dedup();
-    if broken.len() != 1 {
-        eprintln!("{violations:#?}");
-    }
+    assert!(broken.len() <= 1, "more than one promise is broken: {violations:#?}");
     broken
 }
 

@@ -116,7 +116,7 @@ impl Desk {
         let mut under_way = JoinSet::new();
         match sources {
             Sources::Open(source, in_flight_max) => {
-                self.open(source, in_flight_max, &mut under_way, &mut calls).await;
+                self.open(*source, in_flight_max, &mut under_way, &mut calls).await;
             }
             Sources::Closed(sources) => self.closed(sources, &mut under_way, &mut calls).await,
         }
