@@ -133,6 +133,12 @@ impl Books {
                 }
                 false
             }
+            Event::Reconnecting { next_retry_ms, .. } => {
+                if let Some(fault) = &mut card.fault {
+                    fault.delay += Duration::from_millis(*next_retry_ms);
+                }
+                false
+            }
             Event::PermanentlyFailed { .. } => {
                 self.permanently_failed += 1;
                 card.fault = None;

@@ -2,7 +2,7 @@
 //! caught by the checker of its own promise and by no other.
 
 use std::mem;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,9 +15,10 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Line, Link, OpenError, Process, ProcessEnd};
 
 use super::drive::Caller;
+use super::scenario::{Moment, Scenario, When};
 use super::seams::Seams;
-use super::tests::{broken_by, honest};
-use super::types::{Answered, Invariant, Nth, PlannedCall};
+use super::tests::{broken_by, broken_under, honest};
+use super::types::{Answered, FaultKind, Invariant, Nth, PlannedCall};
 use crate::connect::sim::{Script, SimConnector};
 
 /// One in so many instances is served by a broken connector.
@@ -142,7 +143,11 @@ fn a_restart_too_many_is_caught() {
         },
         ..honest()
     };
-    assert_eq!(broken_by(seams), [Invariant::RestartBudget]);
+    let loops = |scenario: &mut Scenario| {
+        scenario.faults.retain(|rule| rule.kind == FaultKind::CrashLoop);
+        scenario.faults.iter_mut().for_each(|rule| rule.when = When::At(Moment::Share(0.3)));
+    };
+    assert_eq!(broken_under(loops, seams), [Invariant::RestartBudget]);
 }
 
 /// What becomes of a start of a broken instance.
@@ -150,6 +155,8 @@ struct Tampered {
     connector: Arc<dyn Connector>,
     other: SimConnector,
     how: How,
+    /// Whether it has been done that is done only once.
+    done: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -167,7 +174,7 @@ enum How {
 impl Tampered {
     fn new(connector: Arc<dyn Connector>, how: How) -> Arc<dyn Connector> {
         let deaf = Script { hang_calls: true, ..Script::default() };
-        Arc::new(Self { connector, other: SimConnector::new(deaf), how })
+        Arc::new(Self { connector, other: SimConnector::new(deaf), how, done: AtomicBool::new(false) })
     }
 }
 
@@ -180,6 +187,7 @@ impl Connector for Tampered {
             return match self.how {
                 How::Deaf => self.other.open(spec, run),
                 How::Left => async move { first.await.map(left_behind) }.boxed(),
+                How::Twice if self.done.swap(true, Ordering::Relaxed) => first,
                 How::Twice => {
                     let second = self.connector.open(spec, run);
                     async move {

@@ -130,7 +130,12 @@ impl Injector {
         }
         let before = if by_restart { None } else { self.book(what) };
         let done = match (what.kind, what.victim) {
-            (FaultKind::WorkerPanic, Victim::Instance(nth)) => self.panics(Part::Worker(self.fleet.id(nth).clone())),
+            (FaultKind::WorkerPanic, Victim::Instance(nth)) => {
+                let id = self.fleet.id(nth);
+                // While its team's supervisor is down there is no worker that could.
+                let is_there = self.runtime.status(id).is_some_and(|view| view.status == Status::Online);
+                is_there && self.panics(Part::Worker(id.clone()))
+            }
             (FaultKind::TeamPanic, Victim::Team(team)) => {
                 self.recorder.pardoned(Pardon::Team(team));
                 self.panics(Part::Team(Fleet::team(team)))
