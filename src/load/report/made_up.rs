@@ -63,6 +63,7 @@ pub(crate) fn held() -> Findings {
         bytes_each_after: 22_016,
         calls,
         recoveries: recoveries.into(),
+        outcomes: BTreeMap::default(),
         injected,
         impossible: [(FaultKind::Huge, 1)].into(),
         events: EventFindings { emitted: 31_204, sent: 31_204, failed: 100, dropped: 0, lost: 0 },
