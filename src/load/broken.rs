@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, ready};
+use futures::future::{BoxFuture, pending, ready};
 use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::spec::InstanceSpec;
@@ -17,7 +17,7 @@ use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Line, Link
 use super::drive::Caller;
 use super::scenario::{Moment, Scenario, When};
 use super::seams::Seams;
-use super::tests::{broken_by, broken_under, honest};
+use super::tests::{broken_by, broken_under, honest, told};
 use super::types::{Answered, FaultKind, Invariant, Nth, PlannedCall};
 use crate::connect::sim::{Script, SimConnector};
 
@@ -108,6 +108,50 @@ impl EventSink for Lossy {
     fn is_prompt(&self) -> bool {
         self.sink.is_prompt()
     }
+}
+
+/// One call is never answered, not even by an error.
+struct Forgetful {
+    caller: Arc<dyn Caller>,
+    calls: AtomicU64,
+}
+
+impl Caller for Forgetful {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered> {
+        if self.calls.fetch_add(1, Ordering::Relaxed) == 50 {
+            return pending().boxed();
+        }
+        self.caller.call(call)
+    }
+}
+
+#[test]
+fn an_answer_that_never_comes_is_caught_in_a_closed_loop() {
+    let text = r#"
+about = "Callers that wait for their answers."
+seconds = 20
+fleet = { instances = 10, teams = 2 }
+servers = [{ name = "tools" }]
+load = { loop = "closed", callers = 4, think = "100ms" }
+limits = { growth = 100.0 }"#;
+    let forgetful = |caller| Arc::new(Forgetful { caller, calls: AtomicU64::new(0) }) as _;
+    let found = told(text, 1, Seams { caller: forgetful, ..honest() });
+    let broken: Vec<_> = found.violations.iter().map(|violation| violation.invariant).collect();
+    assert_eq!(broken, [Invariant::OwnAnswer], "{:?}", found.violations);
+    assert!(found.calls.answered > 50, "the others are answered as ever: {}", found.calls.answered);
+}
+
+#[test]
+fn giving_up_too_early_is_caught() {
+    let seams = Seams {
+        spec: |mut spec| {
+            Arc::make_mut(&mut spec.policy).restart.max_crashes = 1;
+            spec
+        },
+        ..honest()
+    };
+    let crashes = |scenario: &mut Scenario| scenario.faults.retain(|rule| rule.kind == FaultKind::Crash);
+    assert_eq!(broken_under(crashes, seams), [Invariant::RestartBudget]);
 }
 
 #[test]

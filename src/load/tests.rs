@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::chance::Seed;
 use super::scenario::{self, Load, Overrides, Scenario};
 use super::seams::Seams;
-use super::types::{Findings, Invariant, Mode, Sample, Setup, Show};
+use super::types::{FaultKind, Findings, Invariant, Mode, Sample, Setup, Show};
 use super::{hush, run, threads};
 
 struct Counting;
@@ -69,6 +69,16 @@ fn mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), s
         *per_second = 20.0;
     }
     change(&mut scenario);
+    found(scenario, seed, seams)
+}
+
+/// A scenario that is given as a file would be.
+pub(super) fn told(text: &str, seed: u64, seams: Seams) -> Findings {
+    hush();
+    found(scenario::parse("test", text).unwrap(), seed, seams)
+}
+
+fn found(scenario: Scenario, seed: u64, seams: Seams) -> Findings {
     let setup = Setup {
         scenario,
         seed: Seed(seed),
@@ -117,4 +127,85 @@ fn the_same_seed_gives_the_same_order_of_events_of_each_instance_and_another_doe
     let first = order(3);
     assert_eq!(order(3), first);
     assert_ne!(order(4), first);
+}
+
+/// Ten servers of one kind, whom this befalls.
+fn ten(rest: &str) -> String {
+    format!(
+        r#"
+about = "Ten of a kind."
+fleet = {{ instances = 10, teams = 2 }}
+servers = [{{ name = "tools" }}]
+limits = {{ growth = 100.0 }}
+{rest}"#
+    )
+}
+
+/// Every fault has come to something, and it is known to what.
+fn assert_all_accounted(found: &Findings) {
+    for (kind, outcome) in &found.outcomes {
+        let injected = found.injected.get(kind).copied().unwrap_or_default();
+        let of_instances = !matches!(kind, FaultKind::TeamPanic);
+        assert!(!of_instances || outcome.all() == injected, "{kind:?}: {outcome:?} of {injected}");
+    }
+}
+
+#[test]
+fn those_who_are_given_up_are_pardoned_however_late_that_is_told_and_wait_for_no_one_else() {
+    let found = told(
+        &ten(r#"
+seconds = 60
+load = { loop = "open", per_second = 5 }
+policy = { max_crashes = 1, window = "1h" }
+faults = [{ kind = "crash", at = "20 %", share = 1.0 }, { kind = "worker_panic", at = "25 %", share = 1.0 }]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    assert_eq!(found.pardons, 10);
+    assert_eq!(found.outcomes[&FaultKind::Crash].given_up, 10);
+    assert_eq!(found.impossible[&FaultKind::WorkerPanic], 10, "they found nobody: {:?}", found.injected);
+    assert_all_accounted(&found);
+}
+
+#[test]
+fn those_who_hang_and_whom_nobody_calls_are_asked_at_the_end_and_load_lasts_its_time() {
+    let found = told(
+        &ten(r#"
+seconds = 200
+load = { loop = "open", per_second = 0.001 }
+policy = { silence = "5s", ping_timeout = "2s", request_timeout = "10s" }
+faults = [{ kind = "hang", at = "99 %", share = 1.0 }]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    assert_eq!(found.outcomes[&FaultKind::Hang].back, 10, "{:?}", found.outcomes);
+    assert!(found.seconds >= 200.0, "{}", found.seconds);
+    assert_all_accounted(&found);
+}
+
+#[test]
+fn every_fault_of_a_mixed_run_comes_to_something() {
+    let found = mixed(7, 300, 60, |_| (), honest());
+    assert_eq!(found.violations, []);
+    assert_all_accounted(&found);
+    let cut = found.outcomes[&FaultKind::StreamCut];
+    assert!(cut.back + cut.unharmed > 0, "{cut:?}");
+}
+
+#[test]
+fn a_fleet_that_flaps_is_judged_by_its_policy_alone() {
+    for seed in 1..=5 {
+        let scenario = scenario::load("flap").unwrap();
+        let overrides = Overrides { instances: Some(200), teams: Some(10), duration: None };
+        hush();
+        let mut scenario = scenario.with(overrides).unwrap();
+        if let Load::Closed { callers, .. } = &mut scenario.load {
+            *callers = 4;
+        }
+        let found = found(scenario, seed, honest());
+        assert_eq!(found.violations, [], "seed {seed}");
+        assert_all_accounted(&found);
+    }
 }
