@@ -79,7 +79,10 @@ impl Books {
         // A supervisor that dies again waits before it is there again, as a server does.
         let delay = if kind == FaultKind::TeamPanic { self.delays.iter().max() } else { None };
         let left = card.status != Some(Status::Online);
-        card.fault = kind.recovers().then(|| Fault { kind, from: at, left, delay: delay.copied().unwrap_or_default() });
+        // Who was ill already when its team died is back when both are over, which is no measure of either.
+        let is_second = kind == FaultKind::TeamPanic && before.is_some();
+        let is_measured = kind.recovers() && !is_second;
+        card.fault = is_measured.then(|| Fault { kind, from: at, left, delay: delay.copied().unwrap_or_default() });
         before
     }
 

@@ -34,6 +34,8 @@ pub(crate) struct Prober {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) policy: Arc<Policy>,
+    /// The deadline of the calls beside it: while one of them is within its own, silence is no news.
+    pub(crate) load_timeout: Duration,
     pub(crate) seed: Seed,
     /// Between two looks.
     pub(crate) every: Duration,
@@ -66,7 +68,9 @@ impl Prober {
     async fn look(&self, nth: Nth, before: &InstanceView, number: u64) {
         let at = self.recorder.clock.now();
         let (session, watchdog) = (&self.policy.session, &self.policy.watchdog);
-        let patience = session.request_timeout + watchdog.silence + watchdog.ping_timeout + SLACK;
+        let call = session.request_timeout.max(self.load_timeout);
+        // Found out by then, told to end, and killed.
+        let patience = call + watchdog.silence + watchdog.ping_timeout + session.terminate_grace + SLACK;
         let deadline = Instant::now() + patience;
         let moved = || {
             let now = self.runtime.status(self.fleet.id(nth));
@@ -86,7 +90,8 @@ impl Prober {
             let moved = moved();
             let is_settled = moved || !matches!(answer, Answered::Failed { .. });
             if is_settled || Instant::now() >= deadline {
-                self.recorder.probed(&Probe { nth, at, answer, moved });
+                let token = call.token;
+                self.recorder.probed(&Probe { nth, at, answer, token, moved });
                 return;
             }
             sleep(AGAIN_AFTER).await;
