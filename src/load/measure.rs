@@ -11,15 +11,16 @@ use serde::{Serialize, Serializer};
 /// Bars of a histogram that make ten times the duration.
 const BARS_A_DECADE: i32 = 10;
 
-/// Durations, from a microsecond to an hour with three digits.
+/// Durations, from a microsecond to an hour, to two digits: what is told of them is off by less than 1 %. With a third one
+/// each would take 180 KiB instead of 25, and those that are made while a fleet is measured would be counted as its own.
 #[derive(Debug, Clone)]
 pub struct Latency(Histogram<u64>);
 
 impl Default for Latency {
     fn default() -> Self {
         // Within an hour no bounds are wrong; without bounds it grows by itself.
-        let bounded = Histogram::new_with_bounds(1, 3_600_000_000, 3);
-        Self(bounded.or_else(|_| Histogram::new(3)).unwrap_or_else(|_| unreachable!("three digits are allowed")))
+        let bounded = Histogram::new_with_bounds(1, 3_600_000_000, 2);
+        Self(bounded.or_else(|_| Histogram::new(2)).unwrap_or_else(|_| unreachable!("two digits are allowed")))
     }
 }
 
@@ -258,6 +259,24 @@ mod tests {
         let first = bars.first().unwrap();
         assert!(first.from <= Duration::from_millis(1) && Duration::from_millis(1) < first.until, "{first:?}");
         assert!(Latency::default().bars().is_empty());
+    }
+
+    #[test]
+    fn what_is_told_of_a_latency_is_off_by_less_than_a_hundredth() {
+        let micros = |n: u32| 1.07_f64.powi(i32::try_from(n).unwrap()).round();
+        for took in (0..300).map(micros) {
+            let mut latency = Latency::default();
+            latency.record(Duration::from_secs_f64(took / 1e6));
+            let told = latency.quantile(0.5).as_secs_f64() * 1e6;
+            assert!((told - took).abs() <= took * 0.01, "{told}, not {took}");
+        }
+    }
+
+    #[test]
+    fn a_latency_takes_little_memory() {
+        // Dozens are made while a fleet's own memory is being measured.
+        let counts = Latency::default().0.distinct_values();
+        assert!(counts * size_of::<u64>() < 32 * 1024, "{counts}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What will happen: all faults and all calls, drawn before anything runs. The same scenario and seed give the same plan,
-//! and what one rule draws does not depend on another, except that nobody is ill twice at a time.
+//! and what one rule draws does not depend on another, except that nobody is ill twice at a time: rare faults choose first
+//! among those who are well, so that each kind happens also in a small fleet.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -9,13 +10,13 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::chance::{Seed, Skewed, Spread};
-use super::scenario::{FaultRule, FleetShape, Load, Scenario, ServerKind, When, Whom, fault_name, fits};
-use super::types::{Befalls, FaultKind, Injection, Mode, Nth, PlannedCall, TeamNo, Victim};
+use super::scenario::{FaultRule, FleetShape, Load, Scenario, ServerKind, When, Whom, fault_name};
+use super::types::{Befalls, FaultKind, Injection, Mode, Nth, PlannedCall, TeamNo, Transport, Victim};
 use crate::connect::sim::Script;
 
 /// How many different handshakes a kind of server has.
 const SCRIPTS: u64 = 32;
-/// A victim that is ill is drawn again so often.
+/// A victim that is ill is drawn again so often, before all who are well are looked for.
 const DRAWS: usize = 4;
 /// Lines of more than a mebibyte that are written at a time.
 const HUGE_MAX: usize = 8;
@@ -34,19 +35,26 @@ pub struct Plan {
 /// Draws the faults and the servers.
 pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
     let kinds: Vec<usize> = scenario.fleet.all().map(|nth| kind_of(scenario, seed, nth)).collect();
-    let mut draft =
-        Draft { scenario, seed, kinds, ill: HashMap::new(), injections: Vec::new(), impossible: BTreeMap::new() };
+    let mut draft = Draft::new(scenario, seed, kinds);
     let mut rules: BTreeMap<FaultKind, u64> = BTreeMap::new();
-    for rule in &scenario.faults {
+    let mut named = Vec::new();
+    for (place, rule) in scenario.faults.iter().enumerate() {
         // Named by what it does and not by its place, so that a rule in front of it shifts nothing.
         let nth = rules.entry(rule.kind).or_default();
         let name = format!("{} {nth}", fault_name(rule.kind));
         *nth += 1;
-        draft.draw(rule, &name, mode);
+        let times = draft.times(rule, &name);
+        named.push((place, rule, name, times));
     }
-    let Draft { mut injections, impossible, .. } = draft;
-    // Stable: at one time they come in the order of the file.
-    injections.sort_by_key(|injection| injection.at);
+    // Stable: rules that are equally rare choose in the order of the file.
+    named.sort_by_key(|(_, _, _, times)| times.len());
+    for (place, rule, name, times) in named {
+        draft.draw(place, rule, &name, times, mode);
+    }
+    let Draft { mut drawn, impossible, .. } = draft;
+    // At one time they come in the order of the file.
+    drawn.sort_by_key(|(place, injection)| (injection.at, *place));
+    let mut injections: Vec<_> = drawn.into_iter().map(|(_, injection)| injection).collect();
     for (serial, injection) in (0..).zip(&mut injections) {
         injection.serial = serial;
     }
@@ -93,21 +101,36 @@ enum Patient {
     Huge(usize),
 }
 
-/// From, until.
-type Times = Vec<(Duration, Duration)>;
+/// Until when, by from when: they never overlap.
+type Times = BTreeMap<Duration, Duration>;
 
 struct Draft<'a> {
     scenario: &'a Scenario,
     seed: Seed,
-    kinds: Vec<usize>,
+    /// Those with a process, those with a remote server, and all.
+    stdio: Vec<Nth>,
+    remote: Vec<Nth>,
+    all: Vec<Nth>,
     ill: HashMap<Patient, Times>,
-    injections: Vec<Injection>,
+    /// Each with the place of its rule in the file.
+    drawn: Vec<(usize, Injection)>,
     impossible: BTreeMap<FaultKind, usize>,
 }
 
-impl Draft<'_> {
-    fn draw(&mut self, rule: &FaultRule, name: &str, mode: Mode) {
-        for (nth, at) in (0..).zip(self.times(rule, name)) {
+impl<'a> Draft<'a> {
+    fn new(scenario: &'a Scenario, seed: Seed, kinds: Vec<usize>) -> Self {
+        let of = |transport| {
+            let fitting = move |(_, kind): &(Nth, &usize)| scenario.kinds[**kind].transport == transport;
+            scenario.fleet.all().zip(&kinds).filter(fitting).map(|(nth, _)| nth).collect()
+        };
+        let (stdio, remote) = (of(Transport::Stdio), of(Transport::Remote));
+        let all = scenario.fleet.all().collect();
+        let (ill, drawn, impossible) = (HashMap::new(), Vec::new(), BTreeMap::new());
+        Self { scenario, seed, stdio, remote, all, ill, drawn, impossible }
+    }
+
+    fn draw(&mut self, place: usize, rule: &FaultRule, name: &str, times: Vec<Duration>, mode: Mode) {
+        for (nth, at) in (0..).zip(times) {
             // Of each time by itself, so that drawing a victim again shifts nothing.
             let mut whom = self.seed.stream(&format!("whom {name}"), nth);
             let mut lasts = self.seed.stream(&format!("lasts {name}"), nth);
@@ -116,23 +139,22 @@ impl Draft<'_> {
             match (rule.whom, rule.kind.befalls()) {
                 (_, Befalls::Us) => {
                     let lasts = rule.lasts.draw(&mut lasts);
-                    let befallen = possible && self.befall(rule.kind, Victim::Us, at, lasts, rest);
+                    let befallen = possible && self.befall(place, rule.kind, Victim::Us, at, lasts, rest);
                     self.count(rule.kind, befallen);
                 }
                 (Whom::One, _) => {
                     let lasts = rule.lasts.draw(&mut lasts);
                     let befallen = possible
-                        && (0..DRAWS).any(|_| {
-                            let victim = self.victim(rule.kind, &mut whom);
-                            victim.is_some_and(|victim| self.befall(rule.kind, victim, at, lasts, rest))
-                        });
+                        && self
+                            .victim(rule.kind, at, at + lasts + rest, &mut whom)
+                            .is_some_and(|victim| self.befall(place, rule.kind, victim, at, lasts, rest));
                     self.count(rule.kind, befallen);
                 }
                 (Whom::Share(share), _) => {
-                    let all: Vec<_> = self.scenario.fleet.all().filter(|nth| self.fits(rule.kind, *nth)).collect();
+                    let all = self.fitting(rule.kind).to_vec();
                     let wanted = of_all(share, all.len());
                     let victims = shuffled(all, &mut whom).into_iter().map(Victim::Instance);
-                    self.befall_some(rule, victims, wanted, at, &mut lasts, possible);
+                    self.befall_some(place, rule, victims, wanted, at, &mut lasts, possible);
                 }
                 (Whom::TeamsShare(share), befalls) => {
                     let teams: Vec<_> = (0..self.scenario.fleet.teams)
@@ -147,10 +169,11 @@ impl Draft<'_> {
                     } else {
                         let fleet = self.scenario.fleet;
                         let members = teams.into_iter().flat_map(|team| fleet.members(team).collect::<Vec<_>>());
-                        members.filter(|nth| self.fits(rule.kind, *nth)).map(Victim::Instance).collect()
+                        let fitting = self.fitting(rule.kind);
+                        members.filter(|nth| fitting.binary_search(nth).is_ok()).map(Victim::Instance).collect()
                     };
                     let wanted = victims.len();
-                    self.befall_some(rule, victims.into_iter(), wanted, at, &mut lasts, possible);
+                    self.befall_some(place, rule, victims.into_iter(), wanted, at, &mut lasts, possible);
                 }
             }
         }
@@ -175,23 +198,29 @@ impl Draft<'_> {
         }
     }
 
-    fn fits(&self, kind: FaultKind, nth: Nth) -> bool {
-        let server = self.kinds.get(nth.0 as usize).and_then(|index| self.scenario.kinds.get(*index));
-        server.is_some_and(|server| fits(kind, server.transport))
-    }
-
-    /// Anybody whom it fits.
-    fn victim(&self, kind: FaultKind, rng: &mut StdRng) -> Option<Victim> {
-        let fleet = &self.scenario.fleet;
-        if kind.befalls() == Befalls::Team {
-            return Some(Victim::Team(TeamNo(below(fleet.teams, rng))));
+    /// Whom it can befall, by number.
+    fn fitting(&self, kind: FaultKind) -> &[Nth] {
+        match kind.befalls() {
+            Befalls::Stdio => &self.stdio,
+            Befalls::Remote => &self.remote,
+            Befalls::Any | Befalls::Team | Befalls::Us => &self.all,
         }
-        // Where few fit, many draws are in vain; where none does, all are.
-        (0..10_000).map(|_| Nth(below(fleet.instances, rng))).find(|nth| self.fits(kind, *nth)).map(Victim::Instance)
     }
 
+    /// Anybody whom it fits and who is well all that time.
+    fn victim(&self, kind: FaultKind, at: Duration, until: Duration, rng: &mut StdRng) -> Option<Victim> {
+        if kind.befalls() == Befalls::Team {
+            let teams: Vec<_> = (0..u32::try_from(self.scenario.fleet.teams).unwrap_or(u32::MAX)).map(TeamNo).collect();
+            let one = one_of(&teams, |team| !self.is_ill(Patient::Team(*team), at, until), rng);
+            return one.map(Victim::Team);
+        }
+        one_of(self.fitting(kind), |nth| !self.is_ill(Patient::Instance(*nth), at, until), rng).map(Victim::Instance)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all of one time of one rule")]
     fn befall_some(
         &mut self,
+        place: usize,
         rule: &FaultRule,
         victims: impl Iterator<Item = Victim>,
         wanted: usize,
@@ -206,7 +235,7 @@ impl Draft<'_> {
                 break;
             }
             let lasts = rule.lasts.draw(lasts);
-            befallen += usize::from(self.befall(rule.kind, victim, at, lasts, rest));
+            befallen += usize::from(self.befall(place, rule.kind, victim, at, lasts, rest));
         }
         if befallen < wanted {
             *self.impossible.entry(rule.kind).or_default() += wanted - befallen;
@@ -220,7 +249,15 @@ impl Draft<'_> {
     }
 
     /// Whether the victim was well.
-    fn befall(&mut self, kind: FaultKind, victim: Victim, at: Duration, lasts: Duration, rest: Duration) -> bool {
+    fn befall(
+        &mut self,
+        place: usize,
+        kind: FaultKind,
+        victim: Victim,
+        at: Duration,
+        lasts: Duration,
+        rest: Duration,
+    ) -> bool {
         let patient = match (victim, kind) {
             (Victim::Instance(nth), _) => Patient::Instance(nth),
             (Victim::Team(team), _) => Patient::Team(team),
@@ -233,19 +270,19 @@ impl Draft<'_> {
             return false;
         }
         if kind == FaultKind::Huge {
-            let Some(place) = (0..HUGE_MAX).map(Patient::Huge).find(|place| !self.is_ill(*place, at, until)) else {
+            let Some(huge) = (0..HUGE_MAX).map(Patient::Huge).find(|huge| !self.is_ill(*huge, at, until)) else {
                 return false;
             };
-            self.ill.entry(place).or_default().push((at, until));
+            self.ill.entry(huge).or_default().insert(at, until);
         }
-        self.ill.entry(patient).or_default().push((at, until));
-        self.injections.push(Injection { serial: 0, at, kind, victim, lasts });
+        self.ill.entry(patient).or_default().insert(at, until);
+        self.drawn.push((place, Injection { serial: 0, at, kind, victim, lasts }));
         true
     }
 
     fn is_ill(&self, patient: Patient, at: Duration, until: Duration) -> bool {
-        let times = self.ill.get(&patient);
-        times.is_some_and(|times| times.iter().any(|(from, to)| at < *to && *from < until))
+        let last = self.ill.get(&patient).and_then(|times| times.range(..until).next_back());
+        last.is_some_and(|(_, to)| at < *to)
     }
 }
 
@@ -289,6 +326,18 @@ fn of_all(share: f64, all: usize) -> usize {
 
 fn below(count: usize, rng: &mut StdRng) -> u32 {
     rng.random_range(0..u32::try_from(count).unwrap_or(u32::MAX).max(1))
+}
+
+/// One of those who are well. Mostly the first draw finds one; where few are well they are counted.
+fn one_of<T: Copy>(all: &[T], is_well: impl Fn(&T) -> bool, rng: &mut StdRng) -> Option<T> {
+    if all.is_empty() {
+        return None;
+    }
+    let drawn = (0..DRAWS).map(|_| all[rng.random_range(0..all.len())]).find(&is_well);
+    drawn.or_else(|| {
+        let well: Vec<T> = all.iter().copied().filter(is_well).collect();
+        (!well.is_empty()).then(|| well[rng.random_range(0..well.len())])
+    })
 }
 
 fn shuffled<T>(mut all: Vec<T>, rng: &mut StdRng) -> Vec<T> {
@@ -375,7 +424,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::load::scenario::{Overrides, load, parse};
+    use crate::load::scenario::{Overrides, fits, load, parse};
 
     fn mixed(instances: usize) -> Scenario {
         let overrides = Overrides { instances: Some(instances), teams: Some(instances / 20), ..Overrides::default() };
@@ -408,16 +457,32 @@ mod tests {
         }
 
         #[test]
-        fn one_more_fault_shifts_neither_calls_nor_other_faults(seed: u64, left_out in 0..23_usize) {
+        fn one_more_fault_shifts_neither_calls_nor_rarer_faults(seed: u64, left_out in 0..23_usize) {
             let (whole, seed) = (mixed(2000), Seed(seed));
             let mut less = whole.clone();
-            // At the end it can be drawn without being in anybody's way.
-            let last = less.faults.remove(left_out);
-            let mut whole = whole;
-            whole.faults = less.faults.iter().cloned().chain([last]).collect();
+            let left_out = less.faults.remove(left_out);
             prop_assert_eq!(calls(&whole, seed, 100), calls(&less, seed, 100));
-            let (whole, rules) = (plan(&whole, seed, Mode::Simulated), &less.faults);
-            prop_assert_eq!(of(&whole, rules), of(&plan(&less, seed, Mode::Simulated), rules));
+            let (whole, with_less) = (plan(&whole, seed, Mode::Simulated), plan(&less, seed, Mode::Simulated));
+            // Those that are more frequent choose after it, and it may be in their way.
+            let count = |rule: &FaultRule| of(&whole, std::slice::from_ref(rule)).len();
+            let all = less.faults.clone();
+            less.faults.retain(|rule| count(rule) < count(&left_out));
+            prop_assert_eq!(of(&whole, &less.faults), of(&with_less, &less.faults));
+            let times = |plan: &Plan| of(plan, &all).into_iter().map(|it| (it.at, it.kind)).collect::<Vec<_>>();
+            prop_assert_eq!(times(&whole), times(&with_less), "in a large fleet there is always somebody");
+        }
+
+        #[test]
+        fn in_a_small_fleet_every_kind_of_fault_happens(seed: u64) {
+            let overrides = Overrides { instances: Some(150), duration: Some(Duration::from_secs(60)), ..Overrides::default() };
+            let scenario = load("mixed").unwrap().with(overrides).unwrap();
+            let drawn = plan(&scenario, Seed(seed), Mode::Simulated);
+            // What befalls ourselves comes once or twice, or by chance never.
+            for (kind, count) in drawn.impossible.iter().filter(|(kind, _)| kind.befalls() != Befalls::Us) {
+                let name = fault_name(*kind);
+                let happened = drawn.injections.iter().any(|injection| injection.kind == *kind);
+                prop_assert!(happened, "{name} never, and {count} times nobody was well");
+            }
         }
 
         #[test]

@@ -1,6 +1,6 @@
 //! The order of a run: set the stage, bring everybody online, load and faults, wait until everybody is well, end, judge.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,14 +17,14 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::books::Books;
-use super::checks::{self, Judge};
+use super::checks::Judge;
 use super::drive::{Calls, Desk, Direct, Door, Lobby, Prober, Sources, Tally, Times};
 use super::fleet::Fleet;
 use super::inject::{Deeds, Injector};
 use super::measure::{self, CpuClock};
 use super::plan::{self, CallSource, Plan};
 use super::recorder::{Clock, Recorder};
-use super::scenario::{Load, ScenarioErrors};
+use super::scenario::{Load, Scenario, ScenarioErrors};
 use super::types::{
     End, EventFindings, FaultKind, Findings, Injection, Invariant, Left, Mode, Nth, Sample, Setup, Show, Victim,
     Violation,
@@ -41,6 +41,8 @@ const ONLINE_MAX: Duration = Duration::from_secs(300);
 /// Memory is looked at so often, and the least counts: what is between two purges of the allocator is nobody's.
 const LOOKS: u32 = 5;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The same where the run's time is not that of the allocator, which gives back what was freed some time ago.
+const LOOK_EVERY_REAL: Duration = Duration::from_millis(60);
 /// What is to be gone is waited for so long.
 const CLEAR_MAX: Duration = Duration::from_secs(10);
 /// Between two probes.
@@ -315,7 +317,7 @@ impl<'a> Stage<'a> {
             sleep(LOOK_EVERY).await;
             if self.setup.mode == Mode::Virtual {
                 // The allocator goes by another clock.
-                std::thread::sleep(LOOK_EVERY / 5);
+                std::thread::sleep(LOOK_EVERY_REAL);
             }
             least = least.min((self.setup.seams.memory)());
         }
@@ -336,7 +338,16 @@ impl<'a> Stage<'a> {
             let teams: HashSet<_> = together.iter().filter_map(|injection| self.team_of(injection)).collect();
             storms.push((from + at, teams));
         }
-        Times { from, until: from + lasts, quiet_until: from + first, storms }
+        let mut untouched: HashSet<_> = self.fleet.shape.all().map(|nth| self.fleet.shape.team_of(nth)).collect();
+        for injection in &self.plan.injections {
+            match self.team_of(injection) {
+                Some(team) => drop(untouched.remove(&team)),
+                // Whoever loses the registry is looked up in it by nobody.
+                None if injection.kind == FaultKind::RegistryPanic => untouched.clear(),
+                None => {}
+            }
+        }
+        Times { from, until: from + lasts, quiet_until: from + first, storms, untouched }
     }
 
     fn team_of(&self, injection: &Injection) -> Option<super::types::TeamNo> {
@@ -433,13 +444,17 @@ impl<'a> Stage<'a> {
         let nobody = Judge::new(&[], &scenario.policy.restart, &scenario.limits);
         let mut judge = std::mem::replace(&mut ledger.judge, nobody);
         let Middle { all_online, memory_before, memory_after, children_cpu, times, calls, deeds } = middle;
-        let Calls { findings: calls, answers, neighbours_quiet } = calls;
+        let Calls { findings: calls, answers, neighbours_quiet, unexcused } = calls;
         judge.answers(answers);
         judge.found(deeds.missing.iter().map(|(nth, status)| missing(*nth, *status, at)));
-        judge.found(checks::neighbours(&scenario.limits, at, &neighbours_quiet, &calls.neighbours));
-        judge.found(checks::flat(&scenario.limits, &samples));
+        judge.found(unexcused);
+        judge.calls(at, &calls, &neighbours_quiet);
+        judge.curves(&samples);
+        judge.looked(Invariant::Recovery, ledger.books.recoveries.values().map(measure::Latency::len).sum());
         let instances = fleet.ids.len();
-        let end = End { at, left, memory_before, memory_after, instances, events_lost };
+        let events_emitted = events.emitted;
+        let end = End { at, left, memory_before, memory_after, instances, events_lost, events_emitted };
+        let checked = judge.checked(&end);
         let violations = judge.finish(&end);
         let each = |bytes: u64| bytes / (instances.max(1) as u64);
         Ok(Findings {
@@ -468,6 +483,8 @@ impl<'a> Stage<'a> {
             calls,
             outcomes: ledger.books.outcomes(),
             recoveries: std::mem::take(&mut ledger.books.recoveries),
+            never_injected: never_injected(scenario, &deeds.injected),
+            checked,
             injected: deeds.injected,
             impossible: impossible(&plan, deeds.missed),
             events: EventFindings {
@@ -527,6 +544,12 @@ fn together(injections: &[Injection]) -> impl Iterator<Item = (Duration, &[Injec
         .chunk_by(|a, b| a.at == b.at && a.kind == b.kind)
         .filter(|chunk| chunk.len() >= MANY)
         .map(|chunk| (chunk[0].at, chunk))
+}
+
+/// What the scenario asks for, and what was never done.
+fn never_injected(scenario: &Scenario, injected: &BTreeMap<FaultKind, u64>) -> Vec<FaultKind> {
+    let asked_for: BTreeSet<_> = scenario.faults.iter().map(|rule| rule.kind).collect();
+    asked_for.into_iter().filter(|kind| injected.get(kind).is_none_or(|times| *times == 0)).collect()
 }
 
 fn marks(injections: &[Injection], from: Duration) -> Vec<(u64, String)> {

@@ -33,6 +33,10 @@ pub const QUIET: f64 = 0.2;
 
 /// A plan of more faults than this is a typing error.
 const FAULTS_MAX: f64 = 1e6;
+/// And so are more instances, callers or calls at once than this.
+const MANY_MAX: u32 = 1_000_000;
+/// And more calls a second: no machine makes them.
+const RATE_MAX: f64 = 1e6;
 
 /// What is to happen.
 #[derive(Debug, Clone)]
@@ -476,6 +480,9 @@ impl Scenario {
         let Overrides { instances, teams, duration } = overrides;
         let instances = instances.unwrap_or(self.fleet.instances);
         let mut wrong = Vec::new();
+        if instances > MANY_MAX as usize {
+            wrong.push((format!("{instances} instances are too many"), "a million is the most".to_owned()));
+        }
         if instances == 0 {
             wrong.push(("no instances are no fleet".to_owned(), "give at least 1".to_owned()));
         }
@@ -523,9 +530,8 @@ fn fleet(fields: &mut Fields<'_, '_>) -> Option<FleetShape> {
     if !fields.has("instances") {
         fields.findings.error(at, "`instances` is missing", "say how many servers there are: instances = 1000");
     }
-    let instances = fields.count::<1, u32>("instances");
-    let teams = fields.count::<1, u32>("teams").unwrap_or(1);
-    let users = fields.count::<1, u32>("users").unwrap_or(1);
+    let [instances, teams, users] = ["instances", "teams", "users"].map(|key| at_most(fields, key));
+    let (teams, users) = (teams.unwrap_or(1), users.unwrap_or(1));
     let instances = instances?;
     if teams > instances {
         let message = format!("{teams} teams are more than {instances} instances");
@@ -639,9 +645,14 @@ fn load_of(fields: &mut Fields<'_, '_>) -> Option<Load> {
     let open = fields.one_of("loop", &[("open", true), ("closed", false)]);
     let [callers_there, think_there, rate_there, limit_there] =
         ["callers", "think", "per_second", "in_flight_max"].map(|key| fields.has(key));
-    let (callers, in_flight_max) = (fields.count::<1, _>("callers"), fields.count::<1, _>("in_flight_max"));
+    let [callers, in_flight_max] =
+        ["callers", "in_flight_max"].map(|key| at_most(fields, key).map(|count| count as usize));
     let think = spread(fields, "think");
     let per_second = above_zero(fields, "per_second");
+    if let Some(rate) = per_second.filter(|rate| *rate > RATE_MAX) {
+        let message = format!("{rate:.0} calls a second are too many");
+        fields.findings.error(at, message, "a million is the most: make `per_second` smaller");
+    }
     let skew = fields.number("skew").given().map_or(0.0, |skew| {
         if !(skew.value >= 0.0 && skew.value <= 10.0) {
             fields.findings.error(skew.span, "`skew` makes no sense here", "give 0 (even) to about 2 (very uneven)");
@@ -820,6 +831,17 @@ fn limits(fields: &mut Fields<'_, '_>) -> Limits {
     limits.neighbours = above_zero(fields, "neighbours");
     limits.flat = above_zero(fields, "flat");
     limits
+}
+
+/// A count from 1 to [`MANY_MAX`].
+fn at_most(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<u32> {
+    let at = fields.at;
+    let count = fields.count::<1, u32>(key)?;
+    if count > MANY_MAX {
+        fields.findings.error(at, format!("`{key}` is too large"), "a million is the most");
+        return None;
+    }
+    Some(count)
 }
 
 fn spread(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Spread> {
@@ -1137,6 +1159,25 @@ every = \"1ns\"
         14:1: `from` is not before `until` (write it as a share of the run, such as "40 %")
         18:1: this is about 5500000000 faults, and a million is the most (make `every` longer, or the share smaller)
         "#);
+    }
+
+    #[test]
+    fn more_than_a_machine_can_hold_is_an_error_and_not_tried() {
+        let many = SMALL.replace("per_second = 5", "per_second = 1e12, in_flight_max = 2_000_000");
+        assert_ne!(many, SMALL);
+        insta::assert_snapshot!(errors(&many).join("\n"), @r"
+        6:1: `in_flight_max` is too large (a million is the most)
+        6:1: 1000000000000 calls a second are too many (a million is the most: make `per_second` smaller)
+        ");
+        let closed = SMALL.replace(r#"loop = "open", per_second = 5"#, r#"loop = "closed", callers = 4_000_000"#);
+        assert_eq!(errors(&closed), ["6:1: `callers` is too large (a million is the most)"]);
+        let text = "[fleet]\ninstances = 1_000_001\nteams = 1_000_001";
+        assert!(errors(text).iter().any(|error| error.contains("`instances` is too large")), "{:?}", errors(text));
+        let over =
+            |instances| load("mixed").unwrap().with(Overrides { instances: Some(instances), ..Overrides::default() });
+        let told = over(usize::MAX).unwrap_err().items().remove(0);
+        assert_eq!(told.hint, "a million is the most");
+        assert!(over(1_000_000).is_ok(), "{:?}", over(1_000_000).err());
     }
 
     #[test]

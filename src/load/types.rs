@@ -291,6 +291,8 @@ pub struct Probe {
     pub at: Duration,
     /// What came of it.
     pub answer: Answered,
+    /// What it was told to say.
+    pub token: Box<str>,
     /// Whether its status, process or connection is another one since.
     pub moved: bool,
 }
@@ -343,6 +345,19 @@ pub struct Violation {
     pub what: String,
 }
 
+/// How much a promise was looked at: one that nobody looked at was not kept, only not broken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Checked {
+    /// Which promise.
+    pub invariant: Invariant,
+    /// How often somebody looked.
+    pub looks: u64,
+    /// At what: `calls`, `starts`, `events`.
+    pub at: &'static str,
+    /// Why it says nothing whether the promise was kept, where that is so.
+    pub not_checked: Option<String>,
+}
+
 /// What is there when all is over, beyond what was there before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Left {
@@ -371,6 +386,8 @@ pub struct End {
     pub instances: usize,
     /// Events that no sink took before the runtime's end.
     pub events_lost: usize,
+    /// Events that were numbered, from 1 on.
+    pub events_emitted: u64,
 }
 
 /// One point of every curve.
@@ -382,7 +399,7 @@ pub struct Sample {
     pub by_status: [u32; Status::ALL.len()],
     /// Those that sleep, whatever their status.
     pub dormant: u32,
-    /// Resident memory, in bytes.
+    /// Memory in use that is not read from files, in bytes.
     pub rss: u64,
     /// Open file descriptors.
     pub descriptors: u32,
@@ -411,13 +428,19 @@ pub struct CallFindings {
     pub failed: u64,
     /// Not made, as too many were under way.
     pub shed: u64,
+    /// Those that failed of the calls before the first fault, which the times in `quiet` leave out.
+    pub quiet_failed: u64,
+    /// The same of `storm`.
+    pub storm_failed: u64,
+    /// The same of `neighbours`, with those that were not made.
+    pub neighbours_failed: u64,
     /// Answers a second, while calls were made.
     pub per_second: f64,
-    /// Before the first fault.
+    /// Those that were answered, before the first fault.
     pub quiet: Latency,
-    /// From the first fault to the last healing.
+    /// Those that were answered, from the first fault to the end.
     pub storm: Latency,
-    /// In that time, to teams that no fault befell.
+    /// Those of them that came just after a fault of many, to teams that it did not befall.
     pub neighbours: Latency,
     /// Errors by fate.
     pub by_fate: BTreeMap<String, u64>,
@@ -485,6 +508,10 @@ pub struct Findings {
     pub injected: BTreeMap<FaultKind, u64>,
     /// Those that could not be done here, or found no victim that was well.
     pub impossible: BTreeMap<FaultKind, u64>,
+    /// What the scenario asks for and what was never done, for whatever reason.
+    pub never_injected: Vec<FaultKind>,
+    /// How much of each promise was looked at.
+    pub checked: Vec<Checked>,
     /// The events.
     pub events: EventFindings,
     /// Instances that were given up for a time.

@@ -66,7 +66,7 @@ impl Watch<'_> {
         let (snapshot, events) = (self.runtime.snapshot(), self.runtime.event_statistics());
         let mut sample = Sample {
             at_ms: u64::try_from(self.recorder.clock.now().as_millis()).unwrap_or(u64::MAX),
-            rss: Memory::now().resident,
+            rss: Memory::now().anonymous,
             descriptors: u32::try_from(descriptors()).unwrap_or(u32::MAX),
             backlog: events.queue_size as u64,
             dropped: events.dropped,

@@ -6,6 +6,12 @@ use crate::load::types::{Answered, Invariant, Probe};
 
 pub(super) fn probed(probe: &Probe, broken: &mut Broken) {
     match &probe.answer {
+        Answered::Text(said) if **said != *probe.token => {
+            // What came instead may be of any length.
+            let said: String = said.chars().take(60).collect();
+            let what = format!("the probe {} got the answer `{said}`", probe.token);
+            broken.push(Invariant::OwnAnswer, probe.at, Some(probe.nth), what);
+        }
         Answered::Text(_) | Answered::ServerError(_) => {}
         Answered::Failed { .. } if probe.moved => {}
         Answered::Failed { why, .. } => {

@@ -1,5 +1,5 @@
-//! Events are numbered without a gap, or a drop event says which are gone. The drop event may come before or after the gap
-//! that it explains.
+//! Events are numbered without a gap, from 1 to the last that was numbered, or a drop event says which are gone. It comes
+//! after the gap that it explains, and says nothing of events that came.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::load::types::{End, Invariant};
 
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
-    last: Option<u64>,
+    last: u64,
     /// First, last, and when it was noticed: numbers that nobody has explained so far.
     holes: Vec<(u64, u64, Duration)>,
     /// Numbers that are gone for a known reason.
@@ -20,46 +20,74 @@ pub(super) struct Gaps {
 impl Gaps {
     /// Whether numbers are missing before this one.
     pub(super) fn told(&mut self, at: Duration, envelope: &Envelope, broken: &mut Broken) -> bool {
-        if let Event::EventsDropped { from_seq, to_seq } = envelope.event {
-            self.explained(from_seq, to_seq);
+        let (seq, last) = (envelope.seq, self.last);
+        if seq <= last {
+            let what = format!("event {seq} came after event {last}");
+            broken.push(Invariant::NoGap, at, None, what);
+            return false;
         }
-        let seq = envelope.seq;
-        match self.last {
-            Some(last) if seq <= last => {
-                let what = format!("event {seq} came after event {last}");
-                broken.push(Invariant::NoGap, at, None, what);
-                false
-            }
-            Some(last) if seq > last + 1 => {
-                self.last = Some(seq);
-                let mut holes = vec![(last + 1, seq - 1)];
-                for (from, to) in &self.explained {
-                    holes = holes.into_iter().flat_map(|hole| without(hole, *from, *to)).collect();
-                }
-                self.holes.extend(holes.into_iter().map(|(from, to)| (from, to, at)));
-                true
-            }
-            _ => {
-                self.last = Some(seq);
-                false
-            }
+        self.last = seq;
+        let is_gap = seq > last + 1;
+        if is_gap {
+            self.gap(last + 1, seq - 1, at);
+        }
+        if let Event::EventsDropped { from_seq, to_seq } = envelope.event {
+            self.dropped(at, seq, from_seq, to_seq, broken);
+        }
+        is_gap
+    }
+
+    fn gap(&mut self, from: u64, to: u64, at: Duration) {
+        let mut holes = vec![(from, to)];
+        for (from, to) in &self.explained {
+            holes = holes.into_iter().flat_map(|hole| without(hole, *from, *to)).collect();
+        }
+        self.holes.extend(holes.into_iter().map(|(from, to)| (from, to, at)));
+    }
+
+    /// Event `seq` says so. It is believed only of what is missing by then.
+    fn dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, broken: &mut Broken) {
+        if from > to || to >= seq {
+            let what = format!("event {seq} says that events {from} to {to} were dropped, which cannot be by then");
+            broken.push(Invariant::NoGap, at, None, what);
+        }
+        let to = to.min(seq - 1);
+        let missing = |(first, last, _): &(u64, u64, Duration)| (*last.min(&to) + 1).saturating_sub(*first.max(&from));
+        let missing: u64 = self.holes.iter().map(missing).sum();
+        if from <= to && missing < to - from + 1 {
+            let there = to - from + 1 - missing;
+            let what =
+                format!("events {from} to {to} are said to be dropped, and {there} of them came or were told before");
+            broken.push(Invariant::NoGap, at, None, what);
+        }
+        if from <= to {
+            self.fill(from, to);
         }
     }
 
+    /// They are gone for a reason of our own, which may be told before they are missed.
     pub(super) fn explained(&mut self, from: u64, to: u64) {
-        let rest = |(first, last, at): (u64, u64, Duration)| {
-            without((first, last), from, to).into_iter().map(move |(first, last)| (first, last, at))
-        };
-        self.holes = std::mem::take(&mut self.holes).into_iter().flat_map(rest).collect();
+        self.fill(from, to);
         // What lies before the last event has been matched with every hole that there can be.
-        let last = self.last.unwrap_or(0);
+        let last = self.last;
         self.explained.retain(|(_, to)| *to > last);
         if to > last {
             self.explained.push((from, to));
         }
     }
 
-    pub(super) fn finish(self, end: &End, broken: &mut Broken) {
+    fn fill(&mut self, from: u64, to: u64) {
+        let rest = |(first, last, at): (u64, u64, Duration)| {
+            without((first, last), from, to).into_iter().map(move |(first, last)| (first, last, at))
+        };
+        self.holes = std::mem::take(&mut self.holes).into_iter().flat_map(rest).collect();
+    }
+
+    pub(super) fn finish(mut self, end: &End, broken: &mut Broken) {
+        // What the runtime itself knows to be lost is told below.
+        if end.events_emitted > self.last + end.events_lost as u64 {
+            self.gap(self.last + 1, end.events_emitted, end.at);
+        }
         for (from, to, at) in self.holes {
             let what = match to - from {
                 0 => format!("event {from} is missing, and no event says why"),

@@ -11,6 +11,7 @@ mod leftovers;
 mod limits;
 mod transitions;
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -19,14 +20,29 @@ use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::policy::RestartPolicy;
 
+use super::measure::Latency;
 use super::scenario::Limits;
-use super::types::{End, Invariant, Nth, Pardon, Probe, TeamNo, Violation};
+use super::types::{CallFindings, Checked, End, Invariant, Nth, Pardon, Probe, Sample, TeamNo, Violation};
 
 pub use answers::Answers;
-pub use limits::{flat, neighbours, recovery};
+pub use limits::{recovery, unexcused};
 
 /// As many violations are kept; what is over is counted.
 const KEPT_MAX: usize = 100_000;
+
+/// What a look is at, of each promise.
+const LOOKED_AT: [(Invariant, &str); 10] = [
+    (Invariant::OwnAnswer, "calls"),
+    (Invariant::OnlineIsCallable, "probes"),
+    (Invariant::RestartBudget, "starts"),
+    (Invariant::LegalTransitions, "statuses"),
+    (Invariant::NoGap, "events"),
+    (Invariant::NothingLeft, "ends"),
+    (Invariant::MemoryBack, "comparisons"),
+    (Invariant::Recovery, "recoveries"),
+    (Invariant::Neighbours, "calls"),
+    (Invariant::Flat, "samples"),
+];
 
 /// All checkers of a run.
 #[derive(Debug)]
@@ -38,6 +54,10 @@ pub struct Judge {
     teams: Vec<TeamNo>,
     /// The first event's: the run began with it.
     origin: Option<Timestamp>,
+    /// How often each promise was looked at.
+    looks: BTreeMap<Invariant, u64>,
+    /// Why what was asked for could not be judged.
+    not_checked: BTreeMap<Invariant, String>,
     broken: Broken,
 }
 
@@ -69,6 +89,8 @@ impl Judge {
             budget: budget::Budget::new(fleet.len(), budget),
             teams: fleet.to_vec(),
             origin: None,
+            looks: BTreeMap::new(),
+            not_checked: BTreeMap::new(),
             broken: Broken::default(),
         }
     }
@@ -76,6 +98,7 @@ impl Judge {
     /// A sink was given this event and takes it. Events that it does not take, so that they come again, are not told.
     pub fn told(&mut self, envelope: &Envelope) {
         let at = self.since_origin(envelope.timestamp);
+        self.looked(Invariant::NoGap, 1);
         let broken = &mut self.broken;
         if self.gaps.told(at, envelope, broken) {
             self.transitions.begin_anew();
@@ -84,7 +107,10 @@ impl Judge {
         let nth = envelope.event.subject().and_then(|of| Nth::of(of.installation_id.as_str()));
         if let Some(nth) = nth {
             match &envelope.event {
-                Event::StatusChanged { status, .. } => self.transitions.changed(at, nth, *status, broken),
+                Event::StatusChanged { status, .. } => {
+                    *self.looks.entry(Invariant::LegalTransitions).or_default() += 1;
+                    self.transitions.changed(at, nth, *status, broken);
+                }
                 // Ends that are charged to nobody, each followed by a start.
                 Event::Dormant { .. } | Event::Stopped { .. } => self.budget.excuse(at, nth),
                 Event::Crashed { .. } | Event::Exited { .. } => self.budget.ended(at, nth),
@@ -103,6 +129,7 @@ impl Judge {
 
     /// The runtime has asked for a process. Connections to remote servers are no starts: they have no budget.
     pub fn started(&mut self, nth: Nth, _run: Run, at: Duration) {
+        self.looked(Invariant::RestartBudget, 1);
         self.budget.started(at, nth);
     }
 
@@ -125,6 +152,7 @@ impl Judge {
 
     /// Somebody has looked whether what is shown as online can be called.
     pub fn probed(&mut self, probe: &Probe) {
+        self.looked(Invariant::OnlineIsCallable, 1);
         callable::probed(probe, &mut self.broken);
     }
 
@@ -133,7 +161,55 @@ impl Judge {
         answers.settle(&mut self.broken);
     }
 
-    /// A promise whose numbers others have: [`recovery`], [`neighbours`], [`flat`].
+    /// So often somebody has looked whether a promise is kept: for those whose looks are not made here.
+    pub fn looked(&mut self, invariant: Invariant, times: u64) {
+        *self.looks.entry(invariant).or_default() += times;
+    }
+
+    /// The calls of the run, and those before the faults to teams that a fault of many did not befall.
+    pub fn calls(&mut self, at: Duration, calls: &CallFindings, neighbours_quiet: &Latency) {
+        self.looked(Invariant::OwnAnswer, calls.asked);
+        if self.limits.neighbours.is_some() {
+            self.looked(Invariant::Neighbours, calls.neighbours.len() + calls.neighbours_failed);
+            let (storm, failed) = (&calls.neighbours, calls.neighbours_failed);
+            match limits::neighbours(&self.limits, at, neighbours_quiet, storm, failed) {
+                Ok(violation) => self.found(violation),
+                Err(why) => drop(self.not_checked.insert(Invariant::Neighbours, why)),
+            }
+        }
+    }
+
+    /// The curves of the run.
+    pub fn curves(&mut self, samples: &[Sample]) {
+        if self.limits.flat.is_some() {
+            self.looked(Invariant::Flat, samples.len() as u64);
+            match limits::flat(&self.limits, samples) {
+                Ok(violations) => self.found(violations),
+                Err(why) => drop(self.not_checked.insert(Invariant::Flat, why)),
+            }
+        }
+    }
+
+    /// How much each promise was looked at, as far as it was asked for.
+    pub fn checked(&self, end: &End) -> Vec<Checked> {
+        let checked = |(invariant, at)| {
+            let (looks, why) = match invariant {
+                Invariant::NothingLeft => (1, None),
+                Invariant::MemoryBack => (1, growth::not_checked(end, &self.limits)),
+                _ => (self.looks.get(&invariant).copied().unwrap_or(0), self.not_checked.get(&invariant).cloned()),
+            };
+            let why = why.or_else(|| (looks == 0).then(|| "there was nothing to look at".to_owned()));
+            Checked { invariant, looks, at, not_checked: why }
+        };
+        let is_asked_for = |(invariant, _): &(Invariant, &str)| match invariant {
+            Invariant::Neighbours => self.limits.neighbours.is_some(),
+            Invariant::Flat => self.limits.flat.is_some(),
+            _ => true,
+        };
+        LOOKED_AT.into_iter().filter(is_asked_for).map(checked).collect()
+    }
+
+    /// A promise whose numbers others have: [`recovery`], [`unexcused`].
     pub fn found(&mut self, violations: impl IntoIterator<Item = Violation>) {
         for violation in violations {
             self.broken.count += 1;

@@ -14,12 +14,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::checks::Answers;
+use super::checks::{Answers, unexcused};
 use super::measure::Latency;
 use super::plan::CallSource;
 use super::recorder::Clock;
 use super::scenario::FleetShape;
-use super::types::{Answered, CallFindings, PlannedCall, TeamNo};
+use super::types::{Answered, CallFindings, PlannedCall, TeamNo, Violation};
 
 pub(crate) use direct::Direct;
 pub(crate) use http::{Door, Lobby};
@@ -63,6 +63,8 @@ pub(crate) struct Times {
     pub(crate) quiet_until: Duration,
     /// Faults of many at once, and the teams that they befall.
     pub(crate) storms: Vec<(Duration, HashSet<TeamNo>)>,
+    /// Teams that no fault befalls in the whole run.
+    pub(crate) untouched: HashSet<TeamNo>,
 }
 
 impl Times {
@@ -96,6 +98,8 @@ pub(crate) struct Calls {
     pub(crate) answers: Answers,
     /// Quiet calls to those that are later the neighbours of a fault.
     pub(crate) neighbours_quiet: Latency,
+    /// Calls that failed where nothing was wrong.
+    pub(crate) unexcused: Vec<Violation>,
 }
 
 /// A call that is over.
@@ -170,6 +174,8 @@ impl Desk {
             }
             if under_way.len() >= in_flight_max {
                 calls.findings.shed += 1;
+                let is_beside = self.times.is_beside_a_storm(planned, self.shape.team_of(call.nth));
+                calls.findings.neighbours_failed += u64::from(is_beside);
             } else {
                 self.make(call, planned, 0, under_way, calls);
             }
@@ -245,11 +251,11 @@ impl Desk {
         let findings = &mut calls.findings;
         findings.asked += 1;
         self.tally.ended.fetch_add(1, Ordering::Relaxed);
-        let fate = match answered {
+        let team = self.shape.team_of(call.nth);
+        let (fate, why) = match answered {
             Answered::Text(text) => {
                 calls.answers.answered(&call.token, &text);
                 findings.answered += 1;
-                let team = self.shape.team_of(call.nth);
                 if planned < self.times.quiet_until {
                     findings.quiet.record(took);
                     if self.times.is_neighbour(team) {
@@ -263,9 +269,19 @@ impl Desk {
                 }
                 return;
             }
-            Answered::ServerError(_) => "server_error".to_owned(),
-            Answered::Failed { fate, .. } => fate.unwrap_or_else(|| "unknown".to_owned()),
+            Answered::ServerError(why) => ("server_error".to_owned(), why),
+            Answered::Failed { fate, why } => (fate.unwrap_or_else(|| "unknown".to_owned()), why),
         };
+        if planned < self.times.quiet_until {
+            findings.quiet_failed += 1;
+        } else {
+            findings.storm_failed += 1;
+            findings.neighbours_failed += u64::from(self.times.is_beside_a_storm(planned, team));
+        }
+        let ended = planned + took;
+        if ended < self.times.quiet_until || self.times.untouched.contains(&team) {
+            calls.unexcused.push(unexcused(ended, call.nth, &call.token, &why));
+        }
         calls.answers.failed(&call.token);
         findings.failed += 1;
         self.tally.failed.fetch_add(1, Ordering::Relaxed);

@@ -105,7 +105,8 @@ impl Prober {
             let is_settled = moved || !matches!(answer, Answered::Failed { .. });
             if is_settled || Instant::now() >= deadline {
                 let has_answered = !moved && !matches!(answer, Answered::Failed { .. });
-                self.recorder.probed(&Probe { nth, at, answer, moved });
+                let token = call.token;
+                self.recorder.probed(&Probe { nth, at, answer, token, moved });
                 return has_answered;
             }
             sleep(AGAIN_AFTER).await;
