@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::books::Fault;
 use super::fleet::Fleet;
 use super::recorder::{Mood, Recorder};
+use super::scenario::fault_name;
 use super::types::{FaultKind, Injection, Nth, Pardon, Victim};
 use super::world::{World, heals_by_restart, hurts_by_restart};
 
@@ -122,8 +123,15 @@ impl Injector {
         deeds
     }
 
+    /// Into the trace.
+    fn note(&self, whom: Victim, what: std::fmt::Arguments<'_>) {
+        let at = self.recorder.clock.now();
+        self.recorder.ledger().done(at, whom, what);
+    }
+
     /// What it was, and whether it could be done.
     async fn hurt(&self, what: &Injection) -> Option<(FaultKind, bool)> {
+        self.note(what.victim, format_args!("fault {}", fault_name(what.kind)));
         let by_restart = hurts_by_restart(what.kind);
         if by_restart {
             self.pardoned(what.victim);
@@ -146,6 +154,9 @@ impl Injector {
             (FaultKind::SinkPanics, _) => self.sink(Mood::Panics),
             _ => self.world.hurt(what, &self.runtime).await.is_ok(),
         };
+        if !done {
+            self.note(what.victim, format_args!("fault {} found nobody", fault_name(what.kind)));
+        }
         if by_restart {
             self.pardoned(what.victim);
             self.book(what);
@@ -156,6 +167,7 @@ impl Injector {
     }
 
     async fn heal(&self, what: &Injection) -> Option<(FaultKind, bool)> {
+        self.note(what.victim, format_args!("healing {}", fault_name(what.kind)));
         let by_restart = heals_by_restart(what.kind);
         if by_restart {
             self.pardoned(what.victim);
@@ -182,6 +194,7 @@ impl Injector {
     async fn pardon(&self, nth: Nth) -> Option<(FaultKind, bool)> {
         let id = self.fleet.id(nth);
         if self.runtime.status(id).is_some_and(|view| view.status == Status::PermanentlyFailed) {
+            self.note(Victim::Instance(nth), format_args!("pardon"));
             self.recorder.pardoned(Pardon::Instance(nth));
             let _ = self.runtime.restart(id).await;
             self.recorder.pardoned(Pardon::Instance(nth));
