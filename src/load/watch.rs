@@ -76,6 +76,7 @@ impl Watch<'_> {
         let each = EACH * u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
         let every = (lasts / SAMPLES).max(EVERY_MIN + each);
         let (mut looks, mut asks) = (interval_at(Instant::now(), every), interval_at(Instant::now(), ASK_EVERY));
+        let mut stops = interval_at(Instant::now(), EVERY_MIN);
         let mut asked = JoinSet::new();
         let mut ids = self.ids.iter().cycle();
         loop {
@@ -95,6 +96,9 @@ impl Watch<'_> {
                     let violations = self.recorder.ledger().judge.count();
                     self.show.sample(&sample, self.injected.load(Ordering::Relaxed), violations);
                     samples.push(sample);
+                }
+                // Points of a long curve are far from one another.
+                _ = stops.tick() => {
                     if self.show.is_stopped() {
                         self.stop.cancel();
                     }
