@@ -118,11 +118,11 @@ impl Load {
         let seed = Seed(self.seed.unwrap_or_else(drawn_seed));
         let repeat = self.repeat(&scenario, seed);
         // A run of half an hour must not end in a file that cannot be written.
+        self.trace.as_deref().map(create).transpose()?;
         let page = self.report.as_deref().map(Page::create).transpose()?;
         if let (Some(trace), Some(page)) = (&self.trace, &page) {
             page.is_not(trace)?;
         }
-        self.trace.as_deref().map(create).transpose()?;
         complain(&format!("{}, seed {}", scenario.name, seed.0));
 
         let findings = match self.findings(scenario, seed, repeat.clone(), below) {

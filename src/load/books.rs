@@ -10,13 +10,15 @@ use mcp_satellite_actors::model::status::Status;
 use super::checks;
 use super::measure::Latency;
 use super::scenario::Limits;
-use super::types::{FaultKind, Nth, Violation};
+use super::types::{FaultKind, Nth, Outcome, Violation};
 
 /// What is known of each instance, and of all together.
 pub(crate) struct Books {
     cards: Vec<Card>,
     limits: Limits,
     delays: Vec<Duration>,
+    /// A run that was not longer than this makes the next delay longer.
+    quick: Duration,
     /// The longest handshake of a server that is well.
     handshake: Duration,
     online: usize,
@@ -24,27 +26,45 @@ pub(crate) struct Books {
     pub(crate) all_online: Option<Duration>,
     pub(crate) times_to_online: Latency,
     pub(crate) recoveries: BTreeMap<FaultKind, Latency>,
+    /// What became of those who were to recover, beside [`Self::recoveries`].
+    outcomes: BTreeMap<FaultKind, Outcome>,
     pub(crate) permanently_failed: u64,
 }
 
 /// Of one instance. There are as many as instances, so it is small.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Card {
     born: Option<Duration>,
     status: Option<Status>,
     was_online: bool,
-    fault: Option<Fault>,
+    /// Runs that were quick to end, one after the other.
+    quick: usize,
+    /// What it has not recovered from.
+    faults: Vec<Fault>,
 }
 
-/// A fault that it has not recovered from.
+/// A fault that somebody has not recovered from.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Fault {
+struct Fault {
+    serial: u32,
     kind: FaultKind,
     from: Duration,
-    /// Whether it has been anything else than online since.
+    healed: Option<Duration>,
+    /// Whether it has been anything else than online since, or was when it came.
     left: bool,
+    /// Whether it was: what it had to wait for then it may still have to wait for.
+    found_ill: bool,
+    /// Whether another one has befallen it since, which it may have to wait for as well.
+    is_disturbed: bool,
     /// What its policy makes it wait for.
     delay: Duration,
+}
+
+impl Fault {
+    /// From its healing on, if that was before it.
+    fn took(&self, at: Duration) -> Duration {
+        at.saturating_sub(self.healed.filter(|healed| *healed <= at).unwrap_or(self.from))
+    }
 }
 
 impl Books {
@@ -53,11 +73,13 @@ impl Books {
             cards: vec![Card::default(); instances],
             limits: limits.clone(),
             delays: policy.restart.delays.clone(),
+            quick: policy.restart.quick,
             handshake,
             online: 0,
             all_online: None,
             times_to_online: Latency::default(),
             recoveries: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
             permanently_failed: 0,
         }
     }
@@ -72,35 +94,82 @@ impl Books {
         self.online
     }
 
-    /// A fault befalls it. Gives what it had not recovered from.
-    pub(crate) fn hurt(&mut self, at: Duration, nth: Nth, kind: FaultKind) -> Option<Fault> {
-        let card = self.cards.get_mut(nth.0 as usize)?;
-        let before = card.fault;
+    /// A fault befalls it, which is waited for from now on. Whoever was given up waits for a person and for nothing else.
+    pub(crate) fn hurt(&mut self, at: Duration, nth: Nth, serial: u32, kind: FaultKind) {
+        let Some(card) = self.cards.get_mut(nth.0 as usize) else { return };
+        if !kind.recovers() || card.status == Some(Status::PermanentlyFailed) {
+            return;
+        }
         // A supervisor that dies again waits before it is there again, as a server does.
         let delay = if kind == FaultKind::TeamPanic { self.delays.iter().max() } else { None };
         let left = card.status != Some(Status::Online);
-        card.fault = kind.recovers().then(|| Fault { kind, from: at, left, delay: delay.copied().unwrap_or_default() });
-        before
+        card.faults.iter_mut().for_each(|fault| fault.is_disturbed = true);
+        card.faults.push(Fault {
+            serial,
+            kind,
+            from: at,
+            healed: None,
+            left,
+            found_ill: left,
+            is_disturbed: false,
+            delay: delay.copied().unwrap_or_default(),
+        });
     }
 
-    /// The fault found nobody: what there was before is waited for as ever.
-    pub(crate) fn missed(&mut self, nth: Nth, before: Option<Fault>) {
+    /// The fault could not be brought about.
+    pub(crate) fn missed(&mut self, nth: Nth, serial: u32) {
         if let Some(card) = self.cards.get_mut(nth.0 as usize) {
-            card.fault = before;
+            card.faults.retain(|fault| fault.serial != serial);
         }
     }
 
-    /// It is taken back. One who is there again by then has recovered before.
-    pub(crate) fn healed(&mut self, at: Duration, nth: Nth) {
-        if let Some(fault) = self.cards.get_mut(nth.0 as usize).and_then(|card| card.fault.as_mut()) {
-            fault.from = at;
+    /// It is taken back now. One who is there again by then has recovered before.
+    pub(crate) fn healed(&mut self, at: Duration, nth: Nth, serial: u32) {
+        let card = self.cards.get_mut(nth.0 as usize);
+        if let Some(fault) = card.and_then(|card| card.faults.iter_mut().find(|fault| fault.serial == serial)) {
+            fault.healed = Some(at);
         }
+    }
+
+    /// Those who have not recovered, each once.
+    pub(crate) fn ill(&self) -> impl Iterator<Item = Nth> {
+        (0..).zip(&self.cards).filter(|(_, card)| !card.faults.is_empty()).map(|(nth, _)| Nth(nth))
+    }
+
+    /// It is online and was called with success, and everything that was told before is known: it has recovered from
+    /// all, and what it has never left online for has not harmed it. Gives the faults that no server withstands: they
+    /// were never brought about.
+    pub(crate) fn is_well(&mut self, nth: Nth) -> Vec<FaultKind> {
+        let Some(card) = self.cards.get_mut(nth.0 as usize) else { return Vec::new() };
+        let mut in_vain = Vec::new();
+        for fault in card.faults.drain(..) {
+            let outcome = self.outcomes.entry(fault.kind).or_default();
+            match (fault.left, fault.kind.is_withstood()) {
+                // Nobody was told when: that event was given up.
+                (true, _) => outcome.back += 1,
+                (false, true) => outcome.unharmed += 1,
+                (false, false) => in_vain.push(fault.kind),
+            }
+        }
+        in_vain
+    }
+
+    /// What became of all faults. Whoever has not recovered by now never will.
+    pub(crate) fn outcomes(&mut self) -> BTreeMap<FaultKind, Outcome> {
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        for (kind, latency) in &self.recoveries {
+            outcomes.entry(*kind).or_default().back += latency.len();
+        }
+        for fault in self.cards.iter().flat_map(|card| &card.faults) {
+            outcomes.entry(fault.kind).or_default().missing += 1;
+        }
+        outcomes
     }
 
     /// What is told of an instance; gives what is wrong with it.
-    pub(crate) fn told(&mut self, at: Duration, nth: Nth, event: &Event) -> Option<Violation> {
+    pub(crate) fn told(&mut self, at: Duration, nth: Nth, event: &Event) -> Vec<Violation> {
         let all = self.cards.len();
-        let card = self.cards.get_mut(nth.0 as usize)?;
+        let Some(card) = self.cards.get_mut(nth.0 as usize) else { return Vec::new() };
         card.born.get_or_insert(at);
         let is_back = match event {
             Event::StatusChanged { status, .. } => {
@@ -113,48 +182,71 @@ impl Books {
                         self.all_online = Some(at);
                     }
                 }
-                if let Some(fault) = &mut card.fault {
-                    fault.left |= *status != Status::Online;
+                for fault in &mut card.faults {
+                    // Events come late: how it was when the fault came may be told only now.
+                    if at < fault.from {
+                        fault.found_ill = *status != Status::Online;
+                        fault.left = fault.found_ill;
+                    } else {
+                        fault.left |= *status != Status::Online;
+                    }
                 }
-                *status == Status::Online && card.fault.is_some_and(|fault| fault.left)
+                *status == Status::Online
             }
-            Event::Crashed { crash_count, will_restart: true, .. } => {
-                let nth = crash_count.saturating_sub(1);
-                let delay = self.delays.get(nth).or(self.delays.last()).copied().unwrap_or_default();
-                if let Some(fault) = &mut card.fault {
-                    fault.delay = fault.delay.max(delay);
-                }
-                false
-            }
-            Event::Exited { will_restart: true, .. } => {
-                // Which exit it was is not told.
-                if let Some(fault) = &mut card.fault {
-                    fault.delay = fault.delay.max(self.delays.iter().max().copied().unwrap_or_default());
-                }
+            Event::Crashed { uptime_seconds, will_restart: true, .. }
+            | Event::Exited { uptime_seconds, will_restart: true, .. } => {
+                // The whole seconds of what the runtime counts by: on the edge it is the longer delay.
+                card.quick = if *uptime_seconds > self.quick.as_secs() { 0 } else { card.quick + 1 };
+                let delay = match card.quick {
+                    0 => Duration::ZERO,
+                    quick => self.delays.get(quick - 1).or(self.delays.last()).copied().unwrap_or_default(),
+                };
+                card.faults.iter_mut().for_each(|fault| fault.delay = fault.delay.max(delay));
                 false
             }
             Event::Reconnecting { next_retry_ms, .. } => {
-                if let Some(fault) = &mut card.fault {
-                    fault.delay += Duration::from_millis(*next_retry_ms);
-                }
+                let again = Duration::from_millis(*next_retry_ms);
+                card.faults.iter_mut().for_each(|fault| fault.delay += again);
                 false
             }
             Event::PermanentlyFailed { .. } => {
                 self.permanently_failed += 1;
-                card.fault = None;
+                for fault in card.faults.extract_if(.., |fault| fault.from <= at) {
+                    self.outcomes.entry(fault.kind).or_default().given_up += 1;
+                }
                 false
             }
             Event::Reconnected { .. } | Event::Respawned { .. } | Event::Restarted { .. } => {
-                card.status == Some(Status::Online)
+                let is_online = card.status == Some(Status::Online);
+                card.faults.iter_mut().filter(|fault| fault.from <= at).for_each(|fault| fault.left |= is_online);
+                is_online
             }
             _ => false,
         };
-        let fault = card.fault.take_if(|fault| is_back && fault.from <= at)?;
-        let took = at.saturating_sub(fault.from);
-        self.recoveries.entry(fault.kind).or_default().record(took);
-        let is_promised =
-            matches!(fault.kind, FaultKind::Crash | FaultKind::Exit0 | FaultKind::WorkerPanic | FaultKind::TeamPanic);
-        let late = || checks::recovery(&self.limits, nth, fault.from, took, fault.delay, self.handshake);
-        is_promised.then(late).flatten()
+        if !is_back {
+            return Vec::new();
+        }
+        let mut late = Vec::new();
+        for fault in card.faults.extract_if(.., |fault| fault.left && fault.from <= at) {
+            let took = fault.took(at);
+            self.recoveries.entry(fault.kind).or_default().record(took);
+            let is_promised = !fault.is_disturbed
+                && !fault.found_ill
+                && matches!(
+                    fault.kind,
+                    FaultKind::Crash | FaultKind::Exit0 | FaultKind::WorkerPanic | FaultKind::TeamPanic
+                );
+            if is_promised {
+                late.extend(checks::recovery(
+                    &self.limits,
+                    nth,
+                    at.saturating_sub(took),
+                    took,
+                    fault.delay,
+                    self.handshake,
+                ));
+            }
+        }
+        late
     }
 }

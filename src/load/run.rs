@@ -251,16 +251,18 @@ impl<'a> Stage<'a> {
 
         show.phase("calls and faults");
         let times = self.times();
-        let ended = CancellationToken::new();
+        let (ended, well) = (CancellationToken::new(), CancellationToken::new());
         let desk = tokio::spawn(self.desk(self.times(), door.as_ref()).run(self.sources()));
-        let prober = tokio::spawn(self.prober(ended.clone()).run());
-        let (injector, plan) = (self.injector(times.from), Arc::clone(&self.plan));
+        let prober = self.prober(well.clone());
+        let (injector, plan) = (self.injector(times.from, prober.clone(), ended.clone()), Arc::clone(&self.plan));
+        let prober = tokio::spawn(prober.run());
         let injector = tokio::spawn(async move { injector.run(&plan.injections, given_up).await });
         let calls = desk.await?;
         show.phase("recovering");
         ended.cancel();
-        prober.await?;
         let deeds = injector.await?;
+        well.cancel();
+        prober.await?;
         let memory_after = self.settle().await;
         if let Some(door) = door {
             door.close().await;
@@ -397,13 +399,14 @@ impl<'a> Stage<'a> {
             fleet: Arc::clone(&self.fleet),
             recorder: Arc::clone(&self.recorder),
             policy: Arc::clone(&self.setup.scenario.policy),
+            timeout: self.setup.scenario.load.timeout(),
             seed: self.setup.seed,
             every: PROBE_EVERY,
             stop,
         }
     }
 
-    fn injector(&self, from: Duration) -> Injector {
+    fn injector(&self, from: Duration, prober: Prober, ended: CancellationToken) -> Injector {
         let policy = &self.setup.scenario.policy;
         let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
         let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
@@ -419,6 +422,8 @@ impl<'a> Stage<'a> {
                 + found
                 + Duration::from_secs(60),
             injected: Arc::clone(&self.injected),
+            prober,
+            ended,
             stop: self.stop.clone(),
         }
     }
@@ -483,6 +488,7 @@ impl<'a> Stage<'a> {
             bytes_each: each(memory_before),
             bytes_each_after: each(memory_after),
             calls,
+            outcomes: ledger.books.outcomes(),
             recoveries: std::mem::take(&mut ledger.books.recoveries),
             injected: deeds.injected,
             impossible: impossible(&plan, deeds.missed),
@@ -530,12 +536,17 @@ async fn left(setup: &Setup, before: &Before, world: &dyn World) -> Left {
     }
 }
 
-fn missing(nth: Nth, status: Status, at: Duration) -> Violation {
+fn missing(nth: Nth, status: Option<Status>, at: Duration) -> Violation {
+    let what = match status {
+        None => "nobody knows of it any more".to_owned(),
+        Some(Status::Online) => "it has not recovered from a fault that is long over".to_owned(),
+        Some(status) => format!("it is {status} long after the last fault was over"),
+    };
     Violation {
         invariant: Invariant::Recovery,
         at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
         instance: Some(format!("i{}", nth.0)),
-        what: format!("it is {status} long after the last fault was over"),
+        what,
     }
 }
 

@@ -186,6 +186,34 @@ impl FaultKind {
                 | Self::CrashLoop
         )
     }
+
+    /// Whether its victim may be online all the time.
+    pub fn is_withstood(self) -> bool {
+        !matches!(
+            self,
+            Self::Crash | Self::SlowHandshake | Self::NoHandshake | Self::Hang | Self::WorkerPanic | Self::Unauthorized
+        )
+    }
+}
+
+/// What became of those who were to recover from a fault. Together they are all whom it has befallen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Outcome {
+    /// They were online again.
+    pub back: u64,
+    /// They have always been online and could be called.
+    pub unharmed: u64,
+    /// Their budget was spent: a person had to come.
+    pub given_up: u64,
+    /// They never came back.
+    pub missing: u64,
+}
+
+impl Outcome {
+    /// All of them.
+    pub fn all(&self) -> u64 {
+        self.back + self.unharmed + self.given_up + self.missing
+    }
 }
 
 /// Whom a fault befalls.
@@ -455,6 +483,8 @@ pub struct Findings {
     pub calls: CallFindings,
     /// From a fault until its victim was online again, or from its healing where that came first.
     pub recoveries: BTreeMap<FaultKind, Latency>,
+    /// What became of their victims. A fault of a team has as many as the team has instances.
+    pub outcomes: BTreeMap<FaultKind, Outcome>,
     /// How many faults there were.
     pub injected: BTreeMap<FaultKind, u64>,
     /// Those that could not be done here, or found no victim that was well.

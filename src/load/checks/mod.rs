@@ -79,6 +79,7 @@ impl Judge {
         let broken = &mut self.broken;
         if self.gaps.told(at, envelope, broken) {
             self.transitions.begin_anew();
+            self.budget.deafened(at);
         }
         let nth = envelope.event.subject().and_then(|of| Nth::of(of.installation_id.as_str()));
         if let Some(nth) = nth {
@@ -86,6 +87,8 @@ impl Judge {
                 Event::StatusChanged { status, .. } => self.transitions.changed(at, nth, *status, broken),
                 // Ends that are charged to nobody, each followed by a start.
                 Event::Dormant { .. } | Event::Stopped { .. } => self.budget.excuse(at, nth),
+                Event::Crashed { .. } | Event::Exited { .. } => self.budget.ended(at, nth),
+                Event::PermanentlyFailed { .. } => self.budget.gave_up(at, nth, broken),
                 _ => {}
             }
         }

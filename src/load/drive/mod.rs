@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::task::JoinSet;
-use tokio::time::{sleep_until, timeout_at};
+use tokio::time::{sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::checks::Answers;
@@ -114,16 +114,41 @@ impl Desk {
     pub(crate) async fn run(self, sources: Sources) -> Calls {
         let mut calls = Calls::default();
         let mut under_way = JoinSet::new();
-        match sources {
-            Sources::Open(source, in_flight_max) => {
-                self.open(*source, in_flight_max, &mut under_way, &mut calls).await;
+        let made = async {
+            match sources {
+                Sources::Open(source, in_flight_max) => {
+                    self.open(*source, in_flight_max, &mut under_way, &mut calls).await;
+                }
+                Sources::Closed(sources) => self.closed(sources, &mut under_way, &mut calls).await,
             }
-            Sources::Closed(sources) => self.closed(sources, &mut under_way, &mut calls).await,
-        }
-        let took = self.clock.now().min(self.times.until).saturating_sub(self.times.from);
+            // Until then there is load, if only of those who have nothing to ask.
+            self.over().await;
+            self.clock.now().saturating_sub(self.times.from)
+        };
+        // Who waits for an answer that never comes makes no more calls, and holds up nobody for ever.
+        let took = tokio::select! {
+            biased;
+            took = made => took,
+            () = self.patience() => self.times.until.saturating_sub(self.times.from),
+        };
         self.rest(&mut under_way, &mut calls).await;
         calls.findings.per_second = calls.findings.answered as f64 / took.as_secs_f64().max(1e-3);
         calls
+    }
+
+    /// No more calls are made.
+    async fn over(&self) {
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => {}
+            () = sleep_until(self.clock.instant(self.times.until)) => {}
+        }
+    }
+
+    /// What is not answered then never will be.
+    async fn patience(&self) {
+        self.over().await;
+        sleep(self.timeout + PATIENCE).await;
     }
 
     async fn open(&self, source: CallSource, in_flight_max: usize, under_way: &mut JoinSet<Done>, calls: &mut Calls) {
@@ -204,9 +229,9 @@ impl Desk {
         });
     }
 
-    /// Waits for what is under way. What is not answered long after its deadline never will be.
+    /// Waits for what is under way.
     async fn rest(&self, under_way: &mut JoinSet<Done>, calls: &mut Calls) {
-        let longest = tokio::time::Instant::now() + self.timeout + PATIENCE;
+        let longest = self.clock.instant(self.clock.now().max(self.times.until)) + self.timeout + PATIENCE;
         while let Ok(Some(done)) = timeout_at(longest, under_way.join_next()).await {
             self.settle(done, calls);
         }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
@@ -34,6 +35,8 @@ pub(crate) struct Prober {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) policy: Arc<Policy>,
+    /// The longest deadline of other calls.
+    pub(crate) timeout: Duration,
     pub(crate) seed: Seed,
     /// Between two looks.
     pub(crate) every: Duration,
@@ -57,16 +60,31 @@ impl Prober {
             let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online);
             if let Some(view) = view.filter(|_| looks.len() < PROBES_MAX) {
                 let prober = self.clone();
-                looks.spawn(async move { prober.look(nth, &view, number).await });
+                looks.spawn(async move { prober.look(nth, &view, &number.to_string()).await });
             }
         }
         while looks.join_next().await.is_some() {}
     }
 
-    async fn look(&self, nth: Nth, before: &InstanceView, number: u64) {
+    /// Calls each of them that is online, and gives those that have answered.
+    pub(crate) async fn ask(&self, whom: Vec<Nth>) -> Vec<Nth> {
+        let now = self.recorder.clock.now().as_millis();
+        let ask = |nth: Nth| async move {
+            let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online)?;
+            let has_answered = self.look(nth, &view, &format!("last-{now}-{}", nth.0)).await;
+            has_answered.then_some(nth)
+        };
+        let asked = futures::stream::iter(whom).map(ask).buffer_unordered(PROBES_MAX);
+        asked.filter_map(futures::future::ready).collect().await
+    }
+
+    /// Whether it has answered.
+    async fn look(&self, nth: Nth, before: &InstanceView, name: &str) -> bool {
         let at = self.recorder.clock.now();
         let (session, watchdog) = (&self.policy.session, &self.policy.watchdog);
-        let patience = session.request_timeout + watchdog.silence + watchdog.ping_timeout + SLACK;
+        // A call is an excuse for silence until its deadline.
+        let deadline = session.request_timeout.max(self.timeout);
+        let patience = deadline + watchdog.silence + watchdog.ping_timeout + session.terminate_grace + SLACK;
         let deadline = Instant::now() + patience;
         let moved = || {
             let now = self.runtime.status(self.fleet.id(nth));
@@ -77,7 +95,7 @@ impl Prober {
                 pause: Duration::ZERO,
                 nth,
                 after: Duration::ZERO,
-                token: format!("{:x}-probe-{number}-{attempt}", self.seed.0).into(),
+                token: format!("{:x}-probe-{name}-{attempt}", self.seed.0).into(),
                 timeout: session.request_timeout,
             };
             // Beyond its own deadline a call is not waited for, whoever forgets it.
@@ -86,11 +104,13 @@ impl Prober {
             let moved = moved();
             let is_settled = moved || !matches!(answer, Answered::Failed { .. });
             if is_settled || Instant::now() >= deadline {
+                let has_answered = !moved && !matches!(answer, Answered::Failed { .. });
                 self.recorder.probed(&Probe { nth, at, answer, moved });
-                return;
+                return has_answered;
             }
             sleep(AGAIN_AFTER).await;
         }
+        false
     }
 }
 

@@ -65,6 +65,7 @@ pub(crate) fn held() -> Findings {
         bytes_each_after: 22_016,
         calls,
         recoveries: recoveries.into(),
+        outcomes: BTreeMap::default(),
         injected,
         impossible: [(FaultKind::Huge, 1)].into(),
         supervisors: spread(600, 0.2, 2.0),

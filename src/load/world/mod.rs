@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
 
@@ -30,6 +32,22 @@ const GROWTH_MAX: usize = 3 * GROWTH;
 const LINES: usize = 3;
 /// A server in a crash loop lives so long after each handshake.
 const LIFETIME: Duration = Duration::from_millis(100);
+
+/// What a server takes for a call of the harness's own, so that a fault can come while it is under way.
+const POKE: Duration = Duration::from_millis(20);
+
+/// Whether the server has got a call, whatever has come of it.
+fn reached<T>(called: Result<T, CallError>) -> Result<(), String> {
+    match called {
+        Err(error) if error.fate() == Some(Fate::NotSent) => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
+fn is_online(id: &InstanceId, runtime: &RuntimeHandle) -> Result<(), String> {
+    let status = runtime.status(id).map(|view| view.status);
+    status.filter(|status| *status == Status::Online).map(drop).ok_or_else(|| "it is not online".to_owned())
+}
 
 /// Servers, and how they are hurt.
 pub(crate) trait World: Send + Sync {

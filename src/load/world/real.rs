@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 use tempfile::TempDir;
 use tokio::task::spawn_blocking;
 
-use super::{GROWTH, GROWTH_MAX, Times, World, changed};
+use super::{GROWTH, GROWTH_MAX, Times, World, changed, is_online, reached};
 use crate::connect::Connectors;
 use crate::connect::process::raise_descriptor_limit;
 use crate::connect::remote::RemoteConnector;
@@ -190,22 +190,27 @@ impl RealWorld {
         runtime.restart(self.fleet.id(nth)).await.map_err(|error| error.to_string())
     }
 
-    /// Calls it as anybody would, and comes back when the call has come to something.
-    async fn poke(&self, nth: Nth, tool: &str, arguments: &str, runtime: &RuntimeHandle) {
-        // A tool that is a fault has no answer.
+    /// Calls it as anybody would, and comes back when the call has come to something. A tool that is a fault has no
+    /// answer; it is an error if the server has not got the call.
+    async fn poke(&self, nth: Nth, tool: &str, arguments: &str, runtime: &RuntimeHandle) -> Result<(), String> {
         let arguments = RawValue::from_string(arguments.to_owned()).ok();
-        let _ = runtime.call(self.fleet.id(nth), tool, arguments, Some(self.times.call)).await;
+        reached(runtime.call(self.fleet.id(nth), tool, arguments, Some(self.times.call)).await)
     }
 
-    async fn echo(&self, nth: Nth, runtime: &RuntimeHandle) {
-        self.poke(nth, "echo", r#"{"text":"poke"}"#, runtime).await;
+    async fn echo(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
+        self.poke(nth, "echo", r#"{"text":"poke"}"#, runtime).await
+    }
+
+    /// Has the runtime find out how its server is: what comes of the call is not the point.
+    async fn notice(&self, nth: Nth, runtime: &RuntimeHandle) {
+        let _ = self.echo(nth, runtime).await;
     }
 
     /// Brings up a server that does what such a fault makes it do, and none after it.
     async fn bring_up(&self, nth: Nth, kind: FaultKind, runtime: &RuntimeHandle) -> Result<(), String> {
         self.overlay(nth, kind)?;
         let up = self.restart(nth, runtime).await;
-        self.echo(nth, runtime).await;
+        let up = up.and(self.echo(nth, runtime).await);
         self.own_again(nth)?;
         up
     }
@@ -213,7 +218,7 @@ impl RealWorld {
     async fn befall(&self, nth: Nth, what: &Injection, runtime: &RuntimeHandle) -> Result<(), String> {
         match what.kind {
             FaultKind::Crash => self.signal(nth, Signal::SIGKILL, runtime)?,
-            FaultKind::Exit0 => self.poke(nth, "crash", r#"{"code":0}"#, runtime).await,
+            FaultKind::Exit0 => self.poke(nth, "crash", r#"{"code":0}"#, runtime).await?,
             FaultKind::CrashLoop | FaultKind::SlowHandshake | FaultKind::NoHandshake => {
                 self.overlay(nth, what.kind)?;
                 if let Err(why) = self.signal(nth, Signal::SIGKILL, runtime) {
@@ -221,7 +226,11 @@ impl RealWorld {
                     return Err(why);
                 }
             }
-            FaultKind::Hang => self.signal(nth, Signal::SIGSTOP, runtime)?,
+            // One who has yet to come up would end as one that never came up.
+            FaultKind::Hang => {
+                is_online(self.fleet.id(nth), runtime)?;
+                self.signal(nth, Signal::SIGSTOP, runtime)?;
+            }
             FaultKind::SlowSigterm | FaultKind::IgnoreSigterm => {
                 self.bring_up(nth, what.kind, runtime).await?;
                 self.restart(nth, runtime).await?;
@@ -233,19 +242,19 @@ impl RealWorld {
             FaultKind::MemoryGrowth => {
                 self.bring_up(nth, what.kind, runtime).await?;
                 for _ in 0..GROWTH_MAX / GROWTH {
-                    self.echo(nth, runtime).await;
+                    self.echo(nth, runtime).await?;
                 }
             }
-            FaultKind::Huge => self.poke(nth, "huge", "{}", runtime).await,
+            FaultKind::Huge => self.poke(nth, "huge", "{}", runtime).await?,
             // Another process at the same place knows no session of the one before it.
             FaultKind::SessionLost => {
                 self.stop(nth)?;
                 self.start_again(nth).await?;
-                self.echo(nth, runtime).await;
+                self.notice(nth, runtime).await;
             }
             FaultKind::Refused => {
                 self.stop(nth)?;
-                self.echo(nth, runtime).await;
+                self.notice(nth, runtime).await;
             }
             FaultKind::Unauthorized | FaultKind::StreamCut => return Err("no real server does that".to_owned()),
             FaultKind::WorkerPanic

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_actors::seam::Connector;
 use serde_json::value::RawValue;
+use tokio::time::sleep;
 
-use super::{GROWTH, GROWTH_MAX, Times, World, changed};
+use super::{GROWTH, GROWTH_MAX, POKE, Times, World, changed, is_online, reached};
 use crate::connect::sim::{Script, SimConnector, SimHandle, SimPlan};
 use crate::load::fleet::{CREDENTIAL, Fleet};
 use crate::load::plan::script_of;
@@ -69,6 +70,12 @@ impl SimWorld {
         self.sim.handle(self.fleet.id(nth)).ok_or_else(|| "it has no server now".to_owned())
     }
 
+    /// One who has yet to come up is not frozen: it would end as one that never came up.
+    fn well(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<SimHandle, String> {
+        is_online(self.fleet.id(nth), runtime)?;
+        self.handle(nth)
+    }
+
     /// From its next start on it does what such a fault makes it do.
     fn overlay(&self, nth: Nth, kind: FaultKind) {
         if let Some(script) = changed(kind, &self.servers.own(nth), self.times) {
@@ -80,18 +87,23 @@ impl SimWorld {
         runtime.restart(self.fleet.id(nth)).await.map_err(|error| error.to_string())
     }
 
-    /// Calls it as anybody would, and comes back when the call has come to something.
-    async fn poke(&self, nth: Nth, tool: &str, runtime: &RuntimeHandle) {
-        // A tool that is a fault has no answer.
-        let arguments = RawValue::from_string(r#"{"text":"poke"}"#.to_owned()).ok();
-        let _ = runtime.call(self.fleet.id(nth), tool, arguments, Some(self.times.call)).await;
+    /// Calls it as anybody would, and comes back when the call has come to something. A tool that is a fault has no
+    /// answer; it is an error if the server has not got the call.
+    async fn poke(&self, nth: Nth, tool: &str, runtime: &RuntimeHandle) -> Result<(), String> {
+        let arguments = RawValue::from_string(format!(r#"{{"text":"poke","after_ms":{}}}"#, POKE.as_millis())).ok();
+        reached(runtime.call(self.fleet.id(nth), tool, arguments, Some(self.times.call)).await)
+    }
+
+    /// Has the runtime find out how its server is: what comes of the call is not the point.
+    async fn notice(&self, nth: Nth, runtime: &RuntimeHandle) {
+        let _ = self.poke(nth, "echo", runtime).await;
     }
 
     /// Brings up a server that does what such a fault makes it do, and none after it.
     async fn bring_up(&self, nth: Nth, kind: FaultKind, runtime: &RuntimeHandle) -> Result<(), String> {
         self.overlay(nth, kind);
         let up = self.restart(nth, runtime).await;
-        self.poke(nth, "echo", runtime).await;
+        let up = up.and(self.poke(nth, "echo", runtime).await);
         self.servers.over().remove(&nth);
         up
     }
@@ -106,7 +118,7 @@ impl SimWorld {
                 self.overlay(nth, what.kind);
                 handle.signal(9);
             }
-            FaultKind::Hang => self.handle(nth)?.freeze(),
+            FaultKind::Hang => self.well(nth, runtime)?.freeze(),
             FaultKind::SlowSigterm | FaultKind::IgnoreSigterm => {
                 self.bring_up(nth, what.kind, runtime).await?;
                 self.restart(nth, runtime).await?;
@@ -118,24 +130,33 @@ impl SimWorld {
             FaultKind::MemoryGrowth => {
                 self.bring_up(nth, what.kind, runtime).await?;
                 for _ in 0..GROWTH_MAX / GROWTH {
-                    self.poke(nth, "echo", runtime).await;
+                    self.poke(nth, "echo", runtime).await?;
                 }
             }
-            FaultKind::Huge => self.poke(nth, "huge", runtime).await,
+            FaultKind::Huge => self.poke(nth, "huge", runtime).await?,
             FaultKind::Unauthorized => {
                 let wanted = (CREDENTIAL.to_owned(), credential(what).into());
                 remote().change(|manner| manner.wants = Some(wanted));
-                self.poke(nth, "echo", runtime).await;
+                self.notice(nth, runtime).await;
             }
             FaultKind::SessionLost => {
+                is_online(self.fleet.id(nth), runtime)?;
                 remote().expire(404);
-                self.poke(nth, "echo", runtime).await;
+                self.notice(nth, runtime).await;
             }
             FaultKind::Refused => {
                 remote().down(FailureKind::Refused);
-                self.poke(nth, "echo", runtime).await;
+                self.notice(nth, runtime).await;
             }
-            FaultKind::StreamCut => remote().cut(),
+            // Where nothing is under way there is nothing to cut.
+            FaultKind::StreamCut => {
+                is_online(self.fleet.id(nth), runtime)?;
+                let cut = async {
+                    sleep(POKE / 2).await;
+                    remote().cut();
+                };
+                join(self.poke(nth, "echo", runtime), cut).await.0?;
+            }
             FaultKind::WorkerPanic
             | FaultKind::TeamPanic
             | FaultKind::RegistryPanic
