@@ -1,17 +1,21 @@
 //! `satellite load`
 
 use std::collections::hash_map::RandomState;
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use clap::Args;
 use comfy_table::CellAlignment;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use super::check::rendered as drawn;
+use super::run::Count;
 use super::table::{rendered, table};
 use super::{BAD_INPUT, DONE, FAILED, Failed, LAST_TASKS, complain, say, shell_word};
 use crate::connect::process::raise_descriptor_limit;
@@ -22,14 +26,17 @@ use crate::load::types::{Findings, Mode, Setup};
 use crate::load::{self, LoadError};
 use crate::reaper::Below;
 
-/// Ended by SIGINT or SIGTERM, as shells count it.
+/// Whether a promise was broken is not known, or what was found could not be written.
+const NOT_KNOWN: u8 = 4;
+/// Ended early by SIGINT or SIGTERM; shells count so.
 const INTERRUPTED: u8 = 130;
-/// What our own parts say when a scenario has them panic. That is no news.
-const ON_PURPOSE: &str = "asked to panic";
+/// Who asks for the second time has it end, and what has not ended then is left to the kernel.
+const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 every promise was kept, 1 one was broken, 2 bad input.
+Exit codes: 0 every promise was kept, 1 one was broken, 2 bad input, 4 it could not be run or written, 130 ended early.
+Ctrl-C, or SIGTERM, ends the load; everybody recovers, and what was found so far is judged and told. A second one ends it at once.
 The same scenario and seed give the same calls and faults; a run prints the command that repeats it.")]
 pub(super) struct Load {
     /// One that is built in (see --list), or a file of one's own
@@ -86,7 +93,7 @@ impl From<LoadError> for Failed {
             other => {
                 let causes = std::iter::successors(std::error::Error::source(&other), |error| error.source());
                 let text = causes.fold(other.to_string(), |text, cause| format!("{text}: {cause}"));
-                Self::new(FAILED, text)
+                Self::new(NOT_KNOWN, text)
             }
         }
     }
@@ -111,32 +118,66 @@ impl Load {
         let seed = Seed(self.seed.unwrap_or_else(drawn_seed));
         let repeat = self.repeat(&scenario, seed);
         // A run of half an hour must not end in a file that cannot be written.
-        let mut page = self.report.as_deref().map(create).transpose()?;
         self.trace.as_deref().map(create).transpose()?;
+        let page = self.report.as_deref().map(Page::create).transpose()?;
+        if let (Some(trace), Some(page)) = (&self.trace, &page) {
+            page.is_not(trace)?;
+        }
         complain(&format!("{}, seed {}", scenario.name, seed.0));
 
-        let findings = self.findings(scenario, seed, repeat.clone(), below)?;
-        let Some(findings) = findings else {
-            complain(&format!("interrupted\nrepeat: {repeat}"));
-            return Ok(INTERRUPTED);
+        let findings = match self.findings(scenario, seed, repeat.clone(), below) {
+            Ok(Some(findings)) => findings,
+            Ok(None) => {
+                complain(&format!("interrupted\nrepeat: {repeat}"));
+                return Ok(INTERRUPTED);
+            }
+            Err(failed) => {
+                complain(&failed.message);
+                repeated(&repeat);
+                return Ok(failed.code);
+            }
         };
-        if let (Some(page), Some(path)) = (&mut page, &self.report) {
-            page.write_all(report::html(&findings).as_bytes()).map_err(|error| cannot_write(path, &error))?;
+        // First what nobody may miss: who reads the rest may have hung up.
+        let is_broken = findings.violations_in_all > 0;
+        if is_broken {
+            if self.json {
+                complain(&verdict(&findings));
+            }
+            repeated(&repeat);
         }
-        if self.json {
-            say(&report::json(&findings).map_err(|error| Failed::new(FAILED, format!("cannot write JSON: {error}")))?);
-        } else {
-            say(&told(&findings));
+        let mut code = match (is_broken, findings.stopped) {
+            (true, _) => FAILED,
+            (false, true) => INTERRUPTED,
+            (false, false) => DONE,
+        };
+        for failed in self.tell(&findings, page) {
+            complain(&failed);
+            code = if code == FAILED { FAILED } else { NOT_KNOWN };
         }
-        if findings.violations_in_all == 0 {
-            return Ok(DONE);
+        Ok(code)
+    }
+
+    /// Everything that was found, to wherever it is wanted; what could not be written, and why.
+    fn tell(&self, findings: &Findings, page: Option<Page>) -> Vec<String> {
+        let mut failed = Vec::new();
+        let text = if self.json { report::json(findings).map_err(io::Error::other) } else { Ok(told(findings)) };
+        match text.and_then(|text| writeln!(io::stdout().lock(), "{text}")) {
+            // Who has read enough has no part in whether it held.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                failed.push(format!("cannot write to stdout: {error}"));
+            }
+            _ => {}
         }
-        if self.json {
-            complain(&verdict(&findings));
+        if let Some(page) = page {
+            let path = page.path.clone();
+            if let Err(error) = page.finish(&report::html(findings)) {
+                failed.push(cannot_write(&path, &error).message);
+            }
         }
-        // The last line, as it is typed.
-        let _ = writeln!(std::io::stderr().lock(), "repeat: {repeat}");
-        Ok(FAILED)
+        if let (Some(trace), Some(why)) = (&self.trace, &findings.trace_ends_early) {
+            failed.push(format!("cannot write {}, which ends early: {why}", trace.display()));
+        }
+        failed
     }
 
     fn mode(&self) -> Mode {
@@ -171,7 +212,7 @@ impl Load {
         )
     }
 
-    /// Nothing if somebody has interrupted it.
+    /// Nothing if somebody has interrupted it, and then again.
     fn findings(
         &self,
         scenario: Scenario,
@@ -183,10 +224,10 @@ impl Load {
         if let Err(error) = raise_descriptor_limit() {
             complain(&format!("cannot raise the limit of open files: {error}"));
         }
-        keep_quiet_about_panics_on_purpose();
+        load::hush();
         let program = std::env::current_exe()
-            .map_err(|error| Failed::new(FAILED, format!("cannot find this program's own file: {error}")))?;
-        let live = Live::new(scenario.duration);
+            .map_err(|error| Failed::new(NOT_KNOWN, format!("cannot find this program's own file: {error}")))?;
+        let live = Arc::new(Live::new(scenario.duration));
         let setup = Setup {
             scenario,
             seed,
@@ -197,66 +238,148 @@ impl Load {
             trace: self.trace.clone(),
             seams: load::Seams::default(),
         };
+        let at_once = listen(below, &live)
+            .map_err(|error| Failed::new(NOT_KNOWN, format!("cannot listen for signals: {error}")))?;
         let threads = load::threads(mode)?;
         let found = threads.block_on(async {
-            let run = Box::pin(load::run(setup, &live));
-            // In paused time there is nothing that hears a signal: its default ends the process.
-            if mode == Mode::Virtual {
-                return run.await.map(Some);
-            }
             tokio::select! {
                 biased;
-                findings = run => findings.map(Some),
-                () = interrupted(below) => Ok(None),
+                findings = Box::pin(load::run(setup, &*live)) => findings.map(Some),
+                () = at_once.cancelled() => Ok(None),
             }
         });
         live.finish();
         // Servers end with the tasks that hold them.
         threads.shutdown_timeout(LAST_TASKS);
-        Ok(found?)
+        match found {
+            Err(LoadError::Stopped) => Ok(None),
+            found => Ok(found?),
+        }
     }
 }
 
-/// By a signal to this process, or through the reaper.
-async fn interrupted(below: Option<Below>) {
-    let directly = async {
-        match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-            (Ok(mut interrupt), Ok(mut terminate)) => {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                }
-            }
-            // Then the signal's default ends the process.
-            _ => std::future::pending().await,
+/// Hears signals on a thread of its own: the thread of the run may be busy, and its time may stand still. The first asks
+/// for an early end, which `live` passes on; with the second the token is cancelled.
+fn listen(below: Option<Below>, live: &Arc<Live>) -> io::Result<CancellationToken> {
+    let hearing = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut signals = {
+        let _in = hearing.enter();
+        Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            below,
+            count: Count::default(),
         }
     };
-    let through_the_reaper = async {
-        match below {
-            Some(mut below) => {
-                if below.asked.recv().await.is_none() {
-                    std::future::pending::<()>().await;
+    let (live, at_once) = (Arc::clone(live), CancellationToken::new());
+    let told = at_once.clone();
+    thread::Builder::new().name("satellite-signals".into()).spawn(move || {
+        hearing.block_on(async {
+            signals.next().await;
+            live.stop();
+            signals.next().await;
+        });
+        told.cancel();
+        thread::sleep(AT_ONCE);
+        std::process::exit(i32::from(INTERRUPTED));
+    })?;
+    Ok(at_once)
+}
+
+/// What asks for an end, directly or through the reaper.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    below: Option<Below>,
+    count: Count,
+}
+
+impl Signals {
+    async fn next(&mut self) {
+        while !self.count.is_new() {
+            let through_the_reaper = async {
+                match &mut self.below {
+                    Some(below) => below.asked.recv().await,
+                    None => None,
+                }
+            };
+            tokio::select! {
+                _ = self.interrupt.recv() => self.count.directly += 1,
+                _ = self.terminate.recv() => self.count.directly += 1,
+                // SIGHUP asks a satellite to reload, and there is nothing to reload here.
+                Some(signal) = through_the_reaper => {
+                    self.count.through_the_reaper += u64::from(signal != nix::sys::signal::Signal::SIGHUP);
                 }
             }
-            None => std::future::pending().await,
         }
-    };
-    tokio::select! {
-        () = directly => {}
-        () = through_the_reaper => {}
     }
 }
 
-fn keep_quiet_about_panics_on_purpose() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let payload = panic.payload();
-        let text =
-            payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        if text != Some(ON_PURPOSE) {
-            usual(panic);
+/// The command that does the same again, as it is typed.
+fn repeated(repeat: &str) {
+    let _ = writeln!(io::stderr().lock(), "repeat: {repeat}");
+}
+
+/// A page that is there when it is whole, and not before: an older one stays until then.
+struct Page {
+    path: PathBuf,
+    file: File,
+    /// Where it is written first. A pipe or a device is written as it is.
+    unfinished: Option<PathBuf>,
+}
+
+impl Page {
+    fn create(path: &Path) -> Result<Self, Failed> {
+        let cannot = |error: &io::Error| Failed { code: BAD_INPUT, ..cannot_write(path, error) };
+        let unfinished = match fs::metadata(path) {
+            Ok(found) if !found.is_file() => None,
+            // What is given may be a link to it.
+            _ => Some(place(path)),
+        };
+        let Some(place) = unfinished else {
+            let file = OpenOptions::new().write(true).open(path).map_err(|error| cannot(&error))?;
+            return Ok(Self { path: path.to_owned(), file, unfinished: None });
+        };
+        let mut unfinished = place.clone().into_os_string();
+        unfinished.push(".tmp");
+        let unfinished = PathBuf::from(unfinished);
+        let file = File::create(&unfinished).map_err(|error| cannot(&error))?;
+        Ok(Self { path: place, file, unfinished: Some(unfinished) })
+    }
+
+    /// Two cannot be written into one.
+    fn is_not(&self, trace: &Path) -> Result<(), Failed> {
+        let trace = place(trace);
+        let taken = std::iter::once(&self.path).chain(&self.unfinished).any(|path| *path == trace);
+        let why = || format!("the trace and the report cannot both be written to {}", trace.display());
+        if taken { Err(Failed::new(BAD_INPUT, why())) } else { Ok(()) }
+    }
+
+    fn finish(mut self, text: &str) -> io::Result<()> {
+        self.file.write_all(text.as_bytes())?;
+        match &self.unfinished {
+            Some(unfinished) => fs::rename(unfinished, &self.path)?,
+            None => {}
         }
-    }));
+        self.unfinished = None;
+        Ok(())
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        if let Some(unfinished) = &self.unfinished {
+            // If even that fails, its name says what it is.
+            let _ = fs::remove_file(unfinished);
+        }
+    }
+}
+
+/// Where a file is or will be, whatever links lead there.
+fn place(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let new = || Some(fs::canonicalize(parent).ok()?.join(path.file_name()?));
+    fs::canonicalize(path).ok().or_else(new).unwrap_or_else(|| path.to_owned())
 }
 
 /// Short enough to be typed.
@@ -269,7 +392,7 @@ fn create(path: &Path) -> Result<File, Failed> {
     File::create(path).map_err(|error| Failed { code: BAD_INPUT, ..cannot_write(path, &error) })
 }
 
-fn cannot_write(path: &Path, error: &std::io::Error) -> Failed {
+fn cannot_write(path: &Path, error: &io::Error) -> Failed {
     Failed::new(FAILED, format!("cannot write {}: {error}", path.display()))
 }
 
@@ -296,9 +419,7 @@ fn shipped(name: &str) -> Result<&'static str, Failed> {
 fn told(findings: &Findings) -> String {
     let tables: Vec<String> = tables(findings).iter().map(as_text).collect();
     let verdict = verdict(findings);
-    let text = format!("{}\n{verdict}\n\n{}", headline(findings), tables.join("\n\n"));
-    // Where it broke, that is the last line on stderr.
-    if findings.violations_in_all == 0 { format!("{text}\n\nrepeat: {}", findings.repeat) } else { text }
+    format!("{}\n{verdict}\n\n{}\n\nrepeat: {}", headline(findings), tables.join("\n\n"), findings.repeat)
 }
 
 fn as_text(Table { title, head, rows }: &Table) -> String {

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::drive::Prober;
 use super::fleet::Fleet;
 use super::recorder::{Mood, Recorder};
+use super::scenario::fault_name;
 use super::types::{FaultKind, Injection, Nth, Pardon, Victim};
 use super::world::{World, heals_by_restart, hurts_by_restart};
 
@@ -160,13 +161,21 @@ impl Injector {
         deeds
     }
 
+    /// Into the trace.
+    fn note(&self, whom: Victim, what: std::fmt::Arguments<'_>) {
+        let at = self.recorder.clock.now();
+        self.recorder.ledger().done(at, whom, what);
+    }
+
     async fn hurt(&self, what: &Injection) -> Done {
         if let Victim::Instance(nth) = what.victim
             && self.status(nth).is_none_or(|status| status == Status::PermanentlyFailed)
         {
             // It waits for a person, and only a person's deed would befall it.
+            self.note(what.victim, format_args!("fault {} found nobody", fault_name(what.kind)));
             return Done::Hurt(what.kind, false);
         }
+        self.note(what.victim, format_args!("fault {}", fault_name(what.kind)));
         let by_restart = hurts_by_restart(what.kind);
         if by_restart {
             self.pardoned(what.victim);
@@ -194,6 +203,9 @@ impl Injector {
                 }
             },
         };
+        if !done {
+            self.note(what.victim, format_args!("fault {} found nobody", fault_name(what.kind)));
+        }
         if by_restart {
             self.pardoned(what.victim);
             if done {
@@ -206,6 +218,7 @@ impl Injector {
     }
 
     async fn heal(&self, what: &Injection) -> Done {
+        self.note(what.victim, format_args!("healing {}", fault_name(what.kind)));
         let by_restart = heals_by_restart(what.kind);
         if by_restart {
             self.pardoned(what.victim);
@@ -232,6 +245,7 @@ impl Injector {
     /// As a person would. Whoever has come up again meanwhile is left alone.
     async fn pardon(&self, nth: Nth) -> Done {
         if self.status(nth) == Some(Status::PermanentlyFailed) {
+            self.note(Victim::Instance(nth), format_args!("pardon"));
             self.recorder.pardoned(Pardon::Instance(nth));
             let _ = self.runtime.restart(self.fleet.id(nth)).await;
             self.recorder.pardoned(Pardon::Instance(nth));

@@ -1,6 +1,7 @@
 //! What is seen while it runs: every event, as the sink of the runtime; every start; every probe. One lock, taken once for
 //! each batch of events, and nothing is allocated for an event.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -20,7 +21,8 @@ use tokio::time::Instant;
 
 use super::books::Books;
 use super::checks::Judge;
-use super::types::{Nth, Pardon, Probe};
+use super::fleet::Fleet;
+use super::types::{Nth, Pardon, Probe, Victim};
 
 /// The time of a run. The wall clock goes by it, so that every timestamp says when in the run something was.
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +82,8 @@ pub(crate) struct Ledger {
     /// For each instance one number for all its events in their order; the last one is for events of no instance.
     order: Vec<u64>,
     trace: Option<BufWriter<File>>,
+    /// Why the trace is not whole.
+    trace_failed: Option<io::Error>,
     /// Instances that were given up.
     given_up: mpsc::UnboundedSender<Nth>,
     /// The batch that was taken last: if it comes again, its taker has not heard of it.
@@ -97,7 +101,7 @@ impl Recorder {
         let (given_up, receiver) = mpsc::unbounded_channel();
         let trace = trace.map(File::create).transpose()?.map(BufWriter::new);
         let order = vec![FNV_BASIS; books.len() + 1];
-        let ledger = Mutex::new(Ledger { judge, books, order, trace, given_up, last_batch: None });
+        let ledger = Mutex::new(Ledger { judge, books, order, trace, trace_failed: None, given_up, last_batch: None });
         Ok((Arc::new(Self { clock, mood: AtomicU8::new(Mood::Takes as u8), ledger }), receiver))
     }
 
@@ -172,13 +176,30 @@ impl Ledger {
                 *order = part.iter().fold(*order, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
             }
         }
-        if let Some(trace) = &mut self.trace {
+        if self.trace.is_some() {
             let whose = nth.map_or_else(|| "-".to_owned(), |nth| format!("i{}", nth.0));
-            let line = writeln!(trace, "{millis:>9} {:>8} {whose:<8} {kind} {status}", envelope.seq);
-            if line.is_err() {
-                // A disk that is full is no reason to end what is measured; the file is short then.
-                self.trace = None;
-            }
+            self.write(format_args!("{millis:>9} {:>8} {whose:<8} {kind} {status}\n", envelope.seq));
+        }
+    }
+
+    /// Something that was done to the fleet, into the trace: it has a line between those of the events.
+    pub(crate) fn done(&mut self, at: Duration, whom: Victim, what: fmt::Arguments<'_>) {
+        if self.trace.is_some() {
+            let whose = match whom {
+                Victim::Instance(nth) => format!("i{}", nth.0),
+                Victim::Team(team) => Fleet::team(team).to_string(),
+                Victim::Us => "-".to_owned(),
+            };
+            self.write(format_args!("{:>9} {:>8} {whose:<8} {what}\n", at.as_millis(), "-"));
+        }
+    }
+
+    fn write(&mut self, line: fmt::Arguments<'_>) {
+        if let Some(trace) = &mut self.trace
+            && let Err(error) = trace.write_fmt(line)
+        {
+            // A disk that is full is no reason to end what is measured.
+            (self.trace, self.trace_failed) = (None, Some(error));
         }
     }
 
@@ -190,9 +211,16 @@ impl Ledger {
 
     /// What was noted so far is in the file.
     pub(crate) fn flush(&mut self) {
-        if let Some(trace) = &mut self.trace {
-            let _ = trace.flush();
+        if let Some(trace) = &mut self.trace
+            && let Err(error) = trace.flush()
+        {
+            (self.trace, self.trace_failed) = (None, Some(error));
         }
+    }
+
+    /// Why there is less in the file than was noted, if that is so.
+    pub(crate) fn trace_ends_early(&self) -> Option<String> {
+        self.trace_failed.as_ref().map(ToString::to_string)
     }
 }
 

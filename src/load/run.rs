@@ -21,7 +21,7 @@ use super::checks::Judge;
 use super::drive::{Calls, Desk, Direct, Door, Lobby, Prober, Sources, Tally, Times};
 use super::fleet::Fleet;
 use super::inject::{Deeds, Injector};
-use super::measure::{self, CpuClock};
+use super::measure::{self, CpuClock, Latency};
 use super::plan::{self, CallSource, Plan};
 use super::recorder::{Clock, Recorder};
 use super::scenario::{Load, Scenario, ScenarioErrors};
@@ -29,7 +29,7 @@ use super::types::{
     End, EventFindings, FaultKind, Findings, Injection, Invariant, Left, Mode, Nth, Sample, Setup, Show, Victim,
     Violation,
 };
-use super::watch::Watch;
+use super::watch::{Waits, Watch};
 use super::world::{Counting, RealWorld, SimWorld, World};
 
 /// Installations that wait for their answers at once.
@@ -81,9 +81,14 @@ pub enum LoadError {
         /// Why.
         source: ControlError,
     },
+    /// Somebody wanted it to end before all were online, and there is nothing to judge.
+    #[error("stopped before all servers were online")]
+    Stopped,
     /// Some were never online.
-    #[error("{online} of {of} servers were online after {} s: the first that was not is {who}", ONLINE_MAX.as_secs())]
+    #[error("{online} of {of} servers were online after {} s: the first that was not is {who}", after.as_secs())]
     NeverOnline {
+        /// How long that took to be sure of.
+        after: Duration,
         /// How many were.
         online: usize,
         /// Of how many.
@@ -147,14 +152,15 @@ pub async fn run(setup: Setup, show: &dyn Show) -> Result<Findings, LoadError> {
         setup.scenario.paused()?;
     }
     let (stage, join, given_up) = Stage::set(&setup).await?;
-    let mut samples = Vec::new();
+    let (mut samples, waits) = (Vec::new(), Arc::<Waits>::default());
     let watch = Watch {
         runtime: stage.runtime.clone(),
+        ids: Arc::clone(&stage.fleet.ids),
+        waits: Arc::clone(&waits),
         recorder: Arc::clone(&stage.recorder),
         tally: Arc::clone(&stage.tally),
         injected: Arc::clone(&stage.injected),
         mode: setup.mode,
-        instances: setup.scenario.fleet.instances,
         show,
         stop: stage.stop.clone(),
     };
@@ -165,7 +171,9 @@ pub async fn run(setup: Setup, show: &dyn Show) -> Result<Findings, LoadError> {
     };
     drop(watch);
     show.phase("ending");
-    stage.finish(join, middle, samples, took.elapsed(), cpu).await
+    let mut findings = stage.finish(join, middle, samples, took.elapsed(), cpu).await?;
+    (findings.supervisors, findings.registry) = waits.take();
+    Ok(findings)
 }
 
 impl<'a> Stage<'a> {
@@ -234,7 +242,7 @@ impl<'a> Stage<'a> {
     async fn middle(&self, show: &dyn Show, given_up: mpsc::UnboundedReceiver<Nth>) -> Result<Middle, LoadError> {
         show.phase("starting");
         let installing = self.recorder.clock.now();
-        self.install().await?;
+        self.install(show).await?;
         self.until_online(show).await?;
         let now = self.recorder.clock.now();
         let children_cpu = self.children_cpu();
@@ -271,7 +279,7 @@ impl<'a> Stage<'a> {
         lobby.open(&self.runtime, &self.fleet, deadline).await.map(Some).map_err(LoadError::Endpoint)
     }
 
-    async fn install(&self) -> Result<(), LoadError> {
+    async fn install(&self, show: &dyn Show) -> Result<(), LoadError> {
         let install = |nth: Nth| async move {
             let target = self.world.target(nth, self.fleet.kind(nth));
             let spec = self.fleet.spec(nth, target, "Bearer first");
@@ -281,28 +289,40 @@ impl<'a> Stage<'a> {
         let mut installs = futures::stream::iter(self.fleet.shape.all()).map(install).buffered(INSTALLS);
         while let Some(installed) = installs.next().await {
             installed?;
+            if show.is_stopped() {
+                return Err(LoadError::Stopped);
+            }
         }
         Ok(())
     }
 
     /// Waits for one after the other: nobody looks at those that have been online.
     async fn until_online(&self, show: &dyn Show) -> Result<(), LoadError> {
-        let (all, give_up_at) = (self.fleet.ids.len(), Instant::now() + ONLINE_MAX);
+        let (all, began) = (self.fleet.ids.len(), Instant::now());
         let mut online = 0;
         loop {
             let snapshot = self.runtime.snapshot();
-            let is_online = |view: &Arc<_>| {
-                let view: &mcp_satellite_actors::model::snapshot::InstanceView = view;
-                view.status == Status::Online
-            };
-            let first = self.fleet.ids[online..].iter().position(|id| !snapshot.get(id).is_some_and(is_online));
-            let Some(ready) = first else { return Ok(()) };
+            let status = |id| snapshot.get(id).map(|view| view.status);
+            let rest = &self.fleet.ids[online..];
+            let Some(ready) = rest.iter().position(|id| status(id) != Some(Status::Online)) else { return Ok(()) };
             online += ready;
             show.online(online.max(self.recorder.ledger().books.online()), all);
-            if Instant::now() >= give_up_at {
-                let id = &self.fleet.ids[online];
-                let status = snapshot.get(id).map_or("not there", |view| view.status.as_str());
-                return Err(LoadError::NeverOnline { online, of: all, who: format!("{id}, which is {status}") });
+            if show.is_stopped() {
+                return Err(LoadError::Stopped);
+            }
+            // Nobody looks at all of them while the first of them is on its way.
+            let is_over = |status: Option<Status>| matches!(status, Some(Status::Online)) || is_given_up(status);
+            let is_hopeless = is_given_up(status(&rest[ready])) && rest.iter().all(|id| is_over(status(id)));
+            if is_hopeless || began.elapsed() >= ONLINE_MAX {
+                let id = &rest[ready];
+                let what = status(id).map_or("not there", Status::as_str);
+                let others = rest.iter().filter(|id| status(id) == Some(Status::Online)).count();
+                return Err(LoadError::NeverOnline {
+                    after: began.elapsed(),
+                    online: online - ready + others,
+                    of: all,
+                    who: format!("{id}, which is {what}"),
+                });
             }
             sleep(LOOK_AGAIN_AFTER).await;
         }
@@ -428,7 +448,7 @@ impl<'a> Stage<'a> {
         took: Duration,
         cpu: CpuClock,
     ) -> Result<Findings, LoadError> {
-        let Self { setup, plan, fleet, world, lobby, recorder, runtime, before, .. } = self;
+        let Self { setup, plan, fleet, world, lobby, recorder, runtime, stop, before, .. } = self;
         let Farewell { events_lost, .. } = runtime.shutdown().await;
         let events = runtime.event_statistics();
         join.await?;
@@ -469,6 +489,8 @@ impl<'a> Stage<'a> {
             }
             .to_owned(),
             gateway: setup.gateway,
+            stopped: stop.is_cancelled(),
+            trace_ends_early: ledger.trace_ends_early(),
             machine: measure::machine(),
             instances,
             teams: scenario.fleet.teams,
@@ -487,6 +509,8 @@ impl<'a> Stage<'a> {
             checked,
             injected: deeds.injected,
             impossible: impossible(&plan, deeds.missed),
+            supervisors: Latency::default(),
+            registry: Latency::default(),
             events: EventFindings {
                 emitted: events.emitted,
                 sent: events.sent,
@@ -506,6 +530,11 @@ impl<'a> Stage<'a> {
     }
 }
 
+/// Whether it takes a person to bring it up.
+fn is_given_up(status: Option<Status>) -> bool {
+    matches!(status, Some(Status::PermanentlyFailed | Status::RequiresReauth | Status::AwaitingUserConfig))
+}
+
 /// What is there beyond what was there before, once it has had the time to go.
 async fn left(setup: &Setup, before: &Before, world: &dyn World) -> Left {
     let give_up_at = Instant::now() + CLEAR_MAX;
@@ -516,7 +545,7 @@ async fn left(setup: &Setup, before: &Before, world: &dyn World) -> Left {
             Mode::Simulated | Mode::Real => measure::descriptors().saturating_sub(before.descriptors),
         };
         let tasks = Handle::current().metrics().num_alive_tasks().saturating_sub(before.tasks);
-        let left = Left { servers: world.left(), tasks, descriptors, processes: 0 };
+        let left = Left { servers: world.left(), tasks, descriptors, processes: world.processes() };
         if left == Left::default() || Instant::now() >= give_up_at {
             return left;
         }

@@ -476,6 +476,10 @@ pub struct Findings {
     pub mode: String,
     /// Whether calls went through the MCP endpoint.
     pub gateway: bool,
+    /// Whether somebody ended it before its time.
+    pub stopped: bool,
+    /// Why the trace is not whole.
+    pub trace_ends_early: Option<String>,
     /// CPU, kernel, memory.
     pub machine: BTreeMap<String, String>,
     /// How many servers.
@@ -512,6 +516,10 @@ pub struct Findings {
     pub never_injected: Vec<FaultKind>,
     /// How much of each promise was looked at.
     pub checked: Vec<Checked>,
+    /// From when something was to be asked of a team's supervisor until what it did was seen in the registry.
+    pub supervisors: Latency,
+    /// From when it was to be asked until the registry showed all that Root knew.
+    pub registry: Latency,
     /// The events.
     pub events: EventFindings,
     /// Instances that were given up for a time.

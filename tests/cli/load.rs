@@ -2,6 +2,9 @@
 //! it, and its reports are there.
 
 use std::fs;
+use std::os::unix::fs::symlink;
+
+use nix::sys::signal::Signal;
 
 use super::support::Home;
 
@@ -127,4 +130,119 @@ fn what_cannot_be_run_is_refused_before_anything_starts() {
     refused(&["--report", "no/such/directory.html"], "cannot write no/such/directory.html");
     fs::write(home.path().join("odd.toml"), CALM.replace("per_second", "per_minute")).unwrap();
     refused(&["--scenario", "odd.toml"], "per_minute");
+}
+
+/// Memory of a small fleet is the harness's own, and a machine that does other things is late.
+const ROOMY: &str = "\n[limits]\ngrowth = 100.0\nrecovery_slack = \"30s\"\n";
+
+#[test]
+fn servers_that_are_processes_are_hurt_and_called_and_leave_nothing_behind() {
+    let home = Home::new();
+    let mixed = home.bare(&["load", "--print-scenario", "mixed"]).exits(0).stdout;
+    fs::write(home.path().join("mixed.toml"), mixed + ROOMY).unwrap();
+    for through in [&[][..], &["--gateway"]] {
+        let fleet = ["--instances", "20", "--teams", "4", "--seconds", "5", "--seed", "1", "--real", "--json"];
+        let outcome = home.bare(&[&["load", "--scenario", "mixed.toml"], &fleet[..], through].concat()).exits(0);
+        let found = outcome.json();
+        assert_eq!((&found["mode"], &found["gateway"]), (&"real".into(), &(!through.is_empty()).into()));
+        assert!(found["calls"]["answered"].as_u64().unwrap() > 100, "{found:#}");
+        assert!(found["injected"]["crash"].as_u64().unwrap() > 0, "{found:#}");
+        assert!(found["children_cpu_ms"].as_f64().unwrap() > 0.0, "{found:#}");
+        for what in ["servers", "tasks", "descriptors", "processes"] {
+            assert_eq!(found["left"][what], 0, "{found:#}");
+        }
+        assert!(found["supervisors"]["n"].as_u64().unwrap() > 20, "{found:#}");
+        assert!(found["registry"]["p99"].as_f64().unwrap() > 0.0, "{found:#}");
+    }
+}
+
+#[test]
+fn one_signal_ends_a_run_early_with_all_that_was_found_so_far() {
+    let home = Home::new();
+    fs::write(home.path().join("calm.toml"), CALM.to_owned() + ROOMY).unwrap();
+    fs::write(home.path().join("page.html"), "an older one").unwrap();
+    let modes: [&[&str]; 3] = [&[], &["--real"], &["--virtual-time"]];
+    for (mode, signal) in modes.into_iter().zip([Signal::SIGINT, Signal::SIGTERM, Signal::SIGINT]) {
+        let command = ["load", "--scenario", "calm.toml", "--seconds", "40000000", "--json", "--report", "page.html"];
+        let mut running = home.start(home.command(&[&command[..], mode].concat()));
+        running.wait_stderr(|text| text.contains("load: calls and faults"));
+        assert_eq!(fs::read_to_string(home.path().join("page.html")).unwrap(), "an older one");
+        running.signal(signal);
+        let found = running.finish().exits(130).json();
+        assert_eq!((&found["stopped"], &found["violations_in_all"]), (&true.into(), &0.into()), "{found:#}");
+        assert!(fs::read_to_string(home.path().join("page.html")).unwrap().contains("HELD so far"));
+        assert!(!home.path().join("page.html.tmp").exists());
+        fs::write(home.path().join("page.html"), "an older one").unwrap();
+    }
+}
+
+#[test]
+fn a_second_signal_ends_a_run_at_once() {
+    let home = Home::new();
+    // Nobody waits for the answer to a call that takes an hour.
+    let slow = CALM.replace("exp 5ms", "1h").replace("timeout = \"5s\"", "timeout = \"2h\"");
+    fs::write(home.path().join("slow.toml"), slow + "\n[policy]\nrequest_timeout = \"2h\"\n").unwrap();
+    let command = ["load", "--scenario", "slow.toml", "--seed", "3", "--seconds", "4000", "--report", "page.html"];
+    let mut running = home.start(home.command(&command));
+    running.wait_stderr(|text| text.contains("load: calls and faults"));
+    running.signal(Signal::SIGINT);
+    running.wait_stderr(|text| text.contains("Again: end at once"));
+    running.signal(Signal::SIGINT);
+    let outcome = running.finish().exits(130);
+    assert!(outcome.stderr.ends_with("--teams 2 --seconds 4000 --seed 3\n"), "{outcome:#?}");
+    assert_eq!(outcome.stdout, "");
+    assert!(!home.path().join("page.html").exists() && !home.path().join("page.html.tmp").exists());
+}
+
+#[test]
+fn a_reader_that_hangs_up_or_a_full_disk_does_not_hide_what_was_found() {
+    let home = Home::new();
+    let mean = "\n[limits]\ngrowth = 0.01\n";
+    fs::write(home.path().join("mean.toml"), CALM.to_owned() + mean).unwrap();
+    fs::write(home.path().join("calm.toml"), CALM.to_owned() + ROOMY).unwrap();
+    let satellite = home.binary.display();
+    let line = format!(
+        "{satellite} load --scenario mean.toml --instances 3000 --seconds 2 --seed 5 --json | true; exit ${{PIPESTATUS[0]}}"
+    );
+    let outcome = home.shell(&format!("bash -c '{line}'")).finish().exits(1);
+    assert!(outcome.stderr.contains("BROKE") && outcome.stderr.contains("repeat: satellite load"), "{outcome:#?}");
+
+    for flag in ["--report", "--trace"] {
+        let outcome = home.bare(&["load", "--scenario", "calm.toml", "--virtual-time", flag, "/dev/full"]).exits(4);
+        assert!(outcome.stdout.contains("HELD") && outcome.stderr.contains("cannot write /dev/full"), "{outcome:#?}");
+    }
+    symlink("one", home.path().join("other")).unwrap();
+    let both = ["load", "--scenario", "calm.toml", "--virtual-time", "--trace", "one", "--report", "other"];
+    assert!(home.bare(&both).exits(2).stderr.contains("cannot both be written to"));
+}
+
+#[test]
+fn a_fleet_that_can_never_be_online_is_not_waited_for() {
+    let home = Home::new();
+    let never = CALM.replace("call = \"exp 5ms\"", "script = { handshake_never = true }");
+    let policy = "\n[policy]\nmax_crashes = 1\nhandshake_timeout = \"50ms\"\ndelays = [\"0s\"]\n";
+    fs::write(home.path().join("never.toml"), never + policy).unwrap();
+    let outcome = home.bare(&["load", "--scenario", "never.toml", "--report", "page.html", "--seed", "2"]).exits(4);
+    assert!(outcome.stderr.contains("0 of 20 servers were online after"), "{outcome:#?}");
+    assert!(!outcome.stderr.contains("after 300"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("which is permanently_failed"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("repeat: satellite load --scenario never.toml"), "{outcome:#?}");
+    assert!(!home.path().join("page.html").exists());
+}
+
+#[test]
+fn panics_on_purpose_are_not_told_and_every_fault_is_in_the_trace() {
+    let home = Home::new();
+    let faults = ["crash", "worker_panic", "team_panic", "registry_panic", "sink_panics"].map(|kind| {
+        let share = if kind == "crash" { "share = 0.5\n" } else { "" };
+        format!("\n[[faults]]\nkind = \"{kind}\"\nat = \"40 %\"\n{share}")
+    });
+    fs::write(home.path().join("panics.toml"), format!("{CALM}{}{ROOMY}", faults.concat())).unwrap();
+    let command = ["load", "--scenario", "panics.toml", "--virtual-time", "--seed", "4", "--trace", "trace", "--json"];
+    let outcome = home.bare(&command).exits(0);
+    assert!(!outcome.stderr.contains("asked to panic") && !outcome.stderr.contains("panicked"), "{outcome:#?}");
+    let trace = fs::read_to_string(home.path().join("trace")).unwrap();
+    let lines = |what: &str| trace.lines().filter(|line| line.ends_with(what)).count() as u64;
+    assert_eq!(lines("fault crash"), outcome.json()["injected"]["crash"].as_u64().unwrap());
+    assert_eq!((lines("fault team_panic"), lines("fault sink_panics"), lines("healing sink_panics")), (1, 1, 1));
 }

@@ -88,6 +88,13 @@ impl Page {
             let online = plots::histogram(Width::Half, &[(GREEN, &findings.online)]);
             self.plot(Width::Half, "From its installation until a server is online", &[], online);
         }
+        let waits =
+            [("supervisors", VIOLET, &findings.supervisors), ("Root and the registry", TEAL, &findings.registry)];
+        if waits.iter().all(|(_, _, latency)| !latency.is_empty()) {
+            let legend = waits.map(|(name, colour, _)| (name, colour));
+            let drawn = plots::histogram(Width::Half, &waits.map(|(_, colour, latency)| (colour, latency)));
+            self.plot(Width::Half, "How long the runtime's own parts take to answer", &legend, drawn);
+        }
         self.recoveries(findings);
         put!(self, "</div>\n");
     }
@@ -145,16 +152,19 @@ impl Page {
         self.plot(Width::Full, "Calls that end, a second", &legend(&calls), drawn);
         let memory = plots::lines(Width::Half, &bare, &one(BLUE, of(|sample| sample.rss as f64)), Unit::Bytes);
         self.plot(Width::Half, "Memory of this process", &[], memory);
-        let descriptors = one(TEAL, of(|sample| f64::from(sample.descriptors)));
-        let drawn = plots::lines(Width::Half, &bare, &descriptors, Unit::Count);
-        self.plot(Width::Half, "Open descriptors", &[], drawn);
+        // A fleet in virtual time opens none.
+        if findings.mode != "virtual" {
+            let descriptors = one(TEAL, of(|sample| f64::from(sample.descriptors)));
+            let drawn = plots::lines(Width::Half, &bare, &descriptors, Unit::Count);
+            self.plot(Width::Half, "Open descriptors", &[], drawn);
+        }
         let backlog = one(ORANGE, of(|sample| sample.backlog as f64));
         let drawn = plots::lines(Width::Half, &bare, &backlog, Unit::Count);
         self.plot(Width::Half, "Events that wait for the sink", &[], drawn);
         if samples.iter().any(|sample| sample.lag_us > 0) {
             let lag = one(VIOLET, of(|sample| sample.lag_us as f64));
             let drawn = plots::lines(Width::Half, &bare, &lag, Unit::Microseconds);
-            self.plot(Width::Half, "How long the supervisors take to answer", &[], drawn);
+            self.plot(Width::Half, "How long the registry takes to answer", &[], drawn);
         }
     }
 

@@ -18,6 +18,7 @@ pub struct Live {
     drawn: bool,
     /// Whether the bar counts time and no more the servers that are up.
     runs: AtomicBool,
+    stopped: AtomicBool,
 }
 
 impl Live {
@@ -26,7 +27,22 @@ impl Live {
         let drawn = std::io::stderr().is_terminal();
         let bar = if drawn { ProgressBar::new(0) } else { ProgressBar::hidden() };
         style(&bar, "{prefix:14} {bar:30} {pos}/{len} online");
-        Self { bar, until, drawn, runs: AtomicBool::new(false) }
+        Self { bar, until, drawn, runs: AtomicBool::new(false), stopped: AtomicBool::new(false) }
+    }
+
+    /// Has it end early.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.say(
+            "no more calls and faults; what was found so far is judged when everybody is well. Again: end at once",
+        );
+    }
+
+    fn say(&self, text: &str) {
+        self.bar.suspend(|| {
+            // If even stderr is closed there is nobody to tell.
+            let _ = writeln!(std::io::stderr().lock(), "load: {text}");
+        });
     }
 
     /// Takes the bar away.
@@ -47,8 +63,7 @@ impl Show for Live {
         if self.drawn {
             self.bar.set_prefix(name);
         } else {
-            // If even stderr is closed there is nobody to tell.
-            let _ = writeln!(std::io::stderr().lock(), "load: {name}");
+            self.say(name);
         }
     }
 
@@ -64,6 +79,10 @@ impl Show for Live {
         }
         self.bar.set_position(sample.at_ms.min(self.bar.length().unwrap_or(u64::MAX)));
         self.bar.set_message(line(sample, injected, violations));
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
     }
 }
 

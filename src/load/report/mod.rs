@@ -22,8 +22,9 @@ pub fn json(findings: &Findings) -> Result<String, serde_json::Error> {
 
 /// Whether what was promised was kept, and in one line which promises were not.
 pub fn verdict(findings: &Findings) -> String {
+    let so_far = if findings.stopped { " so far" } else { "" };
     if findings.violations_in_all == 0 {
-        return "HELD: every promise that was checked was kept".to_owned();
+        return format!("HELD{so_far}: every promise that was checked was kept");
     }
     let mut broken: BTreeMap<Invariant, u64> = BTreeMap::new();
     for violation in &findings.violations {
@@ -34,7 +35,7 @@ pub fn verdict(findings: &Findings) -> String {
         1 => "once".to_owned(),
         times => format!("{times} times in all"),
     };
-    format!("BROKE, {times}: {}", promises.join("; "))
+    format!("BROKE{so_far}, {times}: {}", promises.join("; "))
 }
 
 /// A promise as a sentence.
@@ -65,6 +66,9 @@ mod tests {
             verdict(&broken()),
             "BROKE, 12 times in all: each caller gets its own answer, once; events are numbered without a gap",
         );
+        let early = |findings| verdict(&Findings { stopped: true, ..findings });
+        assert_eq!(early(held()), "HELD so far: every promise that was checked was kept");
+        assert!(early(broken()).starts_with("BROKE so far, 12 times in all: "));
     }
 
     #[test]

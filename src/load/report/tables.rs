@@ -51,8 +51,9 @@ pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
     let Findings { calls, events, left, .. } = findings;
     let at =
         |latency: &Latency, share| if latency.is_empty() { "–".to_owned() } else { time(latency.quantile(share)) };
-    let mut recoveries = Latency::default();
-    findings.recoveries.values().for_each(|one| recoveries.merge(one));
+    // Each kind has a time of its own to come back in, so what they have in common says nothing.
+    let worst = findings.recoveries.iter().filter(|(_, latency)| !latency.is_empty());
+    let worst = worst.max_by_key(|(_, latency)| latency.quantile(0.99));
     let injected: u64 = findings.injected.values().sum();
     let left_over = left.servers + left.tasks + left.descriptors + left.processes;
     let plain = |name, value, beside| Headline { name, value, beside, bad: false };
@@ -60,7 +61,12 @@ pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
     [
         plain(
             "all online in",
-            time(Duration::from_secs_f64(findings.all_online_ms.max(0.0) / 1e3)),
+            // What takes no simulated time has none to tell.
+            if findings.all_online_ms > 0.0 {
+                time(Duration::from_secs_f64(findings.all_online_ms / 1e3))
+            } else {
+                "–".to_owned()
+            },
             format!("half of them in {}", at(&findings.online, 0.5)),
         ),
         plain(
@@ -76,9 +82,11 @@ pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
         plain("call, 99 %", at(&calls.quiet, 0.99), format!("{} during the faults", at(&calls.storm, 0.99))),
         plain("faults", count(injected), format!("of {} kinds", findings.injected.len())),
         plain(
-            "recovery, 99 %",
-            at(&recoveries, 0.99),
-            format!("half within {}, all within {}", at(&recoveries, 0.5), at(&recoveries, 1.0)),
+            "slowest recovery, 99 %",
+            worst.map_or_else(|| "–".to_owned(), |(_, latency)| at(latency, 0.99)),
+            worst
+                .map(|(kind, latency)| format!("{}: half within {}", fault_name(*kind), at(latency, 0.5)))
+                .unwrap_or_default(),
         ),
         Headline {
             name: "events lost",
@@ -118,11 +126,8 @@ fn numbers(findings: &Findings) -> Table {
         row(&format!("calls failed: {fate}"), count(*failed), String::new());
     }
     row("events taken", count(events.sent), format!("{} refused by the sink on purpose", count(events.failed)));
-    row(
-        "given up for a time",
-        count(findings.permanently_failed),
-        format!("{} restarts by hand, or budgets renewed", count(findings.pardons)),
-    );
+    row("given up for a time", count(findings.permanently_failed), String::new());
+    row("restarted by hand", count(findings.pardons), "10 s after it was given up".to_owned());
     let cpu = time(Duration::from_secs_f64(findings.cpu_seconds.max(0.0)));
     let children = findings.children_cpu_ms.map(|cpu| {
         format!("the servers' own until they were online: {}", time(Duration::from_secs_f64(cpu.max(0.0) / 1e3)))
@@ -138,6 +143,8 @@ fn durations(findings: &Findings) -> Table {
         ("call, before the faults".to_owned(), &calls.quiet),
         ("call, during the faults".to_owned(), &calls.storm),
         ("call to another team, meanwhile".to_owned(), &calls.neighbours),
+        ("a supervisor's answer".to_owned(), &findings.supervisors),
+        ("the registry's answer".to_owned(), &findings.registry),
     ];
     let recoveries =
         findings.recoveries.iter().map(|(kind, latency)| (format!("recovery: {}", fault_name(*kind)), latency));

@@ -63,6 +63,10 @@ pub(crate) trait World: Send + Sync {
     fn close(&self) {}
     /// Servers and lines to servers that are there.
     fn left(&self) -> usize;
+    /// Processes that are there, where servers are processes: their own children too.
+    fn processes(&self) -> usize {
+        0
+    }
 }
 
 /// What of the policy faults are measured by.

@@ -31,6 +31,7 @@ use crate::load::fleet::Fleet;
 use crate::load::plan::script_of;
 use crate::load::scenario::Scenario;
 use crate::load::types::{FaultKind, Injection, Nth, Target, Victim};
+use crate::reaper::is_orphan;
 
 /// Remote servers that are started at once.
 const STARTS: usize = 8;
@@ -344,34 +345,67 @@ impl World for RealWorld {
     }
 
     fn left(&self) -> usize {
-        processes(std::process::id())
+        // Those that the runtime has started are counted as processes.
+        self.remote().len()
+    }
+
+    fn processes(&self) -> usize {
+        below(std::process::id()).len()
     }
 }
 
 /// Processes below this one, zombies too, and those that a reaper above it has adopted.
-fn processes(ours: u32) -> usize {
-    let mut below: HashMap<u32, Vec<u32>> = HashMap::new();
+fn below(ours: u32) -> Vec<u32> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
         let Some((pid, parent)) = pid.and_then(|pid| Some((pid, parent_of(pid)?))) else { continue };
-        below.entry(parent).or_default().push(pid);
+        children.entry(parent).or_default().push(pid);
     }
-    let executable = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
-    // The reaper is this program too, and has no other children of its own than us.
-    let reaper = parent_of(ours).filter(|above| executable(*above).is_some() && executable(*above) == executable(ours));
-    let mut open = vec![reaper.unwrap_or(ours)];
-    let mut count = 0;
+    // The reaper has no other children of its own than us.
+    let top = if is_orphan(ours) { Some(ours) } else { parent_of(ours) };
+    let mut open = Vec::from_iter(top);
+    let mut found = Vec::new();
     while let Some(pid) = open.pop() {
-        for child in below.remove(&pid).unwrap_or_default() {
-            count += usize::from(child != ours);
+        for child in children.remove(&pid).unwrap_or_default() {
+            if child != ours {
+                found.push(child);
+            }
             open.push(child);
         }
     }
-    count
+    found
 }
 
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Behind the name, which may hold anything: the state, and then the parent.
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_a_child_has_started_and_left_behind_is_counted_too() {
+        // It prints the process that it leaves, and goes on until its stdin is closed.
+        let mut child = Command::new("sh")
+            .args(["-c", "sh -c 'read line' <&0 & echo $!; wait"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let left: u32 = line.trim().parse().unwrap();
+        let found = below(std::process::id());
+        assert!(found.contains(&child.id()) && found.contains(&left), "{left} and {} in {found:?}", child.id());
+        child.stdin.take().unwrap().write_all(b"end\n").unwrap();
+        let ended = child.id();
+        child.wait().unwrap();
+        assert!(!below(std::process::id()).contains(&ended));
+    }
 }
