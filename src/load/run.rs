@@ -470,7 +470,7 @@ impl<'a> Stage<'a> {
         judge.found(unexcused);
         judge.calls(at, &calls, &neighbours_quiet);
         judge.curves(&samples);
-        judge.looked(Invariant::Recovery, ledger.books.recoveries.values().map(measure::Latency::len).sum());
+        judge.looked(Invariant::Recovery, ledger.books.recoveries.values().map(Latency::len).sum());
         let instances = fleet.ids.len();
         let events_emitted = events.emitted;
         let end = End { at, left, memory_before, memory_after, instances, events_lost, events_emitted };
