@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use clap::Args;
 use mcp_satellite_actors::model::status::Status;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::control::{in_words, settled};
 use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, say, to_json};
@@ -189,6 +190,8 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
         return if value.is_empty() { Err(bad("stdin gave no value")) } else { Ok(vec![value]) };
     }
     let mut values = Vec::new();
+    // Listened to before anything is asked: what comes meanwhile is not lost.
+    let mut interrupts = signal(SignalKind::interrupt())?;
     for key in keys {
         let hidden = Hidden::begin()?;
         // Whoever interrupts gets the terminal back as it was.
@@ -199,7 +202,7 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
         });
         let read = tokio::select! {
             read = reading => read.map_err(std::io::Error::other)?,
-            _ = tokio::signal::ctrl_c() => Err(std::io::ErrorKind::Interrupted.into()),
+            _ = interrupts.recv() => Err(std::io::ErrorKind::Interrupted.into()),
         };
         drop(hidden);
         let _ = writeln!(std::io::stderr());

@@ -31,7 +31,7 @@ pub async fn watch(mut woke: impl FnMut(Duration)) {
 }
 
 /// How long the machine was suspended, counted from some moment: only the difference of two answers means anything. Good
-/// to [`AT_ONCE`], or as good as a machine lets it be that holds us up all the time.
+/// to a tenth of a second, or as good as a machine lets it be that holds us up all the time.
 pub fn suspended() -> Duration {
     let looks = (0..LOOKS_MAX).find_map(|_| Reading::now());
     let Reading { since_boot, awake } = looks.unwrap_or_else(Reading::at_any_rate);
