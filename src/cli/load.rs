@@ -357,9 +357,8 @@ impl Page {
 
     fn finish(mut self, text: &str) -> io::Result<()> {
         self.file.write_all(text.as_bytes())?;
-        match &self.unfinished {
-            Some(unfinished) => fs::rename(unfinished, &self.path)?,
-            None => {}
+        if let Some(unfinished) = &self.unfinished {
+            fs::rename(unfinished, &self.path)?;
         }
         self.unfinished = None;
         Ok(())

@@ -38,7 +38,7 @@ struct Confused {
 }
 
 impl Confused {
-    fn new(caller: Arc<dyn Caller>, first: bool) -> Arc<dyn Caller> {
+    fn around(caller: Arc<dyn Caller>, first: bool) -> Arc<dyn Caller> {
         Arc::new(Self { caller, calls: AtomicU64::new(0), said: Mutex::default(), first })
     }
 }
@@ -62,13 +62,13 @@ impl Caller for Confused {
 
 #[test]
 fn an_answer_to_another_caller_is_caught() {
-    let seams = Seams { caller: |caller| Confused::new(caller, false), ..honest() };
+    let seams = Seams { caller: |caller| Confused::around(caller, false), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::OwnAnswer]);
 }
 
 #[test]
 fn an_answer_that_is_given_twice_and_another_never_is_caught() {
-    let seams = Seams { caller: |caller| Confused::new(caller, true), ..honest() };
+    let seams = Seams { caller: |caller| Confused::around(caller, true), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::OwnAnswer]);
 }
 
@@ -82,7 +82,7 @@ struct Lossy {
 }
 
 impl Lossy {
-    fn new(sink: Arc<dyn EventSink>, is_it: fn(&Envelope) -> bool, hides: bool) -> Arc<dyn EventSink> {
+    fn around(sink: Arc<dyn EventSink>, is_it: fn(&Envelope) -> bool, hides: bool) -> Arc<dyn EventSink> {
         Arc::new(Self { sink, gone: Mutex::default(), is_it, hides })
     }
 }
@@ -163,7 +163,7 @@ fn giving_up_too_early_is_caught() {
 #[test]
 fn an_event_that_is_gone_is_caught() {
     let seams = Seams {
-        sink: |sink| Lossy::new(sink, |it| it.seq >= 500 && matches!(it.event, Event::ToolExecuted { .. }), false),
+        sink: |sink| Lossy::around(sink, |it| it.seq >= 500 && matches!(it.event, Event::ToolExecuted { .. }), false),
         ..honest()
     };
     assert_eq!(broken_by(seams), [Invariant::NoGap]);
@@ -175,7 +175,7 @@ fn a_status_that_is_skipped_is_caught() {
         sink: |sink| {
             let is_it =
                 |it: &Envelope| matches!(it.event, Event::StatusChanged { status: Status::DiscoveringTools, .. });
-            Lossy::new(sink, is_it, true)
+            Lossy::around(sink, is_it, true)
         },
         ..honest()
     };
@@ -222,7 +222,7 @@ enum How {
 }
 
 impl Tampered {
-    fn new(connector: Arc<dyn Connector>, how: How) -> Arc<dyn Connector> {
+    fn around(connector: Arc<dyn Connector>, how: How) -> Arc<dyn Connector> {
         let deaf = Script { hang_calls: true, ..Script::default() };
         Arc::new(Self { connector, other: SimConnector::new(deaf), how, done: AtomicBool::new(false) })
     }
@@ -294,24 +294,24 @@ impl Process for Lying {
 
 #[test]
 fn a_server_that_is_online_and_deaf_is_caught() {
-    let seams = Seams { connector: |connector| Tampered::new(connector, How::Deaf), ..honest() };
+    let seams = Seams { connector: |connector| Tampered::around(connector, How::Deaf), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::OnlineIsCallable]);
 }
 
 #[test]
 fn a_process_that_is_left_is_caught() {
-    let seams = Seams { connector: |connector| Tampered::new(connector, How::Left), ..honest() };
+    let seams = Seams { connector: |connector| Tampered::around(connector, How::Left), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::NothingLeft]);
 }
 
 #[test]
 fn a_second_server_of_an_instance_is_caught() {
-    let seams = Seams { connector: |connector| Tampered::new(connector, How::Twice), ..honest() };
+    let seams = Seams { connector: |connector| Tampered::around(connector, How::Twice), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::NothingLeft]);
 }
 
 #[test]
 fn memory_that_every_start_keeps_is_caught() {
-    let seams = Seams { connector: |connector| Tampered::new(connector, How::Leaks), ..honest() };
+    let seams = Seams { connector: |connector| Tampered::around(connector, How::Leaks), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::MemoryBack]);
 }

@@ -35,7 +35,7 @@ pub struct Plan {
 /// Draws the faults and the servers.
 pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
     let kinds: Vec<usize> = scenario.fleet.all().map(|nth| kind_of(scenario, seed, nth)).collect();
-    let mut draft = Draft::new(scenario, seed, kinds);
+    let mut draft = Draft::new(scenario, seed, &kinds);
     let mut rules: BTreeMap<FaultKind, u64> = BTreeMap::new();
     let mut named = Vec::new();
     for (place, rule) in scenario.faults.iter().enumerate() {
@@ -118,10 +118,10 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(scenario: &'a Scenario, seed: Seed, kinds: Vec<usize>) -> Self {
+    fn new(scenario: &'a Scenario, seed: Seed, kinds: &[usize]) -> Self {
         let of = |transport| {
             let fitting = move |(_, kind): &(Nth, &usize)| scenario.kinds[**kind].transport == transport;
-            scenario.fleet.all().zip(&kinds).filter(fitting).map(|(nth, _)| nth).collect()
+            scenario.fleet.all().zip(kinds).filter(fitting).map(|(nth, _)| nth).collect()
         };
         let (stdio, remote) = (of(Transport::Stdio), of(Transport::Remote));
         let all = scenario.fleet.all().collect();
