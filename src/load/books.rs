@@ -1,6 +1,6 @@
 //! What is counted from events: how long everybody took to be online, and how long to be there again after a fault.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use mcp_satellite_actors::model::event::Event;
@@ -8,13 +8,17 @@ use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::status::Status;
 
 use super::checks;
+use super::fleet::Fleet;
 use super::measure::Latency;
-use super::scenario::Limits;
-use super::types::{FaultKind, Nth, Outcome, Violation};
+use super::scenario::{FleetShape, Limits};
+use super::types::{FaultKind, Nth, Outcome, TeamNo, Violation};
 
 /// What is known of each instance, and of all together.
 pub(crate) struct Books {
     cards: Vec<Card>,
+    shape: FleetShape,
+    /// Teams that have spent their budget: their starts go one at a time, and how long that takes is not promised.
+    throttled: BTreeSet<TeamNo>,
     limits: Limits,
     delays: Vec<Duration>,
     /// A run that was not longer than this makes the next delay longer.
@@ -28,6 +32,8 @@ pub(crate) struct Books {
     pub(crate) recoveries: BTreeMap<FaultKind, Latency>,
     /// What became of those who were to recover, beside [`Self::recoveries`].
     outcomes: BTreeMap<FaultKind, Outcome>,
+    /// How many recoveries there were for which a time is promised.
+    pub(crate) promised: u64,
     pub(crate) permanently_failed: u64,
 }
 
@@ -54,7 +60,7 @@ struct Fault {
     left: bool,
     /// Whether it was: what it had to wait for then it may still have to wait for.
     found_ill: bool,
-    /// Whether another one has befallen it since, which it may have to wait for as well.
+    /// Whether it may have to wait for something else as well: another fault, or its team's budget.
     is_disturbed: bool,
     /// What its policy makes it wait for.
     delay: Duration,
@@ -68,9 +74,11 @@ impl Fault {
 }
 
 impl Books {
-    pub(crate) fn new(instances: usize, policy: &Policy, limits: &Limits, handshake: Duration) -> Self {
+    pub(crate) fn new(shape: FleetShape, policy: &Policy, limits: &Limits, handshake: Duration) -> Self {
         Self {
-            cards: vec![Card::default(); instances],
+            cards: vec![Card::default(); shape.instances],
+            shape,
+            throttled: BTreeSet::new(),
             limits: limits.clone(),
             delays: policy.restart.delays.clone(),
             quick: policy.restart.quick,
@@ -80,6 +88,7 @@ impl Books {
             times_to_online: Latency::default(),
             recoveries: BTreeMap::new(),
             outcomes: BTreeMap::new(),
+            promised: 0,
             permanently_failed: 0,
         }
     }
@@ -103,6 +112,7 @@ impl Books {
         // A supervisor that dies again waits before it is there again, as a server does.
         let delay = if kind == FaultKind::TeamPanic { self.delays.iter().max() } else { None };
         let left = card.status != Some(Status::Online);
+        let is_disturbed = self.throttled.contains(&self.shape.team_of(nth));
         card.faults.iter_mut().for_each(|fault| fault.is_disturbed = true);
         card.faults.push(Fault {
             serial,
@@ -111,7 +121,7 @@ impl Books {
             healed: None,
             left,
             found_ill: left,
-            is_disturbed: false,
+            is_disturbed,
             delay: delay.copied().unwrap_or_default(),
         });
     }
@@ -164,6 +174,26 @@ impl Books {
             outcomes.entry(fault.kind).or_default().missing += 1;
         }
         outcomes
+    }
+
+    /// What is told of no instance.
+    pub(crate) fn told_of_others(&mut self, event: &Event) {
+        match event {
+            Event::TeamThrottled { team_id, .. } => {
+                let Some(team) = Fleet::team_no(team_id) else { return };
+                self.throttled.insert(team);
+                for nth in self.shape.members(team) {
+                    let faults = self.cards.get_mut(nth.0 as usize).into_iter().flat_map(|card| &mut card.faults);
+                    faults.for_each(|fault| fault.is_disturbed = true);
+                }
+            }
+            Event::TeamUnthrottled { team_id, .. } => {
+                if let Some(team) = Fleet::team_no(team_id) {
+                    self.throttled.remove(&team);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// What is told of an instance; gives what is wrong with it.
@@ -237,6 +267,7 @@ impl Books {
                     FaultKind::Crash | FaultKind::Exit0 | FaultKind::WorkerPanic | FaultKind::TeamPanic
                 );
             if is_promised {
+                self.promised += 1;
                 late.extend(checks::recovery(
                     &self.limits,
                     nth,

@@ -70,6 +70,11 @@ impl Fleet {
         team_id(team.0 as usize).into()
     }
 
+    /// The reverse of [`Self::team`].
+    pub(crate) fn team_no(id: &TeamId) -> Option<TeamNo> {
+        id.as_str().strip_prefix('t')?.parse().ok().map(TeamNo)
+    }
+
     /// The kind of an instance, as an index into the scenario's kinds.
     pub(crate) fn kind(&self, nth: Nth) -> usize {
         self.kinds[nth.0 as usize] as usize

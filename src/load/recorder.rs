@@ -162,6 +162,8 @@ impl Ledger {
                     // Nobody hears it any more once the faults are over.
                     let _ = self.given_up.send(nth);
                 }
+            } else {
+                self.books.told_of_others(&envelope.event);
             }
         }
     }

@@ -34,6 +34,8 @@ use super::world::{Counting, RealWorld, SimWorld, World};
 
 /// Installations that wait for their answers at once.
 const INSTALLS: usize = 64;
+/// Simulated servers that are started at once, where the scenario does not say.
+const SIMULATED_STARTS: usize = 256;
 /// Between two looks whether all are online.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 /// Whoever is not online so long after the last installation will never be, and then there is nothing to load.
@@ -198,7 +200,7 @@ impl<'a> Stage<'a> {
         let clock = Clock::start(epoch);
         let judge = Judge::new(&fleet.teams(), &scenario.policy.restart, &scenario.limits);
         let handshake = plan.scripts.iter().flatten().map(|script| script.handshake_delay).max();
-        let books = Books::new(fleet.ids.len(), &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
+        let books = Books::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
         let (recorder, given_up) =
             Recorder::new(clock, judge, books, setup.trace.as_deref()).map_err(LoadError::Trace)?;
         let counting = Counting { connector: world.connector(), recorder: Arc::clone(&recorder) };
@@ -213,9 +215,9 @@ impl<'a> Stage<'a> {
             batch: scenario.batch.clone(),
             team_budget: scenario.team_budget.clone(),
             start_permits: scenario.start_permits.unwrap_or(match setup.mode {
-                // The same on every machine.
-                Mode::Virtual => 4,
-                Mode::Simulated | Mode::Real => defaults.start_permits,
+                // They protect cores from forks, of which there are none; and are the same on every machine.
+                Mode::Simulated | Mode::Virtual => SIMULATED_STARTS,
+                Mode::Real => defaults.start_permits,
             }),
             connect_permits: scenario.connect_permits.unwrap_or(defaults.connect_permits),
             seed: setup.seed.of("runtime", 0),
@@ -470,7 +472,7 @@ impl<'a> Stage<'a> {
         judge.found(unexcused);
         judge.calls(at, &calls, &neighbours_quiet);
         judge.curves(&samples);
-        judge.looked(Invariant::Recovery, ledger.books.recoveries.values().map(Latency::len).sum());
+        judge.looked(Invariant::Recovery, ledger.books.promised);
         let instances = fleet.ids.len();
         let events_emitted = events.emitted;
         let end = End { at, left, memory_before, memory_after, instances, events_lost, events_emitted };

@@ -195,9 +195,8 @@ fn every_fault_of_a_mixed_run_comes_to_something() {
 }
 
 #[test]
-#[ignore = "not seen to end yet: it was slow, and five seeds in one test are too many without optimization"]
 fn a_fleet_that_flaps_is_judged_by_its_policy_alone() {
-    for seed in 1..=5 {
+    for seed in 1..=2 {
         let scenario = scenario::load("flap").unwrap();
         let overrides = Overrides { instances: Some(200), teams: Some(10), duration: None };
         hush();

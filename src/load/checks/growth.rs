@@ -8,7 +8,7 @@ use crate::load::types::{End, Invariant};
 /// So much the process as a whole may have grown without an instance keeping anything: the books of the harness are in the
 /// same process, a queue keeps its room, and an allocator gives back what it holds late and in large pieces. A fleet that
 /// is small beside it is not judged by a multiple.
-const FLOOR: f64 = (32 << 20) as f64;
+const FLOOR: f64 = (48 << 20) as f64;
 
 pub(super) fn finish(end: &End, limits: &Limits, broken: &mut Broken) {
     if is_broken(end, limits) {

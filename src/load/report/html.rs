@@ -325,7 +325,7 @@ mod tests {
             assert!(!page.contains(foreign), "{foreign}");
         }
         assert_eq!(page.matches("<svg ").count(), page.matches("</svg>").count());
-        assert_eq!(page.matches("<figure").count(), 11, "each plot is there");
+        assert_eq!(page.matches("<figure").count(), 12, "each plot is there");
         assert!(!page.contains("could not be drawn"));
     }
 
@@ -362,6 +362,8 @@ mod tests {
             recoveries: BTreeMap::default(),
             online: Latency::default(),
             calls: CallFindings::default(),
+            supervisors: Latency::default(),
+            registry: Latency::default(),
             ..held()
         };
         let page = html(&nothing);

@@ -13,6 +13,7 @@ pub use html::html;
 pub use live::Live;
 pub use tables::{Table, headline, tables};
 
+use super::scenario::fault_name;
 use super::types::{Findings, Invariant};
 
 /// Findings as one JSON object, on one line: hundreds of samples are for programs.
@@ -24,7 +25,15 @@ pub fn json(findings: &Findings) -> Result<String, serde_json::Error> {
 pub fn verdict(findings: &Findings) -> String {
     let so_far = if findings.stopped { " so far" } else { "" };
     if findings.violations_in_all == 0 {
-        return format!("HELD{so_far}: every promise that was checked was kept");
+        let unchecked = findings.checked.iter().filter(|checked| checked.not_checked.is_some());
+        let unchecked: Vec<_> = unchecked.map(|checked| promise(checked.invariant)).collect();
+        let never: Vec<_> = findings.never_injected.iter().map(|kind| fault_name(*kind)).collect();
+        let but = |what: &str, of: &[&str]| match of {
+            [] => String::new(),
+            of => format!("; {what}: {}", of.join(", ")),
+        };
+        let (unchecked, never) = (but("not checked", &unchecked), but("faults that never came", &never));
+        return format!("HELD{so_far}: every promise that was checked was kept{unchecked}{never}");
     }
     let mut broken: BTreeMap<Invariant, u64> = BTreeMap::new();
     for violation in &findings.violations {
@@ -58,6 +67,7 @@ pub fn promise(invariant: Invariant) -> &'static str {
 mod tests {
     use super::made_up::{broken, held};
     use super::*;
+    use crate::load::types::{Checked, FaultKind};
 
     #[test]
     fn a_verdict_says_in_one_line_which_promises_were_broken() {
@@ -66,6 +76,21 @@ mod tests {
             verdict(&broken()),
             "BROKE, 12 times in all: each caller gets its own answer, once; events are numbered without a gap",
         );
+        let partly = Findings {
+            checked: vec![
+                Checked { invariant: Invariant::NoGap, looks: 9, at: "events", not_checked: None },
+                Checked {
+                    invariant: Invariant::Flat,
+                    looks: 3,
+                    at: "samples",
+                    not_checked: Some("too short".to_owned()),
+                },
+            ],
+            never_injected: vec![FaultKind::Huge, FaultKind::Exit0],
+            ..held()
+        };
+        let but = "; not checked: memory and descriptors do not grow with time; faults that never came: huge, exit_0";
+        assert_eq!(verdict(&partly), format!("HELD: every promise that was checked was kept{but}"));
         let early = |findings| verdict(&Findings { stopped: true, ..findings });
         assert_eq!(early(held()), "HELD so far: every promise that was checked was kept");
         assert!(early(broken()).starts_with("BROKE so far, 12 times in all: "));

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::load::measure::{Latency, bytes, number, time};
 use crate::load::scenario::fault_name;
-use crate::load::types::{FaultKind, Findings, Violation};
+use crate::load::types::{Checked, FaultKind, Findings, Outcome, Violation};
 
-/// A table. All columns but the first are numbers.
+/// A table. All columns but the first are numbers, unless a cell is a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     /// What it is about.
@@ -108,7 +108,7 @@ pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
 
 /// All tables that have something to say.
 pub fn tables(findings: &Findings) -> Vec<Table> {
-    let mut tables = vec![numbers(findings), durations(findings), faults(findings)];
+    let mut tables = vec![promises(findings), numbers(findings), durations(findings), faults(findings)];
     if !findings.violations.is_empty() {
         tables.insert(0, violations(findings));
     }
@@ -163,12 +163,37 @@ fn faults(findings: &Findings) -> Table {
     kinds.dedup();
     let row = |kind: FaultKind| {
         let of = |all: &BTreeMap<FaultKind, u64>| count(all.get(&kind).copied().unwrap_or_default());
-        vec![fault_name(kind).to_owned(), of(&findings.injected), of(&findings.impossible)]
+        let mut row = vec![fault_name(kind).to_owned(), of(&findings.injected), of(&findings.impossible)];
+        // Of what befalls our own parts nobody has to recover.
+        row.extend(match findings.outcomes.get(&kind) {
+            Some(Outcome { back, unharmed, given_up, missing }) => {
+                [back, unharmed, given_up, missing].map(|n| count(*n))
+            }
+            None => [(); 4].map(|()| "–".to_owned()),
+        });
+        row
     };
     Table {
         title: "faults",
-        head: vec!["fault", "injected", "not here, or nobody was well"],
+        head: vec!["fault", "injected", "found nobody", "came back", "unharmed", "given up", "missing"],
         rows: kinds.into_iter().map(row).collect(),
+    }
+}
+
+fn promises(findings: &Findings) -> Table {
+    let row = |Checked { invariant, looks, at, not_checked }: &Checked| {
+        let broken = findings.violations.iter().filter(|violation| violation.invariant == *invariant).count();
+        let what = match (broken, not_checked) {
+            (0, None) => "kept".to_owned(),
+            (0, Some(why)) => format!("not checked: {why}"),
+            _ => "broken".to_owned(),
+        };
+        vec![super::promise(*invariant).to_owned(), format!("{} {at}", count(*looks)), what]
+    };
+    Table {
+        title: "promises",
+        head: vec!["promise", "looked at", "and"],
+        rows: findings.checked.iter().map(row).collect(),
     }
 }
 
@@ -208,6 +233,7 @@ fn seconds(value: f64) -> String {
 mod tests {
     use super::*;
     use crate::load::report::made_up::{broken, held};
+    use crate::load::types::Invariant;
 
     #[test]
     fn the_first_line_says_what_was_run() {
@@ -226,6 +252,37 @@ mod tests {
         }
         assert_eq!(tables(&held()).iter().filter(|table| table.title == "promises broken").count(), 0);
         assert_eq!(tables(&broken())[0].title, "promises broken");
+    }
+
+    #[test]
+    fn a_promise_that_nobody_could_look_at_is_no_promise_that_was_kept() {
+        let checked = |invariant, not_checked: Option<&str>| Checked {
+            invariant,
+            looks: 1200,
+            at: "calls",
+            not_checked: not_checked.map(str::to_owned),
+        };
+        let checked = vec![
+            checked(Invariant::NoGap, None),
+            checked(Invariant::Flat, Some("too short")),
+            checked(Invariant::OwnAnswer, None),
+        ];
+        let rows = promises(&Findings { checked, ..broken() }).rows;
+        let said: Vec<_> = rows.iter().map(|row| (row[1].as_str(), row[2].as_str())).collect();
+        assert_eq!(
+            said,
+            [("1,200 calls", "broken"), ("1,200 calls", "not checked: too short"), ("1,200 calls", "broken")]
+        );
+    }
+
+    #[test]
+    fn what_became_of_a_fault_stands_beside_it() {
+        let outcome = Outcome { back: 7, unharmed: 1, given_up: 2, missing: 3 };
+        let table = faults(&Findings { outcomes: [(FaultKind::Hang, outcome)].into(), ..held() });
+        let hang = table.rows.iter().find(|row| row[0] == "hang").unwrap();
+        assert_eq!(hang[3..], ["7", "1", "2", "3"]);
+        let panic = table.rows.iter().find(|row| row[0] == "team_panic").unwrap();
+        assert_eq!(panic[3..], ["–", "–", "–", "–"]);
     }
 
     #[test]

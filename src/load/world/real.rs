@@ -391,9 +391,10 @@ mod tests {
 
     #[test]
     fn what_a_child_has_started_and_left_behind_is_counted_too() {
-        // It prints the process that it leaves, and goes on until its stdin is closed.
+        // It prints the process that it leaves, and goes on until its stdin is closed: a shell takes that from what it puts
+        // into the background, unless it has another number.
         let mut child = Command::new("sh")
-            .args(["-c", "sh -c 'read line' <&0 & echo $!; wait"])
+            .args(["-c", "exec 3<&0; sh -c 'read line <&3' & echo $!; wait"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
