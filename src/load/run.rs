@@ -34,7 +34,7 @@ use super::world::{Counting, RealWorld, SimWorld, World};
 
 /// Installations that wait for their answers at once.
 const INSTALLS: usize = 64;
-/// Simulated servers that are started at once, where the scenario does not say.
+/// Simulated servers that are started at once, and as many connected, where the scenario does not say.
 const SIMULATED_STARTS: usize = 256;
 /// Between two looks whether all are online.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
@@ -219,7 +219,10 @@ impl<'a> Stage<'a> {
                 Mode::Simulated | Mode::Virtual => SIMULATED_STARTS,
                 Mode::Real => defaults.start_permits,
             }),
-            connect_permits: scenario.connect_permits.unwrap_or(defaults.connect_permits),
+            connect_permits: scenario.connect_permits.unwrap_or(match setup.mode {
+                Mode::Simulated | Mode::Virtual => SIMULATED_STARTS,
+                Mode::Real => defaults.connect_permits,
+            }),
             seed: setup.seed.of("runtime", 0),
             ..defaults
         };
@@ -249,6 +252,9 @@ impl<'a> Stage<'a> {
         let now = self.recorder.clock.now();
         let children_cpu = self.children_cpu();
         let door = self.open().await?;
+        // Everybody has been called by then, as everybody has at the end: memory of a first call is no growth.
+        show.phase("calling each once");
+        self.prober(CancellationToken::new()).ask(self.fleet.shape.all().collect()).await;
         let memory_before = self.settle().await;
         // By event, where no event was lost: a look comes a little later.
         let all_online = self.recorder.ledger().books.all_online.unwrap_or(now).saturating_sub(installing);

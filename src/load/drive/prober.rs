@@ -71,7 +71,7 @@ impl Prober {
         let now = self.recorder.clock.now().as_millis();
         let ask = |nth: Nth| async move {
             let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online)?;
-            let has_answered = self.look(nth, &view, &format!("last-{now}-{}", nth.0)).await;
+            let has_answered = self.look(nth, &view, &format!("all-{now}-{}", nth.0)).await;
             has_answered.then_some(nth)
         };
         let asked = futures::stream::iter(whom).map(ask).buffer_unordered(PROBES_MAX);
