@@ -118,11 +118,11 @@ impl Load {
         let seed = Seed(self.seed.unwrap_or_else(drawn_seed));
         let repeat = self.repeat(&scenario, seed);
         // A run of half an hour must not end in a file that cannot be written.
-        self.trace.as_deref().map(create).transpose()?;
         let page = self.report.as_deref().map(Page::create).transpose()?;
         if let (Some(trace), Some(page)) = (&self.trace, &page) {
             page.is_not(trace)?;
         }
+        self.trace.as_deref().map(create).transpose()?;
         complain(&format!("{}, seed {}", scenario.name, seed.0));
 
         let findings = match self.findings(scenario, seed, repeat.clone(), below) {
@@ -198,7 +198,7 @@ impl Load {
         Ok(scenario)
     }
 
-    /// The command that does the same again, whatever the scenario's file will say then.
+    /// The command that does the same again, from the same directory and while the scenario's file is what it is.
     fn repeat(&self, scenario: &Scenario, seed: Seed) -> String {
         let flags = [(self.real, " --real"), (self.gateway, " --gateway"), (self.virtual_time, " --virtual-time")];
         let flags: String = flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag).collect();

@@ -10,6 +10,7 @@ use mcp_satellite_actors::model::status::Status;
 use super::checks;
 use super::fleet::Fleet;
 use super::measure::Latency;
+use super::plan;
 use super::scenario::{FleetShape, Limits};
 use super::types::{FaultKind, Nth, Outcome, TeamNo, Violation};
 
@@ -110,20 +111,11 @@ impl Books {
             return;
         }
         // A supervisor that dies again waits before it is there again, as a server does.
-        let delay = if kind == FaultKind::TeamPanic { self.delays.iter().max() } else { None };
+        let delay = if kind == FaultKind::TeamPanic { plan::longest_delay_of_a_team() } else { Duration::ZERO };
         let left = card.status != Some(Status::Online);
         let is_disturbed = self.throttled.contains(&self.shape.team_of(nth));
         card.faults.iter_mut().for_each(|fault| fault.is_disturbed = true);
-        card.faults.push(Fault {
-            serial,
-            kind,
-            from: at,
-            healed: None,
-            left,
-            found_ill: left,
-            is_disturbed,
-            delay: delay.copied().unwrap_or_default(),
-        });
+        card.faults.push(Fault { serial, kind, from: at, healed: None, left, found_ill: left, is_disturbed, delay });
     }
 
     /// The fault could not be brought about.

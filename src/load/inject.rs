@@ -87,10 +87,20 @@ impl Injector {
         let mut coming = plan.iter().enumerate().peekable();
         let (mut give_up_at, mut everybody_was_asked) = (None, false);
         loop {
+            let has_ended = self.ended.is_cancelled();
+            if has_ended {
+                // Nobody calls any more: what is ill for longer than that shows nothing.
+                let now = self.recorder.clock.now();
+                let earlier = |Reverse((at, what)): Reverse<(Duration, Due)>| match what {
+                    Due::Heal(_) => Reverse((at.min(now), what)),
+                    Due::Pardon(_) => Reverse((at, what)),
+                };
+                due = due.into_iter().map(earlier).collect();
+            }
             let fault = coming.peek().map(|(_, injection)| self.from + injection.at);
             let healing = due.peek().map(|Reverse((at, _))| *at);
             let next = fault.into_iter().chain(healing).min();
-            let is_quiet = fault.is_none() && self.ended.is_cancelled();
+            let is_quiet = fault.is_none() && has_ended;
             let is_over = give_up_at.is_some_and(|at| Instant::now() >= at);
             if is_quiet && under_way.is_empty() && (next.is_none() || is_over) {
                 // What was done last is noticed, and told.
@@ -100,6 +110,13 @@ impl Injector {
                     due.push(Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(nth))));
                 }
                 let missing = self.missing();
+                if due.is_empty() {
+                    // Of whom that was told by an event that was given up.
+                    let given_up = missing.iter().filter(|(_, status)| *status == Some(Status::PermanentlyFailed));
+                    due.extend(
+                        given_up.map(|(nth, _)| Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(*nth)))),
+                    );
+                }
                 let is_waiting = !missing.is_empty() || !due.is_empty();
                 let give_up_at = give_up_at.get_or_insert_with(|| Instant::now() + self.patience);
                 if is_waiting && Instant::now() < *give_up_at {
@@ -133,9 +150,11 @@ impl Injector {
                 continue;
             };
             let stopped = OptionFuture::from(fault.map(|_| self.stop.cancelled()));
+            let ended = OptionFuture::from((!has_ended).then(|| self.ended.cancelled()));
             tokio::select! {
                 biased;
                 Some(()) = stopped => while coming.next().is_some() {},
+                Some(()) = ended => {}
                 Some(done) = under_way.next(), if !under_way.is_empty() => deeds.note(done),
                 Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(nth)))),
                 () = sleep_until(self.recorder.clock.instant(next)) => {

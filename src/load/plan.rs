@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mcp_satellite_actors::model::policy::RestartPolicy;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -300,8 +301,8 @@ pub fn rest(scenario: &Scenario, kind: FaultKind) -> Duration {
         | FaultKind::CrashLoop
         | FaultKind::Huge
         | FaultKind::MemoryGrowth
-        | FaultKind::WorkerPanic
-        | FaultKind::TeamPanic => delay + again,
+        | FaultKind::WorkerPanic => delay + again,
+        FaultKind::TeamPanic => longest_delay_of_a_team() + again,
         FaultKind::SlowHandshake | FaultKind::NoHandshake => delay + again + policy.session.handshake_timeout + grace,
         FaultKind::Hang => {
             let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
@@ -315,6 +316,11 @@ pub fn rest(scenario: &Scenario, kind: FaultKind) -> Duration {
         FaultKind::RegistryPanic | FaultKind::BatcherPanic => Duration::from_millis(100),
         FaultKind::SinkFails | FaultKind::SinkPanics => Duration::ZERO,
     }
+}
+
+/// How long a team's supervisor that dies again and again is waited for at most: that is no scenario's to say.
+pub fn longest_delay_of_a_team() -> Duration {
+    RestartPolicy::default().delays.into_iter().max().unwrap_or_default()
 }
 
 /// A share of so many, to the nearest.

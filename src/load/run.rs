@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::books::Books;
 use super::checks::Judge;
-use super::drive::{Calls, Desk, Direct, Door, Lobby, Prober, Sources, Tally, Times};
+use super::drive::{Caller, Calls, Desk, Direct, Door, Lobby, Prober, Sources, Tally, Times};
 use super::fleet::Fleet;
 use super::inject::{Deeds, Injector};
 use super::measure::{self, CpuClock, Latency};
@@ -254,7 +254,7 @@ impl<'a> Stage<'a> {
         let door = self.open().await?;
         // Everybody has been called by then, as everybody has at the end: memory of a first call is no growth.
         show.phase("calling each once");
-        self.prober(CancellationToken::new()).ask(self.fleet.shape.all().collect()).await;
+        self.prober(self.stop.clone(), door.as_ref()).ask(self.fleet.shape.all().collect()).await;
         let memory_before = self.settle().await;
         // By event, where no event was lost: a look comes a little later.
         let all_online = self.recorder.ledger().books.all_online.unwrap_or(now).saturating_sub(installing);
@@ -263,7 +263,7 @@ impl<'a> Stage<'a> {
         let times = self.times();
         let (ended, well) = (CancellationToken::new(), CancellationToken::new());
         let desk = tokio::spawn(self.desk(self.times(), door.as_ref()).run(self.sources()));
-        let prober = self.prober(well.clone());
+        let prober = self.prober(well.clone(), door.as_ref());
         let (injector, plan) = (self.injector(times.from, prober.clone(), ended.clone()), Arc::clone(&self.plan));
         let prober = tokio::spawn(prober.run());
         let injector = tokio::spawn(async move { injector.run(&plan.injections, given_up).await });
@@ -399,9 +399,8 @@ impl<'a> Stage<'a> {
     }
 
     fn desk(&self, times: Times, door: Option<&Door>) -> Desk {
-        let direct = || Arc::new(Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) });
         Desk {
-            caller: (self.setup.seams.caller)(door.map_or_else(|| direct() as _, Door::caller)),
+            caller: (self.setup.seams.caller)(self.caller(door)),
             clock: self.recorder.clock,
             shape: self.fleet.shape,
             times,
@@ -411,9 +410,15 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn prober(&self, stop: CancellationToken) -> Prober {
+    /// The way of all calls, but for what tests put into it.
+    fn caller(&self, door: Option<&Door>) -> Arc<dyn Caller> {
+        let direct = || Arc::new(Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) });
+        door.map_or_else(|| direct() as _, Door::caller)
+    }
+
+    fn prober(&self, stop: CancellationToken, door: Option<&Door>) -> Prober {
         Prober {
-            caller: Arc::new(Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) }),
+            caller: self.caller(door),
             runtime: self.runtime.clone(),
             fleet: Arc::clone(&self.fleet),
             recorder: Arc::clone(&self.recorder),
@@ -428,6 +433,7 @@ impl<'a> Stage<'a> {
     fn injector(&self, from: Duration, prober: Prober, ended: CancellationToken) -> Injector {
         let policy = &self.setup.scenario.policy;
         let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
+        let delay = delay.max(plan::longest_delay_of_a_team());
         let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
         Injector {
             runtime: self.runtime.clone(),

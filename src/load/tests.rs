@@ -186,6 +186,60 @@ faults = [{ kind = "hang", at = "99 %", share = 1.0 }]"#),
 }
 
 #[test]
+fn a_supervisor_that_dies_again_and_again_is_waited_for_by_its_own_delays() {
+    let found = told(
+        &ten(r#"
+seconds = 100
+load = { loop = "open", per_second = 5 }
+policy = { delays = ["100ms"] }
+faults = [
+    { kind = "team_panic", at = "20 %", teams = 1.0 },
+    { kind = "team_panic", at = "40 %", teams = 1.0 },
+    { kind = "team_panic", at = "60 %", teams = 1.0 },
+]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    let longest = found.recoveries[&FaultKind::TeamPanic].quantile(1.0);
+    assert!(longest > Duration::from_secs(2), "it has waited longer than a server would: {longest:?}");
+}
+
+#[test]
+fn who_is_given_up_while_events_are_dropped_is_pardoned_all_the_same() {
+    let found = told(
+        &ten(r#"
+seconds = 60
+load = { loop = "open", per_second = 50 }
+policy = { max_crashes = 1, window = "1h" }
+events = { queue_max = 20 }
+faults = [
+    { kind = "sink_fails", at = "20 %", lasts = "20s" },
+    { kind = "crash", at = "30 %", share = 1.0 },
+]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    assert!(found.events.dropped > 0 && found.permanently_failed < 10, "{:?}", found.events);
+    assert_eq!(found.pardons, 10);
+}
+
+#[test]
+fn what_lasts_longer_than_the_load_ends_with_it() {
+    let found = told(
+        &ten(r#"
+seconds = 20
+load = { loop = "open", per_second = 5 }
+faults = [{ kind = "crash_loop", at = "50 %", share = 0.5, lasts = "1h" }]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    assert!(found.seconds < 200.0, "{}", found.seconds);
+}
+
+#[test]
 fn every_fault_of_a_mixed_run_comes_to_something() {
     let found = mixed(7, 300, 60, |_| (), honest());
     assert_eq!(found.violations, []);

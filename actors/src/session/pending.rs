@@ -9,9 +9,6 @@ use crate::calls::{Ticket, Wanted};
 use crate::model::exit::{CallError, Fate};
 use crate::model::failure::{Failure, FailureKind};
 
-/// Tables that grew in a burst are given back above this many places.
-const IDLE_CAPACITY_MAX: usize = 64;
-
 /// What a response is for.
 pub(super) enum Purpose {
     Caller {
@@ -91,7 +88,8 @@ impl Calls {
     pub(super) fn remove(&mut self, id: u64) -> Option<Pending> {
         let pending = self.pending.remove(&id)?;
         self.deadlines.remove(&(pending.deadline, id));
-        if self.pending.is_empty() && self.pending.capacity() > IDLE_CAPACITY_MAX {
+        if self.pending.is_empty() {
+            // Room for four is more than a kilobyte, and most instances are idle.
             self.pending = HashMap::new();
         }
         Some(pending)

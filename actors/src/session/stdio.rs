@@ -160,7 +160,7 @@ impl Session {
                 }
                 end = self.process.ended() => return Over::Process(end),
                 written = write(&mut self.writer, &self.talk.outlet.out), if writing => self.on_written(written),
-                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(command),
+                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(*command),
                 received = self.lines.next(), if reading => {
                     if let Some(over) = self.on_received(received) {
                         return over;

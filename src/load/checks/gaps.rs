@@ -13,8 +13,6 @@ pub(super) struct Gaps {
     last: u64,
     /// First, last, and when it was noticed: numbers that nobody has explained so far.
     holes: Vec<(u64, u64, Duration)>,
-    /// Numbers that are gone for a known reason.
-    explained: Vec<(u64, u64)>,
 }
 
 impl Gaps {
@@ -38,11 +36,7 @@ impl Gaps {
     }
 
     fn gap(&mut self, from: u64, to: u64, at: Duration) {
-        let mut holes = vec![(from, to)];
-        for (from, to) in &self.explained {
-            holes = holes.into_iter().flat_map(|hole| without(hole, *from, *to)).collect();
-        }
-        self.holes.extend(holes.into_iter().map(|(from, to)| (from, to, at)));
+        self.holes.push((from, to, at));
     }
 
     /// Event `seq` says so. It is believed only of what is missing by then.
@@ -62,17 +56,6 @@ impl Gaps {
         }
         if from <= to {
             self.fill(from, to);
-        }
-    }
-
-    /// They are gone for a reason of our own, which may be told before they are missed.
-    pub(super) fn explained(&mut self, from: u64, to: u64) {
-        self.fill(from, to);
-        // What lies before the last event has been matched with every hole that there can be.
-        let last = self.last;
-        self.explained.retain(|(_, to)| *to > last);
-        if to > last {
-            self.explained.push((from, to));
         }
     }
 

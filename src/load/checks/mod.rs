@@ -12,7 +12,6 @@ mod limits;
 mod transitions;
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -121,12 +120,6 @@ impl Judge {
         self.budget.settle(at, broken);
     }
 
-    /// A sink has refused these events for good, on purpose.
-    pub fn refused_by_us(&mut self, seqs: RangeInclusive<u64>) {
-        self.gaps.explained(*seqs.start(), *seqs.end());
-        self.transitions.begin_anew();
-    }
-
     /// The runtime has asked for a process. Connections to remote servers are no starts: they have no budget.
     pub fn started(&mut self, nth: Nth, _run: Run, at: Duration) {
         self.looked(Invariant::RestartBudget, 1);
@@ -168,7 +161,7 @@ impl Judge {
 
     /// The calls of the run, and those before the faults to teams that a fault of many did not befall.
     pub fn calls(&mut self, at: Duration, calls: &CallFindings, neighbours_quiet: &Latency) {
-        self.looked(Invariant::OwnAnswer, calls.asked);
+        self.looked(Invariant::OwnAnswer, calls.answered);
         if self.limits.neighbours.is_some() {
             self.looked(Invariant::Neighbours, calls.neighbours.len() + calls.neighbours_failed);
             let (storm, failed) = (&calls.neighbours, calls.neighbours_failed);

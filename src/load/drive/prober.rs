@@ -66,7 +66,7 @@ impl Prober {
         while looks.join_next().await.is_some() {}
     }
 
-    /// Calls each of them that is online, and gives those that have answered.
+    /// Calls each of them that is online, and gives those that have answered. Ends early when it is stopped.
     pub(crate) async fn ask(&self, whom: Vec<Nth>) -> Vec<Nth> {
         let now = self.recorder.clock.now().as_millis();
         let ask = |nth: Nth| async move {
@@ -75,7 +75,7 @@ impl Prober {
             has_answered.then_some(nth)
         };
         let asked = futures::stream::iter(whom).map(ask).buffer_unordered(PROBES_MAX);
-        asked.filter_map(futures::future::ready).collect().await
+        asked.take_until(self.stop.cancelled()).filter_map(futures::future::ready).collect().await
     }
 
     /// Whether it has answered.

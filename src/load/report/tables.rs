@@ -125,7 +125,7 @@ fn numbers(findings: &Findings) -> Table {
     for (fate, failed) in &calls.by_fate {
         row(&format!("calls failed: {fate}"), count(*failed), String::new());
     }
-    row("events taken", count(events.sent), format!("{} refused by the sink on purpose", count(events.failed)));
+    row("events taken", count(events.sent), format!("{} refused for good", count(events.failed)));
     row("given up for a time", count(findings.permanently_failed), String::new());
     row("restarted by hand", count(findings.pardons), "10 s after it was given up".to_owned());
     let cpu = time(Duration::from_secs_f64(findings.cpu_seconds.max(0.0)));
@@ -139,21 +139,25 @@ fn numbers(findings: &Findings) -> Table {
 fn durations(findings: &Findings) -> Table {
     let calls = &findings.calls;
     let rows = [
-        ("until online".to_owned(), &findings.online),
-        ("call, before the faults".to_owned(), &calls.quiet),
-        ("call, during the faults".to_owned(), &calls.storm),
-        ("call to another team, meanwhile".to_owned(), &calls.neighbours),
-        ("a supervisor's answer".to_owned(), &findings.supervisors),
-        ("the registry's answer".to_owned(), &findings.registry),
+        ("until online".to_owned(), None, &findings.online),
+        ("call, before the faults".to_owned(), Some(calls.quiet_failed), &calls.quiet),
+        ("call, during the faults".to_owned(), Some(calls.storm_failed), &calls.storm),
+        ("call to another team, meanwhile".to_owned(), Some(calls.neighbours_failed), &calls.neighbours),
+        ("a supervisor's answer".to_owned(), None, &findings.supervisors),
+        ("the registry's answer".to_owned(), None, &findings.registry),
     ];
     let recoveries =
-        findings.recoveries.iter().map(|(kind, latency)| (format!("recovery: {}", fault_name(*kind)), latency));
-    let all = rows.into_iter().chain(recoveries).filter(|(_, latency)| !latency.is_empty());
-    let row = |(name, latency): (String, &Latency)| {
-        let at = [0.0, 0.5, 0.9, 0.99, 0.999, 1.0].map(|share| time(latency.quantile(share)));
-        [name, count(latency.len())].into_iter().chain(at).collect()
+        findings.recoveries.iter().map(|(kind, latency)| (format!("recovery: {}", fault_name(*kind)), None, latency));
+    let all = rows.into_iter().chain(recoveries);
+    let all = all.filter(|(_, failed, latency)| !latency.is_empty() || failed.is_some_and(|failed| failed > 0));
+    let row = |(name, failed, latency): (String, Option<u64>, &Latency)| {
+        let at = [0.0, 0.5, 0.9, 0.99, 0.999, 1.0]
+            .map(|share| if latency.is_empty() { "–".to_owned() } else { time(latency.quantile(share)) });
+        // Those that failed have no duration.
+        let failed = failed.map_or_else(|| "–".to_owned(), count);
+        [name, count(latency.len()), failed].into_iter().chain(at).collect()
     };
-    let head = vec!["how long", "n", "shortest", "50 %", "90 %", "99 %", "99.9 %", "longest"];
+    let head = vec!["how long", "n", "failed", "shortest", "50 %", "90 %", "99 %", "99.9 %", "longest"];
     Table { title: "durations", head, rows: all.map(row).collect() }
 }
 
