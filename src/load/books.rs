@@ -156,6 +156,14 @@ impl Books {
         in_vain
     }
 
+    /// A person comes for it, so its budget was spent, whether or not that was told: the event may have been given up.
+    pub(crate) fn given_up(&mut self, nth: Nth) {
+        let Some(card) = self.cards.get_mut(nth.0 as usize) else { return };
+        for fault in card.faults.drain(..) {
+            self.outcomes.entry(fault.kind).or_default().given_up += 1;
+        }
+    }
+
     /// What became of all faults. Whoever has not recovered by now never will.
     pub(crate) fn outcomes(&mut self) -> BTreeMap<FaultKind, Outcome> {
         let mut outcomes = std::mem::take(&mut self.outcomes);

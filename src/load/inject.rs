@@ -265,6 +265,7 @@ impl Injector {
     async fn pardon(&self, nth: Nth) -> Done {
         if self.status(nth) == Some(Status::PermanentlyFailed) {
             self.note(Victim::Instance(nth), format_args!("pardon"));
+            self.recorder.ledger().books.given_up(nth);
             self.recorder.pardoned(Pardon::Instance(nth));
             let _ = self.runtime.restart(self.fleet.id(nth)).await;
             self.recorder.pardoned(Pardon::Instance(nth));

@@ -31,7 +31,7 @@ const KEPT_MAX: usize = 100_000;
 
 /// What a look is at, of each promise.
 const LOOKED_AT: [(Invariant, &str); 10] = [
-    (Invariant::OwnAnswer, "calls"),
+    (Invariant::OwnAnswer, "answers"),
     (Invariant::OnlineIsCallable, "probes"),
     (Invariant::RestartBudget, "starts"),
     (Invariant::LegalTransitions, "statuses"),

@@ -415,7 +415,7 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
 
     let mut told = Told::up();
     told.judge.limits = Limits { neighbours: Some(2.0), flat: Some(0.02), ..Limits::default() };
-    let calls = CallFindings { asked: 12, neighbours_failed: 75, ..CallFindings::default() };
+    let calls = CallFindings { answered: 12, neighbours_failed: 75, ..CallFindings::default() };
     told.judge.calls(told.now(), &calls, &Latency::default());
     told.judge.curves(&[Sample { at_ms: 90_000, ..Sample::default() }]);
     let much = looks(&told.judge, &told.end());
