@@ -118,11 +118,11 @@ impl Load {
         let seed = Seed(self.seed.unwrap_or_else(drawn_seed));
         let repeat = self.repeat(&scenario, seed);
         // A run of half an hour must not end in a file that cannot be written.
+        self.trace.as_deref().map(can_write).transpose()?;
         let page = self.report.as_deref().map(Page::create).transpose()?;
         if let (Some(trace), Some(page)) = (&self.trace, &page) {
             page.is_not(trace)?;
         }
-        self.trace.as_deref().map(create).transpose()?;
         complain(&format!("{}, seed {}", scenario.name, seed.0));
 
         let findings = match self.findings(scenario, seed, repeat.clone(), below) {
@@ -387,8 +387,10 @@ fn drawn_seed() -> u64 {
     RandomState::new().build_hasher().finish() >> 32
 }
 
-fn create(path: &Path) -> Result<File, Failed> {
-    File::create(path).map_err(|error| Failed { code: BAD_INPUT, ..cannot_write(path, &error) })
+/// What is in it stays until the run begins.
+fn can_write(path: &Path) -> Result<(), Failed> {
+    let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+    opened.map(drop).map_err(|error| Failed { code: BAD_INPUT, ..cannot_write(path, &error) })
 }
 
 fn cannot_write(path: &Path, error: &io::Error) -> Failed {

@@ -211,12 +211,12 @@ impl Ledger {
         bytes.fold(FNV_BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))
     }
 
-    /// What was noted so far is in the file.
-    pub(crate) fn flush(&mut self) {
-        if let Some(trace) = &mut self.trace
+    /// Nothing more is noted, and what was is in the file.
+    pub(crate) fn close(&mut self) {
+        if let Some(mut trace) = self.trace.take()
             && let Err(error) = trace.flush()
         {
-            (self.trace, self.trace_failed) = (None, Some(error));
+            self.trace_failed = Some(error);
         }
     }
 

@@ -468,12 +468,13 @@ impl<'a> Stage<'a> {
         join.await?;
         drop((runtime, lobby));
         world.close();
+        // Its file is nothing that is left.
+        recorder.ledger().close();
         let left = left(setup, &before, &*world).await;
 
         let scenario = &setup.scenario;
         let at = recorder.clock.now();
         let mut ledger = recorder.ledger();
-        ledger.flush();
         let order = ledger.order();
         let nobody = Judge::new(&[], &scenario.policy.restart, &scenario.limits);
         let mut judge = std::mem::replace(&mut ledger.judge, nobody);

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 
 use nix::sys::signal::Signal;
 
-use super::support::Home;
+use super::support::{Home, wait_for};
 
 /// Whom nothing befalls.
 const CALM: &str = r#"
@@ -51,30 +51,24 @@ fn the_same_seed_is_the_same_order_of_events_for_every_instance() {
     assert_ne!(first.0, other.0);
 }
 
+/// Nobody can be back the very moment at which its delay is over.
+fn mean() -> String {
+    let crash = "\n[[faults]]\nkind = \"crash\"\nat = \"20 %\"\nshare = 1.0\n";
+    format!("{CALM}{crash}\n[limits]\nrecovery_slack = \"0s\"\n").replace("handshake = \"5ms\"\n", "")
+}
+
 #[test]
 fn a_promise_that_is_broken_is_exit_1_and_ends_with_the_command_that_repeats_it() {
     let home = Home::new();
-    // No fleet needs a hundredth of the memory that it needed before.
-    let scenario = home.path().join("mean.toml");
-    fs::write(&scenario, format!("{CALM}\n[limits]\ngrowth = 0.01\n")).unwrap();
-    let outcome = home
-        .bare(&[
-            "load",
-            "--scenario",
-            "mean.toml",
-            "--instances",
-            "3000",
-            "--seconds",
-            "3",
-            "--seed",
-            "5",
-            "--report",
-            "page.html",
-        ])
-        .exits(1);
-    let repeat = "satellite load --scenario mean.toml --instances 3000 --teams 2 --seconds 3 --seed 5";
+    fs::write(home.path().join("mean.toml"), mean()).unwrap();
+    let command = ["load", "--scenario", "mean.toml", "--seconds", "3", "--seed", "5", "--report", "page.html"];
+    let outcome = home.bare(&command).exits(1);
+    let repeat = "satellite load --scenario mean.toml --instances 20 --teams 2 --seconds 3 --seed 5";
     assert_eq!(outcome.stderr.lines().last().unwrap(), format!("repeat: {repeat}"), "{outcome:#?}");
-    assert!(outcome.stdout.contains("BROKE") && outcome.stdout.contains("memory is back"), "{outcome:#?}");
+    assert!(
+        outcome.stdout.contains("BROKE") && outcome.stdout.contains("everyone is back within its delay"),
+        "{outcome:#?}"
+    );
     let page = fs::read_to_string(home.path().join("page.html")).unwrap();
     assert!(page.contains("class=\"verdict broke\"") && page.contains(repeat), "{page}");
 }
@@ -136,24 +130,44 @@ fn what_cannot_be_run_is_refused_before_anything_starts() {
 const ROOMY: &str = "\n[limits]\ngrowth = 100.0\nrecovery_slack = \"30s\"\n";
 
 #[test]
-fn servers_that_are_processes_are_hurt_and_called_and_leave_nothing_behind() {
+fn servers_that_are_processes_have_every_fault_and_leave_nothing_behind() {
     let home = Home::new();
-    let mixed = home.bare(&["load", "--print-scenario", "mixed"]).exits(0).stdout;
-    fs::write(home.path().join("mixed.toml"), mixed + ROOMY).unwrap();
+    fs::write(home.path().join("faults.toml"), include_str!("every_fault.toml")).unwrap();
     for through in [&[][..], &["--gateway"]] {
-        let fleet = ["--instances", "20", "--teams", "4", "--seconds", "5", "--seed", "1", "--real", "--json"];
-        let outcome = home.bare(&[&["load", "--scenario", "mixed.toml"], &fleet[..], through].concat()).exits(0);
-        let found = outcome.json();
+        let command = ["load", "--scenario", "faults.toml", "--seed", "1", "--real", "--json"];
+        let found = home.bare(&[&command[..], through].concat()).exits(0).json();
         assert_eq!((&found["mode"], &found["gateway"]), (&"real".into(), &(!through.is_empty()).into()));
-        assert!(found["calls"]["answered"].as_u64().unwrap() > 100, "{found:#}");
-        assert!(found["injected"]["crash"].as_u64().unwrap() > 0, "{found:#}");
+        assert_eq!(found["never_injected"], serde_json::json!([]), "{found:#}");
+        assert!(found["calls"]["answered"].as_u64().unwrap() > 500, "{found:#}");
         assert!(found["children_cpu_ms"].as_f64().unwrap() > 0.0, "{found:#}");
+        for kind in ["crash", "exit_0", "hang", "ignore_sigterm", "huge", "session_lost", "worker_panic"] {
+            assert_eq!(found["outcomes"][kind]["back"], 1, "{kind}: {found:#}");
+        }
         for what in ["servers", "tasks", "descriptors", "processes"] {
             assert_eq!(found["left"][what], 0, "{found:#}");
         }
         assert!(found["supervisors"]["n"].as_u64().unwrap() > 20, "{found:#}");
         assert!(found["registry"]["p99"].as_f64().unwrap() > 0.0, "{found:#}");
     }
+}
+
+#[test]
+fn a_signal_in_the_middle_of_a_fault_takes_it_back() {
+    let home = Home::new();
+    let ill = "\n[[faults]]\nkind = \"crash_loop\"\nat = \"1s\"\nshare = 0.5\nlasts = \"1h\"\n";
+    let policy = "\n[policy]\nmax_crashes = 1000\ndelays = [\"100ms\"]\n";
+    fs::write(home.path().join("ill.toml"), CALM.to_owned() + policy + ROOMY + ill).unwrap();
+    let command = ["load", "--scenario", "ill.toml", "--seconds", "40000", "--json", "--trace", "trace"];
+    let mut running = home.start(home.command(&command));
+    running.wait_stderr(|text| text.contains("load: calls and faults"));
+    let trace = home.path().join("trace");
+    // What is written to it waits in a buffer, which a fleet that crashes fills.
+    let has_begun = || fs::read_to_string(&trace).ok().filter(|text| text.contains("fault crash_loop"));
+    wait_for("the fault", has_begun, || running.stderr());
+    running.signal(Signal::SIGINT);
+    let found = running.finish().exits(130).json();
+    assert_eq!((&found["stopped"], &found["violations_in_all"]), (&true.into(), &0.into()), "{found:#}");
+    assert!(fs::read_to_string(&trace).unwrap().contains("healing crash_loop"));
 }
 
 #[test]
@@ -197,13 +211,11 @@ fn a_second_signal_ends_a_run_at_once() {
 #[test]
 fn a_reader_that_hangs_up_or_a_full_disk_does_not_hide_what_was_found() {
     let home = Home::new();
-    let mean = "\n[limits]\ngrowth = 0.01\n";
-    fs::write(home.path().join("mean.toml"), CALM.to_owned() + mean).unwrap();
+    fs::write(home.path().join("mean.toml"), mean()).unwrap();
     fs::write(home.path().join("calm.toml"), CALM.to_owned() + ROOMY).unwrap();
     let satellite = home.binary.display();
-    let line = format!(
-        "{satellite} load --scenario mean.toml --instances 3000 --seconds 2 --seed 5 --json | true; exit ${{PIPESTATUS[0]}}"
-    );
+    let line =
+        format!("{satellite} load --scenario mean.toml --seconds 2 --seed 5 --json | true; exit ${{PIPESTATUS[0]}}");
     let outcome = home.shell(&format!("bash -c '{line}'")).finish().exits(1);
     assert!(outcome.stderr.contains("BROKE") && outcome.stderr.contains("repeat: satellite load"), "{outcome:#?}");
 
