@@ -1,4 +1,5 @@
-//! How long 10,000 simulated servers take to be online, and how much memory each takes, its server counted in.
+//! How long simulated servers take to be online, how much memory each takes, its server counted in, and what of it grows
+//! with the size of the fleet.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -7,22 +8,31 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
+use futures::future::BoxFuture;
 use mcp_satellite::connect::sim::{Script, ServerKind, SimConnector, SimPlan};
+use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Unserved};
 use serde::{Deserialize, Serialize};
 
 use common::{CpuClock, GIVE_UP, NullSink, Report, number, resident, spec, start, time};
 
 const INSTANCES: usize = 10_000;
+/// How many, and how many fleets of that size; the middle one is reported.
+const SIZES: [(usize, usize); 3] = [(1_000, 5), (10_000, 5), (100_000, 1)];
 const TEAMS: usize = 100;
 const USERS: usize = 10;
 
 /// Runs of each kind; the one in the middle is reported.
 const ROUNDS: usize = 5;
 
-/// In the environment of a child: which fleet it is to bring up.
+/// Installations that wait for their answers at once.
+const INSTALLS: usize = 64;
+
+/// In the environment of a child: which fleet it is to bring up, and how large.
 const CHILD: &str = "SATELLITE_BENCH_FLEET";
 
 /// What one fleet has taken.
@@ -32,15 +42,27 @@ struct Found {
     online_cpu: Duration,
     bytes: usize,
     bytes_at_most: usize,
+    peak: usize,
     teardown: Duration,
 }
 
 fn main() {
-    match std::env::var(CHILD).as_deref() {
-        Ok("rmcp") => child(ServerKind::Rmcp),
-        Ok(_) => child(ServerKind::Responder),
-        Err(_) => parent(),
-    }
+    let Ok(wanted) = std::env::var(CHILD) else { return parent() };
+    let (kind, instances) = wanted.split_once(' ').unwrap();
+    let instances = instances.parse().unwrap();
+    let found = common::tokio_runtime().block_on(async {
+        match kind {
+            "actor" => starting(instances).await,
+            "rmcp" => online(instances, ServerKind::Rmcp).await,
+            _ => online(instances, ServerKind::Responder).await,
+        }
+    });
+    answer(&found);
+}
+
+#[expect(clippy::print_stdout, reason = "what the parent reads")]
+fn answer(found: &Found) {
+    println!("{}", serde_json::to_string(found).unwrap());
 }
 
 /// Each fleet in a process of its own, so that none finds memory that another has left.
@@ -48,27 +70,78 @@ fn parent() {
     let mut report =
         Report::new("fleet", ["10,000 servers", "online", "CPU", "KiB each", "KiB each, at most", "torn down"]);
     for (kind, name) in [("responder", "hand-written responder"), ("rmcp", "rmcp's server")] {
-        let mut found: Vec<Found> = (0..ROUNDS).map(|_| run(kind)).collect();
-        found.sort_by_key(|found| found.online);
-        let found = found.swap_remove(ROUNDS / 2);
-        let each = |bytes: usize| bytes as f64 / INSTANCES as f64 / 1024.0;
+        let found = middle(kind, INSTANCES, ROUNDS);
+        let kib = kib(found.bytes, INSTANCES);
         report.row([
             name.to_owned(),
             time(found.online),
             time(found.online_cpu),
-            number(each(found.bytes)),
-            number(each(found.bytes_at_most)),
+            number(kib),
+            number(self::kib(found.bytes_at_most, INSTANCES)),
             time(found.teardown),
         ]);
         report.goal(&format!("time to all online, {name}"), 1.0, "s", found.online.as_secs_f64());
-        report.goal(&format!("memory each, {name}"), 64.0, "KiB", each(found.bytes));
+        report.goal(&format!("memory each, {name}"), 64.0, "KiB", kib);
+    }
+    report.publish();
+    sizes();
+    shares();
+}
+
+/// What of the cost grows with the fleet.
+fn sizes() {
+    let columns = ["servers", "online", "CPU", "CPU each", "KiB each", "peak", "torn down", "torn down, each"];
+    let mut report = Report::new("fleet_sizes", columns);
+    let mut all = Vec::new();
+    for (instances, rounds) in SIZES {
+        let found = middle("responder", instances, rounds);
+        let share = u32::try_from(instances).unwrap();
+        let (cpu, kib) = (found.online_cpu / share, kib(found.bytes, instances));
+        report.row([
+            number(instances as f64),
+            time(found.online),
+            time(found.online_cpu),
+            time(cpu),
+            number(kib),
+            format!("{} MiB", number(found.peak as f64 / 1024.0 / 1024.0)),
+            time(found.teardown),
+            time(found.teardown / share),
+        ]);
+        all.push((found, cpu, kib));
+    }
+    let [(_, few_cpu, few_kib), _, (many, many_cpu, many_kib)] = &all[..] else { panic!("three sizes") };
+    report.goal("time until 100,000 are online", 15.0, "s", many.online.as_secs_f64());
+    report.goal("memory of 100,000, at most", 8.0, "GiB", many.peak as f64 / 1024.0 / 1024.0 / 1024.0);
+    report.goal("CPU each at 100,000 against 1,000", 1.3, "×", many_cpu.div_duration_f64(*few_cpu));
+    report.goal("memory each at 100,000 against 1,000", 1.3, "×", many_kib / few_kib);
+    report.publish();
+}
+
+/// What an instance takes that has no server yet, beside one that has.
+fn shares() {
+    let mut report = Report::new("fleet_memory", ["10,000 instances", "KiB each"]);
+    for (kind, name) in [
+        ("actor", "no server: spec, slot, view and the actor that waits"),
+        ("responder", "online, its server counted in"),
+    ] {
+        report.row([name.to_owned(), number(kib(middle(kind, INSTANCES, ROUNDS).bytes, INSTANCES))]);
     }
     report.publish();
 }
 
-fn run(kind: &str) -> Found {
+fn kib(bytes: usize, instances: usize) -> f64 {
+    bytes as f64 / instances as f64 / 1024.0
+}
+
+fn middle(kind: &str, instances: usize, rounds: usize) -> Found {
+    let mut found: Vec<Found> = (0..rounds).map(|_| run(kind, instances)).collect();
+    found.sort_by_key(|found| found.online);
+    found.swap_remove(rounds / 2)
+}
+
+fn run(kind: &str, instances: usize) -> Found {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .env(CHILD, kind)
+        .env(CHILD, format!("{kind} {instances}"))
         .stderr(std::process::Stdio::inherit())
         .output()
         .unwrap();
@@ -76,43 +149,68 @@ fn run(kind: &str) -> Found {
     serde_json::from_slice(&child.stdout).unwrap()
 }
 
-#[expect(clippy::print_stdout, reason = "what the parent reads")]
-fn child(kind: ServerKind) {
-    let found = common::tokio_runtime().block_on(measure(kind));
-    println!("{}", serde_json::to_string(&found).unwrap());
-}
-
-async fn measure(kind: ServerKind) -> Found {
+async fn online(instances: usize, kind: ServerKind) -> Found {
     let script = Arc::new(Script::default());
     let connector = SimConnector::with(move |_, _| SimPlan { kind, ..SimPlan::new(Arc::clone(&script)) });
+    let found = measure(instances, Status::Online, connector.clone(), |_| {}).await;
+    assert_eq!(connector.opened(), instances as u64);
+    assert_eq!(connector.alive(), 0);
+    found
+}
+
+/// All of them wait for a server that never comes.
+async fn starting(instances: usize) -> Found {
+    measure(instances, Status::Connecting, Nobody, |options| options.start_permits = usize::MAX).await
+}
+
+struct Nobody;
+
+impl Connector for Nobody {
+    fn open(&self, _: Arc<InstanceSpec>, _: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn dial(&self, _: &Arc<InstanceSpec>, _: Run) -> Box<dyn Line> {
+        Box::new(Unserved::default())
+    }
+}
+
+async fn measure(
+    instances: usize,
+    until: Status,
+    connector: impl Connector,
+    tune: impl FnOnce(&mut mcp_satellite_actors::Options),
+) -> Found {
     let (before, _) = resident();
     let policy = Arc::new(Policy::default());
     let program = ["simulated".to_owned()];
-    let specs: Vec<InstanceSpec> = (0..INSTANCES).map(|nth| spec(nth, TEAMS, USERS, &program, &policy)).collect();
+    let specs: Vec<InstanceSpec> = (0..instances).map(|nth| spec(nth, TEAMS, USERS, &program, &policy)).collect();
 
     let (began, cpu) = (Instant::now(), CpuClock::start());
-    let runtime = start(connector.clone(), NullSink, |_| {}).await;
-    for spec in specs {
-        runtime.install(spec).await.unwrap();
+    let runtime = start(connector, NullSink, tune).await;
+    let mut installed = futures::stream::iter(specs).map(|spec| runtime.install(spec)).buffer_unordered(INSTALLS);
+    while let Some(done) = installed.next().await {
+        done.unwrap();
     }
+    drop(installed);
     // Looking costs as well: now and then is enough, and the first that is missing ends the look.
-    while !runtime.snapshot().iter().all(|view| view.status == Status::Online) {
+    let look_again_after = Duration::from_millis(if instances > INSTANCES { 50 } else { 5 });
+    while !runtime.snapshot().iter().all(|view| view.status == until) {
         assert!(began.elapsed() < GIVE_UP, "the fleet does not come up");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(look_again_after).await;
     }
     let (online, online_cpu) = (began.elapsed(), cpu.elapsed());
-    assert_eq!(runtime.snapshot().len(), INSTANCES);
-    assert_eq!(connector.alive(), INSTANCES);
+    assert_eq!(runtime.snapshot().len(), instances);
 
     // What is over is given back: events that wait, and what the allocator keeps for a moment.
     runtime.flush().await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (bytes, bytes_at_most) = resident();
+    let (bytes, peak) = resident();
 
     let began = Instant::now();
     let farewell = runtime.shutdown().await;
     let teardown = began.elapsed();
     assert!(farewell.in_time);
-    assert_eq!(connector.alive(), 0);
-    Found { online, online_cpu, bytes: bytes - before, bytes_at_most: bytes_at_most - before, teardown }
+    let (bytes, bytes_at_most) = (bytes.saturating_sub(before), peak.saturating_sub(before));
+    Found { online, online_cpu, bytes, bytes_at_most, peak, teardown }
 }

@@ -1,5 +1,5 @@
 //! Whether reading waits for writing: snapshot reads per second while 100,000 status changes pass, against reads in
-//! quiet, and how long the changes take to be visible.
+//! quiet, and how long the changes take to be visible, all of them and each.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -24,6 +24,11 @@ const CHANGES: usize = 100_000;
 
 /// How long reads in quiet are counted.
 const QUIET: Duration = Duration::from_secs(1);
+
+/// Every so many deaths of a storm is looked for.
+const WATCHED: usize = 20;
+/// So many deaths are looked for one at a time.
+const WATCHED_ALONE: usize = 1_000;
 
 /// Only every so many reads is timed: a look at the clock costs as much as a read.
 const TIMED: u64 = 64;
@@ -52,7 +57,7 @@ async fn measure() {
             "changes visible after",
         ],
     );
-    for readers in [0, 1, 4] {
+    for readers in [0, 1, 4, 256] {
         let quiet = fleet.read(readers, async || tokio::time::sleep(QUIET).await).await;
         let storm = fleet.read(readers, async || fleet.storm(CHANGES / each).await).await;
         let rate = |count: u64, took: Duration| count as f64 / took.as_secs_f64();
@@ -66,7 +71,56 @@ async fn measure() {
         report.row([readers.to_string(), still, loud, ratio, slow, time(storm.took)]);
     }
     report.publish();
+    visible(&fleet, each).await;
     fleet.runtime.shutdown().await;
+}
+
+/// From the death of a server until a reader sees it: of one at a time, and of every 20th in the storm.
+async fn visible(fleet: &Fleet, each: usize) {
+    let mut report = Report::new("visible", ["a server that dies", "looked for", "median", "99 %", "longest"]);
+    let alone = fleet.watched(async |watcher: &Watcher| {
+        for _ in 0..WATCHED_ALONE {
+            let before = fleet.restarts();
+            fleet.kill(&fleet.ids[0], Some(watcher));
+            fleet.until_restarted(before + 1).await;
+        }
+    });
+    let alone = alone.await;
+    let storm = fleet.watched(async |watcher: &Watcher| fleet.storm_watched(CHANGES / each, Some(watcher)).await).await;
+    for (name, seen) in [("alone", alone), ("among 1,000 that die at once", storm)] {
+        let at = |part| time(quantile(seen.iter().copied(), part));
+        report.row([name.to_owned(), number(seen.len() as f64), at(0.5), at(0.99), at(1.0)]);
+    }
+    report.publish();
+}
+
+/// A death that somebody looks for.
+struct Death {
+    id: InstanceId,
+    restarts: u64,
+    at: Instant,
+}
+
+type Watcher = std::sync::mpsc::Sender<Death>;
+
+/// Looks at the snapshot without a pause until every death it was told of is seen.
+fn watch(runtime: &RuntimeHandle, deaths: &std::sync::mpsc::Receiver<Death>) -> Vec<Duration> {
+    let (mut open, mut seen): (Vec<Death>, Vec<Duration>) = (Vec::new(), Vec::new());
+    loop {
+        if open.is_empty() {
+            // Nobody tells any more: all was seen.
+            let Ok(death) = deaths.recv() else { return seen };
+            open.push(death);
+        }
+        open.extend(deaths.try_iter());
+        let snapshot = runtime.snapshot();
+        open.retain(|death| {
+            let view = snapshot.get(&death.id).unwrap();
+            let is_seen = !is_online(view) || view.restarts > death.restarts;
+            seen.extend(is_seen.then(|| death.at.elapsed()));
+            !is_seen
+        });
+    }
 }
 
 impl Fleet {
@@ -112,14 +166,36 @@ impl Fleet {
         changes
     }
 
-    /// So many crashes, each instance taking its turn.
+    /// Runs this beside a thread that looks for the deaths that it tells.
+    async fn watched(&self, meanwhile: impl AsyncFnOnce(&Watcher)) -> Vec<Duration> {
+        let (watcher, deaths) = std::sync::mpsc::channel();
+        let runtime = self.runtime.clone();
+        let thread = std::thread::spawn(move || watch(&runtime, &deaths));
+        meanwhile(&watcher).await;
+        drop(watcher);
+        thread.join().unwrap()
+    }
+
+    fn kill(&self, id: &InstanceId, watcher: Option<&Watcher>) {
+        if let Some(watcher) = watcher {
+            let restarts = self.runtime.snapshot().get(id).unwrap().restarts;
+            watcher.send(Death { id: id.clone(), restarts, at: Instant::now() }).unwrap();
+        }
+        self.connector.handle(id).unwrap().signal(9);
+    }
+
     async fn storm(&self, crashes: usize) {
+        self.storm_watched(crashes, None).await;
+    }
+
+    /// So many crashes, each instance taking its turn.
+    async fn storm_watched(&self, crashes: usize, watcher: Option<&Watcher>) {
         let mut left = crashes;
         while left > 0 {
             let before: u64 = self.restarts();
             let now = left.min(self.ids.len());
-            for id in &self.ids[..now] {
-                self.connector.handle(id).unwrap().signal(9);
+            for (nth, id) in self.ids[..now].iter().enumerate() {
+                self.kill(id, watcher.filter(|_| nth % WATCHED == 0));
             }
             left -= now;
             self.until_restarted(before + now as u64).await;

@@ -59,7 +59,10 @@ impl Actor for Host {
         match event {
             SupervisionEvent::ActorTerminated(..) => println!("the satellite has ended"),
             SupervisionEvent::ActorFailed(_, error) => println!("the satellite failed: {error}"),
-            _ => {}
+            // Neither says that anything has ended.
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
+            #[cfg(feature = "cluster")]
+            SupervisionEvent::PidLifecycleEvent(_) => {}
         }
         Ok(())
     }

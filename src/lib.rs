@@ -23,6 +23,8 @@ mod http;
 #[cfg(feature = "journal")]
 pub mod journal;
 #[cfg(feature = "cli")]
+pub mod load;
+#[cfg(feature = "cli")]
 mod memories;
 #[cfg(feature = "cli")]
 mod reaper;

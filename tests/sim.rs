@@ -441,6 +441,40 @@ async fn garbage_comes_at_the_start_and_before_each_answer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_echo_comes_as_late_as_its_caller_says() {
+    let mut client = Client::ready(Script { call_delay: SECOND, ..Script::default() }).await;
+    let start = Instant::now();
+    let echoed = client.result("echo", json!({"text": "hi", "after_ms": 1500})).await["result"].clone();
+    assert_eq!(echoed["content"][0]["text"], r#""hi""#);
+    assert_eq!(start.elapsed(), 5 * SECOND / 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stray_answers_come_before_each_answer() {
+    let mut client = Client::of(Script { stray_answers: 2, ..Script::default() }).await;
+    client.request(3, "ping", json!({})).await;
+    client.call(7, "echo", json!({"text": "late", "after_ms": 10})).await;
+    let mut answered = Vec::new();
+    for _ in 0..10 {
+        answered.push(client.line().await["id"].as_u64().unwrap_or_default());
+    }
+    let never = answered[1];
+    assert!(never > u64::from(u32::MAX), "{never}");
+    assert_eq!(answered, [0, never, 0, never, 3, 3, never, 3, never, 7], "nothing was answered before the first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_keeps_what_it_is_told_is_killed_over_its_limit() {
+    let script = Script { grow_per_call: 1000, memory_max: 2000, ..Script::default() };
+    let mut client = Client::ready(script).await;
+    for text in ["one", "two"] {
+        assert_eq!(client.result("echo", json!({"text": text})).await["id"], 99);
+    }
+    client.call(100, "echo", json!({"text": "three"})).await;
+    assert_eq!(client.ended().await, signal(9));
+}
+
+#[tokio::test(start_paused = true)]
 async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
     let text = "key {env:API_KEY}, {env:NONE}end".to_owned();
     let mut client = Client::of(Script { stderr_text: Some(text.clone()), ..Script::default() }).await;

@@ -395,3 +395,15 @@ async fn two_handshakes_at_once_are_found_out() {
     let attempts = other.remote.attempts();
     assert!(attempts.iter().all(|attempt| attempt.ended.is_some()), "also that of a client that is gone");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_forgetful_one_remembers_what_is_under_way_and_nothing_else() {
+    let world = SimConnector::new(Script::default()).forgetful();
+    let mut client = Client::dial(&world, spec(), 1);
+    for _ in 0..3 {
+        client.shake_hands().await;
+    }
+    assert_eq!(client.remote.attempts().len(), 1);
+    assert_eq!(client.remote.sessions().opened, 3);
+    assert!(client.remote.tried("initialize").is_empty());
+}

@@ -87,11 +87,11 @@ pub struct Question {
     number: u64,
     message: Message,
     /// None once it was answered.
-    answers: Option<mpsc::UnboundedSender<Command>>,
+    answers: Option<mpsc::UnboundedSender<Box<Command>>>,
 }
 
 impl Question {
-    pub(crate) fn new(number: u64, message: Message, answers: mpsc::UnboundedSender<Command>) -> Self {
+    pub(crate) fn new(number: u64, message: Message, answers: mpsc::UnboundedSender<Box<Command>>) -> Self {
         Self { number, message, answers: Some(answers) }
     }
 
@@ -135,7 +135,7 @@ impl Question {
     fn say(&mut self, command: Command) {
         if let Some(answers) = self.answers.take() {
             // An error says that the session is over, and the server does not wait any more.
-            let _ = answers.send(command);
+            let _ = answers.send(Box::new(command));
         }
     }
 }

@@ -200,10 +200,10 @@ pub(crate) fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
     }
 }
 
-/// What the session is told by the door.
+/// What the session is told by the door. Sent in a box: the channel keeps room for 32, and each instance has one.
 pub(crate) enum Command {
-    /// Boxed, because the channel keeps room for many, and each instance has one.
-    Request(Box<Asked>),
+    /// A caller's.
+    Request(Asked),
     /// The caller has gone, or has said so in words of its own.
     Cancel { id: u64, words: Option<Message> },
     /// A client's notification. It has a place until it is queued, and is dropped where the server reads nothing.
@@ -410,7 +410,7 @@ pub struct CallPort(Arc<Port>);
 
 struct Port {
     run: Run,
-    commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::UnboundedSender<Box<Command>>,
     gate: Arc<Gate>,
     spec: Arc<InstanceSpec>,
     counters: Arc<Counters>,
@@ -430,9 +430,9 @@ impl Port {
 
 /// The session's side of the door.
 pub(crate) struct PortEnd {
-    pub(crate) commands: mpsc::UnboundedReceiver<Command>,
+    pub(crate) commands: mpsc::UnboundedReceiver<Box<Command>>,
     /// The way for answers to what the server asks.
-    pub(crate) answers: mpsc::UnboundedSender<Command>,
+    pub(crate) answers: mpsc::UnboundedSender<Box<Command>>,
     pub(crate) gate: Arc<Gate>,
 }
 
@@ -473,7 +473,7 @@ impl Asking<'_> {
 
     fn withdraw(mut self, words: Message) {
         self.answered = true;
-        let _ = self.port.commands.send(Command::Cancel { id: self.id, words: Some(words) });
+        let _ = self.port.commands.send(Box::new(Command::Cancel { id: self.id, words: Some(words) }));
     }
 }
 
@@ -481,7 +481,7 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         if !self.answered {
             // An error says that the run is over, and the call with it.
-            let _ = self.port.commands.send(Command::Cancel { id: self.id, words: None });
+            let _ = self.port.commands.send(Box::new(Command::Cancel { id: self.id, words: None }));
         }
     }
 }
@@ -608,7 +608,7 @@ impl CallPort {
         let timeout = timeout.min(TIMEOUT_MAX);
         let repeatable = wanted.repeatable();
         let asked = Asked { id, wanted, started, timeout, repeatable, ticket };
-        let _ = port.commands.send(Command::Request(Box::new(asked)));
+        let _ = port.commands.send(Box::new(Command::Request(asked)));
         Asking { port, id, method, started, answered: false }
     }
 
@@ -616,7 +616,7 @@ impl CallPort {
     pub(crate) fn tell(&self, message: Message) -> Result<(), NoEntry> {
         let place = self.enter()?;
         // If the run is over nobody is there to be told.
-        let _ = self.0.commands.send(Command::Tell { message, place });
+        let _ = self.0.commands.send(Box::new(Command::Tell { message, place }));
         Ok(())
     }
 }

@@ -24,7 +24,7 @@ use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::registry::{self, StatusRegistry};
 use crate::rules::outbox::Outbox;
-use crate::rules::permits::{Permits, Urgency};
+use crate::rules::permits::{Pools, Urgency};
 use crate::rules::restart::{History, Verdict};
 use crate::rules::slot::{Memo, Want};
 use crate::rules::team_budget::TeamBudget;
@@ -164,13 +164,12 @@ pub(crate) struct State {
     args: Args,
     /// Ordered by team, so that a team's are a range.
     instances: BTreeMap<InstanceId, Desired>,
-    teams: HashMap<TeamId, Team>,
+    /// Ordered, as what all are told has the same order every time.
+    teams: BTreeMap<TeamId, Team>,
     supervisors: HashMap<ActorId, TeamId>,
     registry: ActorRef<registry::Msg>,
     batcher: Option<ActorRef<batcher::Msg>>,
-    permits: Permits,
-    /// Of remote servers: connecting is cheap here, and slow there.
-    remote_permits: Permits,
+    permits: Pools,
     last_run: u64,
     closing: Option<Closing>,
     tasks: Tasks,
@@ -233,17 +232,15 @@ impl Actor for Root {
         let registry = spawn_registry(Snapshot::default(), &args, &myself.get_cell()).await?;
         let outbox = Outbox::new(args.batch.clone(), args.next_seq, args.first_batch());
         let batcher = Some(spawn_batcher(outbox, &args, &myself.get_cell()).await?);
-        let permits = Permits::new(args.start_permits);
-        let remote_permits = Permits::new(args.connect_permits);
+        let permits = Pools::new(args.start_permits, args.connect_permits);
         Ok(State {
             args,
             instances: BTreeMap::new(),
-            teams: HashMap::new(),
+            teams: BTreeMap::new(),
             supervisors: HashMap::new(),
             registry,
             batcher,
             permits,
-            remote_permits,
             last_run: 0,
             closing: None,
             tasks: Tasks::default(),
@@ -294,20 +291,12 @@ impl Actor for Root {
             }
             Msg::RequestPermit(id, urgency) => {
                 let remote = state.instances.get(&id).is_some_and(|desired| desired.spec.is_remote());
-                let (here, there) = if remote {
-                    (&mut state.remote_permits, &mut state.permits)
-                } else {
-                    (&mut state.permits, &mut state.remote_permits)
-                };
-                // Where it became remote, or the reverse, since it asked for the first time.
-                there.withdraw(&id);
-                here.request(id, urgency);
+                state.permits.request(id, urgency, remote);
                 state.grant();
             }
-            Msg::WithdrawPermit(id) => state.withdraw(&id),
+            Msg::WithdrawPermit(id) => state.permits.withdraw(&id),
             Msg::ReleasePermit(run) => {
                 state.permits.release(run);
-                state.remote_permits.release(run);
                 state.grant();
             }
             Msg::Throttle(team, one_at_a_time, budget) => {
@@ -449,7 +438,7 @@ impl State {
     }
 
     async fn forget(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
-        self.withdraw(id);
+        self.permits.withdraw(id);
         self.args.memory.forget(id);
         // A registry that died meanwhile may have gone on from a picture that still shows it.
         drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
@@ -462,7 +451,6 @@ impl State {
             self.supervisors.remove(&supervisor.get_id());
             supervisor.stop(None);
             self.permits.forget_team(&id.team);
-            self.remote_permits.forget_team(&id.team);
             self.grant();
         }
     }
@@ -565,7 +553,6 @@ impl State {
 
     async fn on_team_death(&mut self, team: &TeamId, why: &str, myself: &ActorRef<Msg>) {
         self.permits.forget_team(team);
-        self.remote_permits.forget_team(team);
         if self.teams.get(team).is_some_and(|entry| entry.budget.is_throttled()) {
             // Its death pays for nothing.
             self.permits.throttle(team.clone(), true);
@@ -642,17 +629,8 @@ impl State {
         });
     }
 
-    /// It may have become remote, or the reverse, since it asked.
-    fn withdraw(&mut self, id: &InstanceId) {
-        self.permits.withdraw(id);
-        self.remote_permits.withdraw(id);
-    }
-
     fn grant(&mut self) {
-        loop {
-            let next = Run(self.last_run + 1);
-            let granted = self.permits.grant(|| next).or_else(|| self.remote_permits.grant(|| next));
-            let Some((id, run)) = granted else { return };
+        while let Some((id, run)) = self.permits.grant(Run(self.last_run + 1)) {
             self.last_run = run.0;
             let team = id.team.clone();
             self.tell_team(&team, team::Msg::Granted(id, run));
@@ -698,7 +676,7 @@ impl State {
         }
         closing.in_time = false;
         tracing::warn!(teams = self.teams.len(), "some servers did not end within their grace; killing them");
-        for (_, team) in self.teams.drain() {
+        for team in std::mem::take(&mut self.teams).into_values() {
             if let Some(supervisor) = team.supervisor {
                 supervisor.kill();
             }

@@ -366,8 +366,7 @@ impl State {
     }
 
     async fn woke(&mut self, asleep: std::time::Duration, now: std::time::Instant, myself: &ActorRef<Msg>) {
-        let ids: Vec<InstanceId> = self.instances.keys().cloned().collect();
-        for id in ids {
+        for id in self.in_order() {
             self.input(&id, Input::Woke(asleep), now, myself).await;
         }
     }
@@ -483,15 +482,23 @@ impl State {
 
     fn announce_all(&mut self, registry: ActorRef<registry::Msg>) {
         self.args.registry = registry;
-        for instance in self.instances.values() {
+        for id in self.in_order() {
+            let Some(instance) = self.instances.get(&id) else { continue };
             self.tell_registry(registry::Msg::Put(Arc::new(instance.view())));
         }
     }
 
+    /// Every instance. Where all are told something, the order is the same every time: in simulated time a run can be
+    /// repeated.
+    fn in_order(&self) -> Vec<InstanceId> {
+        let mut ids: Vec<InstanceId> = self.instances.keys().cloned().collect();
+        ids.sort_unstable();
+        ids
+    }
+
     async fn shut_down(&mut self, now: std::time::Instant, myself: &ActorRef<Msg>) {
         self.closing = true;
-        let ids: Vec<InstanceId> = self.instances.keys().cloned().collect();
-        for id in ids {
+        for id in self.in_order() {
             self.input(&id, Input::Shutdown, now, myself).await;
         }
         if self.instances.is_empty() {

@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use mcp_satellite::load::measure::{self, Memory};
+#[allow(unused_imports, reason = "each bench uses its part of it")]
+pub(crate) use mcp_satellite::load::measure::{CpuClock, number, time};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink};
 use mcp_satellite_actors::{Options, RuntimeHandle};
-use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -83,35 +85,10 @@ pub(crate) fn is_online(view: &InstanceView) -> bool {
     view.status == Status::Online && view.port.is_some()
 }
 
-/// Counts CPU time of this process, children not counted.
-pub(crate) struct CpuClock(Duration);
-
-impl CpuClock {
-    pub(crate) fn start() -> Self {
-        Self(cpu())
-    }
-
-    pub(crate) fn elapsed(&self) -> Duration {
-        cpu().saturating_sub(self.0)
-    }
-}
-
-fn cpu() -> Duration {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
-    let of = |time: nix::sys::time::TimeVal| {
-        Duration::from_secs(time.tv_sec().cast_unsigned()) + Duration::from_micros(time.tv_usec().cast_unsigned())
-    };
-    of(usage.user_time()) + of(usage.system_time())
-}
-
 /// Memory of this process as the kernel counts it, in bytes: now, and the most it ever was.
 pub(crate) fn resident() -> (usize, usize) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let field = |name: &str| -> usize {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-        line.trim_matches(|c: char| !c.is_ascii_digit()).parse::<usize>().unwrap() * 1024
-    };
-    (field("VmRSS:"), field("VmHWM:"))
+    let memory = Memory::now();
+    (usize::try_from(memory.resident).unwrap(), usize::try_from(memory.peak).unwrap())
 }
 
 /// The middle one.
@@ -190,33 +167,6 @@ pub(crate) fn server_everything() -> Option<String> {
 }
 
 // ---- how it is written ----
-
-/// A duration with three digits.
-pub(crate) fn time(duration: Duration) -> String {
-    let seconds = duration.as_secs_f64();
-    let (value, unit) = match seconds {
-        s if s >= 1.0 => (s, "s"),
-        s if s >= 1e-3 => (s * 1e3, "ms"),
-        s if s >= 1e-6 => (s * 1e6, "µs"),
-        s => (s * 1e9, "ns"),
-    };
-    format!("{} {unit}", number(value))
-}
-
-/// Three digits, and thousands set apart.
-pub(crate) fn number(value: f64) -> String {
-    match value {
-        v if v >= 1e6 => format!("{:.2} M", v / 1e6),
-        v if v >= 1e4 => {
-            let thousands = format!("{v:.0}");
-            let (head, tail) = thousands.split_at(thousands.len() - 3);
-            format!("{head},{tail}")
-        }
-        v if v >= 100.0 => format!("{v:.0}"),
-        v if v >= 10.0 => format!("{v:.1}"),
-        v => format!("{v:.2}"),
-    }
-}
 
 /// What one bench has found.
 #[derive(Serialize, Deserialize)]
@@ -323,21 +273,23 @@ fn load() -> f64 {
 }
 
 fn machine() -> BTreeMap<String, String> {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let field = |path: &str, name: &str| {
-        let text = read(path);
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap_or("unknown").trim_matches([':', ' ', '\t']).to_owned()
-    };
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let memory: f64 = field("/proc/meminfo", "MemTotal").trim_end_matches(" kB").parse().unwrap_or_default();
     let rustc = std::process::Command::new("rustc").arg("--version").output();
     let rustc =
         rustc.map_or_else(|_| "unknown".to_owned(), |out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
-    BTreeMap::from([
-        ("CPU".to_owned(), format!("{}, {cores} cores", field("/proc/cpuinfo", "model name"))),
-        ("memory".to_owned(), format!("{:.0} GiB", memory / 1024.0 / 1024.0)),
-        ("kernel".to_owned(), read("/proc/sys/kernel/osrelease").trim().to_owned()),
-        ("compiler".to_owned(), rustc),
-    ])
+    let mut machine = measure::machine();
+    machine.insert("compiler".to_owned(), rustc);
+    machine
+}
+
+// ---- the harness ----
+
+/// What `satellite load` has found. Whether a promise was broken is among it.
+pub(crate) fn harness(args: &[&str]) -> serde_json::Value {
+    let run = std::process::Command::new(env!("CARGO_BIN_EXE_satellite"))
+        .args(["load", "--json"])
+        .args(args)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    serde_json::from_slice(&run.stdout).unwrap_or_else(|error| panic!("{args:?}: {error}"))
 }

@@ -93,16 +93,16 @@ The first satellite, by its configuration (the token opens once, within a day):
   token = \"{token}\"
 
 A token for another one:
-  {curl} {url}/api/admin/registration-tokens -d '{{}}'
+  {curl} '{url}/api/admin/registration-tokens' -d '{{}}'
 
 What they are to run (servers and teams, as in a configuration file, as JSON):
-  {curl} {url}/api/admin/config -X PUT --data-binary @config.json
+  {curl} '{url}/api/admin/config' -X PUT --data-binary @config.json
 
 What they do:
-  {curl} {url}/api/admin/satellites
-  {curl} {url}/api/admin/instances
-  {curl} {url}/api/admin/events?limit=20
-  {curl} -N {url}/api/admin/instances/stream
+  {curl} '{url}/api/admin/satellites'
+  {curl} '{url}/api/admin/instances'
+  {curl} '{url}/api/admin/events?limit=20'
+  {curl} -N '{url}/api/admin/instances/stream'
 ",
         data_dir.display()
     )

@@ -92,7 +92,7 @@ impl Sources {
     }
 }
 
-fn rendered(errors: &ConfigErrors) -> String {
+pub(super) fn rendered(errors: &ConfigErrors) -> String {
     let mut text = String::new();
     let handler = miette::MietteHandlerOpts::new().width(110).build();
     let report = Rendered(errors, &handler);

@@ -9,6 +9,7 @@ mod configure;
 mod control;
 mod demo;
 mod events;
+mod load;
 mod run;
 mod sim_server;
 mod status;
@@ -87,6 +88,8 @@ enum Verb {
     Token(token::Token),
     /// Be the control plane of satellites: gives them their configuration and commands, and keeps what they tell
     Backend(backend::BackendVerb),
+    /// Put a fleet of simulated or real servers under load and faults, and check what is promised
+    Load(Box<load::Load>),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Be a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
@@ -197,6 +200,10 @@ pub fn main() -> ExitCode {
         Verb::Demo(verb) => {
             return below_the_reaper(|below| told(in_runtime(verb.run(below))));
         }
+        Verb::Load(verb) if verb.is_real() => {
+            return below_the_reaper(|below| told(verb.run(Some(below))));
+        }
+        Verb::Load(verb) => verb.run(None),
         Verb::Status(verb) => in_runtime(verb.run()),
         Verb::Call(verb) => in_runtime(verb.run()),
         Verb::Tools(verb) => in_runtime(verb.run()),

@@ -292,15 +292,15 @@ struct Signals {
 }
 
 #[derive(Default)]
-struct Count {
-    directly: u64,
-    through_the_reaper: u64,
+pub(super) struct Count {
+    pub(super) directly: u64,
+    pub(super) through_the_reaper: u64,
     answered: u64,
 }
 
 impl Count {
     /// Whether more was asked than was answered; it is answered then.
-    fn is_new(&mut self) -> bool {
+    pub(super) fn is_new(&mut self) -> bool {
         let asked = self.directly.max(self.through_the_reaper);
         std::mem::replace(&mut self.answered, asked) < asked
     }

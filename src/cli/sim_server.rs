@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -13,6 +14,9 @@ use crate::connect::sim::{Answers, HttpOptions, Script, serve_http, serve_stdio}
 pub(super) struct SimServer {
     #[command(flatten)]
     script: Script,
+    /// The script as JSON, instead of all flags of a script
+    #[arg(long, value_name = "FILE", hide = true)]
+    script_file: Option<PathBuf>,
 
     /// Serve streamable HTTP here instead of stdio, every session for itself. Port 0 takes a free one. The first line
     /// on stdout is `listening on http://ADDRESS/mcp`; GET /stats answers what it has seen, as JSON
@@ -31,7 +35,16 @@ pub(super) struct SimServer {
 
 impl SimServer {
     /// The code to exit with.
-    pub(super) fn run(self) -> i32 {
+    pub(super) fn run(mut self) -> i32 {
+        if let Some(file) = &self.script_file {
+            match read_script(file) {
+                Ok(script) => self.script = script,
+                Err(error) => {
+                    complain(&format!("cannot read {}: {error}", file.display()));
+                    return i32::from(FAILED);
+                }
+            }
+        }
         match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime.block_on(self.serve()),
             Err(error) => {
@@ -59,4 +72,8 @@ impl SimServer {
             }
         }
     }
+}
+
+fn read_script(file: &Path) -> std::io::Result<Script> {
+    Ok(serde_json::from_slice(&std::fs::read(file)?)?)
 }

@@ -13,7 +13,7 @@ use toml_span::Span;
 
 /// What is found on the way from what was typed to what is meant.
 #[derive(Debug, Default)]
-pub(super) struct Findings {
+pub(crate) struct Findings {
     errors: Vec<Finding>,
     warnings: Vec<(Span, String)>,
 }
@@ -27,17 +27,17 @@ struct Finding {
 
 impl Findings {
     /// An error. Neither text may hold a value that could be a secret.
-    pub(super) fn error(&mut self, at: Span, message: impl Into<String>, hint: impl Into<String>) {
+    pub(crate) fn error(&mut self, at: Span, message: impl Into<String>, hint: impl Into<String>) {
         self.errors.push(Finding { at, message: message.into(), hint: hint.into() });
     }
 
     /// Something that works and is probably not what the operator meant.
-    pub(super) fn warning(&mut self, at: Span, message: impl Into<String>) {
+    pub(crate) fn warning(&mut self, at: Span, message: impl Into<String>) {
         self.warnings.push((at, message.into()));
     }
 
     /// The warnings with their place in front, or all errors, both in the order of the file.
-    pub(super) fn settle(mut self, source: &Source<'_>) -> Result<Vec<String>, ConfigErrors> {
+    pub(crate) fn settle(mut self, source: &Source<'_>) -> Result<Vec<String>, ConfigErrors> {
         if !self.errors.is_empty() {
             self.errors.sort_by_key(|finding| finding.at.start);
             return Err(ConfigErrors(self.errors.into_iter().map(|finding| source.problem(finding)).collect()));
@@ -52,18 +52,18 @@ impl Findings {
 }
 
 /// A configuration's text: as it is, to count lines and columns in, and as it may be shown.
-pub(super) struct Source<'a> {
+pub(crate) struct Source<'a> {
     /// The file's name, for people.
-    pub(super) name: &'a str,
+    pub(crate) name: &'a str,
     /// The text that spans point into.
-    pub(super) text: &'a str,
+    pub(crate) text: &'a str,
     /// The same with secrets masked, byte for byte as long.
-    pub(super) shown: String,
+    pub(crate) shown: String,
 }
 
 impl Source<'_> {
     /// Line and column, counted from 1 in characters, and the byte at which the line starts.
-    pub(super) fn place(&self, at: usize) -> (usize, usize, usize) {
+    pub(crate) fn place(&self, at: usize) -> (usize, usize, usize) {
         let before = &self.text[..boundary(self.text, at)];
         let start = before.rfind('\n').map_or(0, |newline| newline + 1);
         (before.matches('\n').count() + 1, before[start..].chars().count() + 1, start)
@@ -110,7 +110,7 @@ pub struct Item {
 
 impl ConfigErrors {
     /// Errors, at least one, that are at no place of a file, each with its hint. `file` is empty if it is no file's either.
-    pub(super) fn nowhere(file: &str, errors: Vec<(String, String)>) -> Self {
+    pub(crate) fn nowhere(file: &str, errors: Vec<(String, String)>) -> Self {
         let problem = |(message, hint)| Problem { file: file.to_owned(), place: None, message, hint };
         Self(errors.into_iter().map(problem).collect())
     }

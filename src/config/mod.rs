@@ -10,14 +10,14 @@
 
 mod backend;
 mod check;
-mod errors;
+pub(crate) mod errors;
 mod file;
 mod gateway;
 mod mcp_json;
 mod origin;
 mod plan;
 mod policy;
-mod reader;
+pub(crate) mod reader;
 mod secrets;
 mod teams;
 

@@ -12,7 +12,7 @@ use super::errors::Findings;
 
 /// A value as typed. `Unreadable` has been reported, so that nobody reports it as missing as well.
 #[derive(Default)]
-pub(super) enum Typed<T> {
+pub(crate) enum Typed<T> {
     /// Not there.
     #[default]
     Absent,
@@ -24,7 +24,7 @@ pub(super) enum Typed<T> {
 
 impl<T> Typed<T> {
     /// The value, if it is there and readable.
-    pub(super) fn given(&self) -> Option<&Spanned<T>> {
+    pub(crate) fn given(&self) -> Option<&Spanned<T>> {
         match self {
             Self::Given(value) => Some(value),
             Self::Absent | Self::Unreadable => None,
@@ -32,13 +32,13 @@ impl<T> Typed<T> {
     }
 
     /// Whether nothing was typed at all.
-    pub(super) fn is_absent(&self) -> bool {
+    pub(crate) fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
     }
 }
 
 /// A text and where it stands.
-pub(super) type Text = Spanned<String>;
+pub(crate) type Text = Spanned<String>;
 
 /// Numbers beyond this are typing errors, and some would overflow what they end up in.
 const COUNT_MAX: i64 = 1 << 40;
@@ -46,11 +46,11 @@ const COUNT_MAX: i64 = 1 << 40;
 const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// One table being read.
-pub(super) struct Fields<'f, 'de> {
+pub(crate) struct Fields<'f, 'de> {
     /// Where it stands.
-    pub(super) at: Span,
+    pub(crate) at: Span,
     /// Where errors go.
-    pub(super) findings: &'f mut Findings,
+    pub(crate) findings: &'f mut Findings,
     table: Table<'de>,
     what: String,
     known: Vec<&'static str>,
@@ -58,7 +58,7 @@ pub(super) struct Fields<'f, 'de> {
 
 impl<'f, 'de> Fields<'f, 'de> {
     /// Opens `value` as a table; `what` is its name for people.
-    pub(super) fn open(mut value: Value<'de>, at: Span, what: String, findings: &'f mut Findings) -> Option<Self> {
+    pub(crate) fn open(mut value: Value<'de>, at: Span, what: String, findings: &'f mut Findings) -> Option<Self> {
         match value.take() {
             ValueInner::Table(table) => Some(Self { at, findings, table, what, known: Vec::new() }),
             other => {
@@ -69,7 +69,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// Every key that nobody asked for is an error.
-    pub(super) fn close(self) {
+    pub(crate) fn close(self) {
         let Self { findings, table, what, known, .. } = self;
         for key in table.into_keys() {
             let hint = match nearest(&key.name, &known) {
@@ -81,17 +81,17 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// The keys that nobody asked for, for a reader that is lenient with them.
-    pub(super) fn rest(self) -> (impl Iterator<Item = Key<'de>>, &'f mut Findings) {
+    pub(crate) fn rest(self) -> (impl Iterator<Item = Key<'de>>, &'f mut Findings) {
         (self.table.into_keys(), self.findings)
     }
 
     /// Whether there is such a key.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
     /// A key with its value.
-    pub(super) fn take(&mut self, key: &'static str) -> Option<(Key<'de>, Value<'de>)> {
+    pub(crate) fn take(&mut self, key: &'static str) -> Option<(Key<'de>, Value<'de>)> {
         self.known.push(key);
         self.table.remove_entry(key)
     }
@@ -113,17 +113,17 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// A string.
-    pub(super) fn text(&mut self, key: &'static str) -> Typed<String> {
+    pub(crate) fn text(&mut self, key: &'static str) -> Typed<String> {
         self.typed(key, "a string", "put it in quotes", |value| value.as_str().map(str::to_owned))
     }
 
     /// `true` or `false`.
-    pub(super) fn flag(&mut self, key: &'static str) -> Typed<bool> {
+    pub(crate) fn flag(&mut self, key: &'static str) -> Typed<bool> {
         self.typed(key, "true or false", "write true or false, without quotes", ValueInner::as_bool)
     }
 
     /// A whole number of at least `LEAST`.
-    pub(super) fn count<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str) -> Option<T> {
+    pub(crate) fn count<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str) -> Option<T> {
         let Typed::Given(number) = self.typed(key, "a whole number", "write it without quotes", ValueInner::as_integer)
         else {
             return None;
@@ -143,8 +143,17 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
+    /// A number, with or without a point.
+    pub(crate) fn number(&mut self, key: &'static str) -> Typed<f64> {
+        self.typed(key, "a number", "write it without quotes", |value| match value {
+            ValueInner::Integer(whole) => Some(*whole as f64),
+            ValueInner::Float(number) => Some(*number),
+            _ => None,
+        })
+    }
+
     /// A whole number from 0 to 100.
-    pub(super) fn percent(&mut self, key: &'static str) -> Option<u8> {
+    pub(crate) fn percent(&mut self, key: &'static str) -> Option<u8> {
         let at = self.table.get(key).map(|value| value.span);
         let read = self.count::<0, i64>(key)?;
         let percent = u8::try_from(read).ok().filter(|percent| *percent <= 100);
@@ -156,7 +165,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// A duration as `"5m"`.
-    pub(super) fn duration(&mut self, key: &'static str) -> Option<Duration> {
+    pub(crate) fn duration(&mut self, key: &'static str) -> Option<Duration> {
         let typed = self.typed(key, "a duration", "write it as \"5m\", \"1h 30m\" or \"250ms\"", |value| {
             value.as_str().map(str::to_owned)
         });
@@ -164,7 +173,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// A duration that is not zero.
-    pub(super) fn positive(&mut self, key: &'static str) -> Option<Duration> {
+    pub(crate) fn positive(&mut self, key: &'static str) -> Option<Duration> {
         let at = self.table.get(key).map(|value| value.span);
         let read = self.duration(key)?;
         if read.is_zero() {
@@ -176,7 +185,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// A list of durations, at least one.
-    pub(super) fn durations(&mut self, key: &'static str) -> Option<Vec<Duration>> {
+    pub(crate) fn durations(&mut self, key: &'static str) -> Option<Vec<Duration>> {
         let at = self.table.get(key).map(|value| value.span)?;
         let typed = self.texts(key)?;
         if typed.is_empty() {
@@ -188,7 +197,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// A size: a number of bytes, or `"64MiB"`.
-    pub(super) fn bytes(&mut self, key: &'static str) -> Typed<u64> {
+    pub(crate) fn bytes(&mut self, key: &'static str) -> Typed<u64> {
         let hint = "write it as \"64MiB\", or as a number of bytes";
         let read = self.typed(key, "a size", hint, |value| match value {
             ValueInner::Integer(bytes) => Some(u64::try_from(*bytes).ok()),
@@ -208,7 +217,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// A limit, or `"unlimited"`.
-    pub(super) fn limit<T>(
+    pub(crate) fn limit<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&mut Self, &'static str) -> Option<T>,
@@ -221,7 +230,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// One of a few words.
-    pub(super) fn one_of<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
+    pub(crate) fn one_of<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
         let typed = self.text(key);
         let word = typed.given()?;
         if let Some((_, meant)) = words.iter().find(|(known, _)| *known == word.value) {
@@ -234,7 +243,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// What is to be seen in a sandbox: `"/path"`, `"/path:/seen/as"`, and either with `:rw` behind it.
-    pub(super) fn binds(&mut self, key: &'static str) -> Option<Vec<Bind>> {
+    pub(crate) fn binds(&mut self, key: &'static str) -> Option<Vec<Bind>> {
         let typed = self.texts(key)?;
         let mut binds = Vec::new();
         for text in typed {
@@ -260,7 +269,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// A list of strings; `None` if there is no such list.
-    pub(super) fn texts(&mut self, key: &'static str) -> Option<Vec<Text>> {
+    pub(crate) fn texts(&mut self, key: &'static str) -> Option<Vec<Text>> {
         let (_, mut value) = self.take(key)?;
         let hint = "write it as a list: [\"one\", \"two\"]";
         match value.take() {
@@ -283,7 +292,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// A table of strings, in the order of the file.
-    pub(super) fn text_map(&mut self, key: &'static str) -> Vec<(Text, Text)> {
+    pub(crate) fn text_map(&mut self, key: &'static str) -> Vec<(Text, Text)> {
         let Some((_, mut value)) = self.take(key) else { return Vec::new() };
         let table = match value.take() {
             ValueInner::Table(table) => table,
@@ -309,13 +318,13 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// The table under `key`, read by `read`; the default if there is none.
-    pub(super) fn section<T: Default>(&mut self, key: &'static str, read: impl FnOnce(&mut Fields<'_, 'de>) -> T) -> T {
+    pub(crate) fn section<T: Default>(&mut self, key: &'static str, read: impl FnOnce(&mut Fields<'_, 'de>) -> T) -> T {
         let Some((name, value)) = self.take(key) else { return T::default() };
         inside(value, name.span, format!("`{key}`"), self.findings, read).unwrap_or_default()
     }
 
     /// The tables under `[[key]]`, each read by `read`.
-    pub(super) fn list<T>(&mut self, key: &'static str, mut read: impl FnMut(&mut Fields<'_, 'de>) -> T) -> Vec<T> {
+    pub(crate) fn list<T>(&mut self, key: &'static str, mut read: impl FnMut(&mut Fields<'_, 'de>) -> T) -> Vec<T> {
         let Some((_, mut value)) = self.take(key) else { return Vec::new() };
         match value.take() {
             ValueInner::Array(items) => {
@@ -334,7 +343,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// The values under `[key.NAME]`, in the order of the file.
-    pub(super) fn values(&mut self, key: &'static str) -> Vec<(Text, Value<'de>)> {
+    pub(crate) fn values(&mut self, key: &'static str) -> Vec<(Text, Value<'de>)> {
         let Some((name, value)) = self.take(key) else { return Vec::new() };
         let Some(inner) = Fields::open(value, name.span, format!("`{key}`"), self.findings) else { return Vec::new() };
         let text = |name: Key<'de>| Spanned::with_span(name.name.into_owned(), name.span);
@@ -344,7 +353,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// The tables under `[key.NAME]`, each read by `read`, in the order of the file.
-    pub(super) fn named<T>(
+    pub(crate) fn named<T>(
         &mut self,
         key: &'static str,
         mut read: impl FnMut(Text, &mut Fields<'_, 'de>) -> T,
@@ -411,13 +420,13 @@ fn size(text: &str) -> Option<u64> {
 
 /// A limit as typed.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Ceiling<T> {
+pub(crate) enum Ceiling<T> {
     None,
     At(T),
 }
 
 impl<T> Ceiling<T> {
-    pub(super) fn meant(self) -> Option<T> {
+    pub(crate) fn meant(self) -> Option<T> {
         match self {
             Self::None => None,
             Self::At(limit) => Some(limit),
@@ -426,7 +435,7 @@ impl<T> Ceiling<T> {
 }
 
 /// The known word that somebody who typed `word` most likely meant.
-pub(super) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let word = word.to_lowercase();
     let close = |candidate: &str| {
         let edits = strsim::damerau_levenshtein(&word, candidate);

@@ -133,7 +133,9 @@ async fn the_greeting_can_be_pasted() {
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
     let lines = process.stdout.lines().filter(|line| line.trim_start().starts_with("curl ")).collect::<Vec<_>>();
     assert_eq!(lines.len(), 6);
-    let seen = Command::new("bash").args(["-c", &lines.join("\n")]).env("PATH", path).output().unwrap();
+    // In this mode it is as strict as zsh: a pattern that fits no file is an error.
+    let seen =
+        Command::new("bash").args(["-O", "failglob", "-c", &lines.join("\n")]).env("PATH", path).output().unwrap();
     let seen = String::from_utf8(seen.stdout).unwrap();
     assert_eq!(seen.lines().count(), 6);
     assert!(!seen.contains(&read(&dir.path().join("data/admin-token"))), "{seen}");

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 16] = [
+const VERBS: [&str; 17] = [
     "run",
     "demo",
     "check",
@@ -19,6 +19,7 @@ const VERBS: [&str; 16] = [
     "reconnect",
     "token",
     "backend",
+    "load",
     "completions",
     "sim-server",
 ];

@@ -85,3 +85,17 @@ fn its_script_is_played() {
     assert!(serde_json::from_str::<Value>(&garbage).is_err(), "{garbage:?}");
     assert!(server.ask(&initialize())["error"]["message"].as_str().unwrap().contains("not today"));
 }
+
+#[test]
+fn its_script_may_be_in_a_file_and_then_no_flag_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("script.json");
+    std::fs::write(&file, r#"{"name": "filed", "handshake_delay": "1ms"}"#).unwrap();
+    let file = file.to_str().unwrap();
+    let mut server = Server::start(&["--name", "flagged", "--script-file", file]);
+    assert_eq!(server.ask(&initialize())["result"]["serverInfo"]["name"], "filed");
+
+    let output = Command::new(SATELLITE).args(["sim-server", "--script-file", "/nowhere.json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot read /nowhere.json: No such file"), "{output:?}");
+}

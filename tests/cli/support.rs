@@ -14,6 +14,9 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+#[path = "signals.rs"]
+mod signals;
+
 /// The binary under test.
 pub(crate) const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
 
@@ -215,7 +218,7 @@ impl Home {
         let file = |what: &str| self.path().join(format!("{serial}.{what}"));
         let (stdout, stderr) = (file("stdout"), file("stderr"));
         command.stdout(File::create(&stdout).unwrap()).stderr(File::create(&stderr).unwrap());
-        Running { child: command.spawn().unwrap(), ended: None, stdout, stderr }
+        Running { child: signals::heard_by(&mut command).spawn().unwrap(), ended: None, stdout, stderr }
     }
 
     /// The rows of `status --json`; none while there is no satellite.

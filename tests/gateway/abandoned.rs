@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use super::client::Client;
 use super::fake::Stage;
+use super::signals::heard_by;
 
 const SESSIONS: usize = 10_000;
 /// How often so many come. What one of them leaves behind is little, and shows only after some of them.
@@ -51,14 +52,10 @@ impl Satellite {
     fn start() -> Self {
         let dir = TempDir::new().unwrap();
         write_config(dir.path(), "1h");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_satellite"))
-            .args(["run", "--config", "satellite.toml", "--data-dir", "data"])
-            .current_dir(dir.path())
-            .env("ABANDONED_TOKEN", "alice-token")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_satellite"));
+        command.args(["run", "--config", "satellite.toml", "--data-dir", "data"]).current_dir(dir.path());
+        command.env("ABANDONED_TOKEN", "alice-token").stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = heard_by(&mut command).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let address = lines.find_map(|line| {
             let line = line.unwrap();

@@ -20,6 +20,8 @@ mod mixed;
 mod pair;
 mod played;
 mod questions;
+#[path = "../cli/signals.rs"]
+mod signals;
 mod strangers;
 mod streams;
 mod tls;

@@ -5,6 +5,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::model::ids::{InstanceId, Run, TeamId};
 
+/// Permits of processes, and those of connections to remote servers: to connect is cheap here and slow there, so that
+/// neither must wait for the other.
+#[derive(Debug)]
+pub struct Pools {
+    processes: Permits,
+    connections: Permits,
+}
+
 /// Who waits for a permit and who holds one.
 #[derive(Debug)]
 pub struct Permits {
@@ -61,6 +69,53 @@ impl Lane {
             self.queues.remove(&team);
         }
         None
+    }
+}
+
+impl Pools {
+    /// So many starts of processes at once, and so many attempts to connect.
+    pub fn new(processes: usize, connections: usize) -> Self {
+        Self { processes: Permits::new(processes), connections: Permits::new(connections) }
+    }
+
+    /// Queues an instance for what it is now. It may have become remote, or the reverse, since it asked before, and waits
+    /// in one place only.
+    pub fn request(&mut self, instance: InstanceId, urgency: Urgency, remote: bool) {
+        let (here, there) = if remote {
+            (&mut self.connections, &mut self.processes)
+        } else {
+            (&mut self.processes, &mut self.connections)
+        };
+        there.withdraw(&instance);
+        here.request(instance, urgency);
+    }
+
+    /// The instance no longer wants to start, whatever it was when it asked.
+    pub fn withdraw(&mut self, instance: &InstanceId) {
+        self.processes.withdraw(instance);
+        self.connections.withdraw(instance);
+    }
+
+    /// Gives a permit back; doing so twice is harmless.
+    pub fn release(&mut self, run: Run) {
+        self.processes.release(run);
+        self.connections.release(run);
+    }
+
+    /// The team's supervisor is gone: so are its requests and its permits.
+    pub fn forget_team(&mut self, team: &TeamId) {
+        self.processes.forget_team(team);
+        self.connections.forget_team(team);
+    }
+
+    /// Whether a team's processes start one at a time. Its connections are no burden to the machine.
+    pub fn throttle(&mut self, team: TeamId, one_at_a_time: bool) {
+        self.processes.throttle(team, one_at_a_time);
+    }
+
+    /// The next start, if one is free, and its run, which gets this number. Call until it answers `None`.
+    pub fn grant(&mut self, run: Run) -> Option<(InstanceId, Run)> {
+        self.processes.grant(|| run).or_else(|| self.connections.grant(|| run))
     }
 }
 
@@ -218,5 +273,42 @@ mod tests {
         assert_eq!(permits.0.load(), (1, 0));
         permits.0.request(instance("a", 0), Urgency::Normal);
         assert_eq!(permits.next().as_deref(), Some("a0"), "asking again after a withdrawal works");
+    }
+
+    #[test]
+    fn who_becomes_remote_while_waiting_waits_in_one_place() {
+        let (mut pools, changed, process) = (Pools::new(1, 1), instance("a", 0), instance("a", 1));
+        pools.request(changed.clone(), Urgency::Urgent, false);
+        pools.request(changed.clone(), Urgency::Normal, true);
+        assert_eq!(pools.grant(Run(1)), Some((changed.clone(), Run(1))));
+        assert_eq!(pools.grant(Run(2)), None, "it has what it asked for");
+        pools.request(process.clone(), Urgency::Normal, false);
+        assert_eq!(pools.grant(Run(2)), Some((process, Run(2))), "what it has is a connection's permit");
+        pools.request(changed.clone(), Urgency::Urgent, true);
+        pools.request(changed.clone(), Urgency::Normal, false);
+        pools.release(Run(1));
+        assert_eq!(pools.grant(Run(3)), None, "it is a process again, and waits for the other one");
+        pools.release(Run(2));
+        assert_eq!(pools.grant(Run(3)), Some((changed.clone(), Run(3))));
+        pools.request(changed.clone(), Urgency::Normal, true);
+        pools.withdraw(&changed);
+        assert_eq!(pools.grant(Run(4)), None);
+        pools.request(changed.clone(), Urgency::Normal, true);
+        assert_eq!(pools.grant(Run(4)), Some((changed, Run(4))), "the connection's permit was given back");
+    }
+
+    #[test]
+    fn a_throttled_team_connects_as_fast_as_any() {
+        let mut pools = Pools::new(4, 4);
+        pools.throttle("a".into(), true);
+        for nth in 0..2 {
+            pools.request(instance("a", nth), Urgency::Normal, false);
+            pools.request(instance("a", nth + 2), Urgency::Normal, true);
+        }
+        let order: Vec<InstanceId> =
+            (1..).map_while(|number| pools.grant(Run(number)).map(|(instance, _)| instance)).collect();
+        assert_eq!(order, [instance("a", 0), instance("a", 2), instance("a", 3)]);
+        pools.forget_team(&"a".into());
+        assert_eq!(pools.grant(Run(4)), None);
     }
 }

@@ -534,7 +534,7 @@ impl<O: Outlet> Conversation<O> {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Request(asked) => {
-                let Asked { id, wanted, started, timeout, repeatable, ticket } = *asked;
+                let Asked { id, wanted, started, timeout, repeatable, ticket } = asked;
                 self.port.gate.active(started);
                 let behalf = match &wanted {
                     Wanted::Relay(Relay { message, origin, .. }) => {
@@ -685,7 +685,7 @@ impl<O: Outlet> Conversation<O> {
         self.calls.settle(reason);
         self.leaves_the_stage();
         while let Ok(command) = self.port.commands.try_recv() {
-            if let Command::Request(asked) = command {
+            if let Command::Request(asked) = *command {
                 let error = CallError::Terminated { fate: Fate::NotSent, reason: reason.to_owned() };
                 asked.ticket.fail(error);
             }

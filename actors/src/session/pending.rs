@@ -9,9 +9,6 @@ use crate::calls::{Ticket, Wanted};
 use crate::model::exit::{CallError, Fate};
 use crate::model::failure::{Failure, FailureKind};
 
-/// Tables that grew in a burst are given back above this many places.
-const IDLE_CAPACITY_MAX: usize = 64;
-
 /// What a response is for.
 pub(super) enum Purpose {
     Caller {
@@ -91,7 +88,8 @@ impl Calls {
     pub(super) fn remove(&mut self, id: u64) -> Option<Pending> {
         let pending = self.pending.remove(&id)?;
         self.deadlines.remove(&(pending.deadline, id));
-        if self.pending.is_empty() && self.pending.capacity() > IDLE_CAPACITY_MAX {
+        if self.pending.is_empty() {
+            // Room for four is more than a kilobyte, and most instances are idle.
             self.pending = HashMap::new();
         }
         Some(pending)
@@ -136,7 +134,10 @@ impl Calls {
 
     pub(super) fn settle(&mut self, reason: &str) {
         self.deadlines.clear();
-        for (_, pending) in self.pending.drain() {
+        // In the order in which they were made: what comes of an instance's calls is told in the same order every time.
+        let mut pending: Vec<_> = self.pending.drain().collect();
+        pending.sort_unstable_by_key(|(id, _)| *id);
+        for (_, pending) in pending {
             let fate = if may_have_got(&pending, self.written) { Fate::MaybeExecuted } else { Fate::NotSent };
             if let Purpose::Caller { mut ticket, .. } = pending.purpose {
                 ticket.fate = fate;

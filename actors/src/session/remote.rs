@@ -158,7 +158,7 @@ impl Session {
                         return over;
                     }
                 }
-                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(command),
+                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(*command),
                 incoming = poll_fn(|cx| self.talk.outlet.line.poll_next(cx)) => {
                     if let Some(over) = self.on_incoming(incoming) {
                         return over;

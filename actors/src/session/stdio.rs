@@ -160,7 +160,7 @@ impl Session {
                 }
                 end = self.process.ended() => return Over::Process(end),
                 written = write(&mut self.writer, &self.talk.outlet.out), if writing => self.on_written(written),
-                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(command),
+                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(*command),
                 received = self.lines.next(), if reading => {
                     if let Some(over) = self.on_received(received) {
                         return over;
@@ -182,12 +182,12 @@ impl Session {
     /// A look that changes nothing: the decision itself is taken in `on_time`.
     fn watchdog_verdict(&mut self) -> Verdict {
         self.watchdog.heard(self.lines.last_read.into_std());
-        self.decide(&mut self.watchdog.clone(), Instant::now())
+        Self::decide(&mut self.watchdog.clone(), &self.talk, Instant::now())
     }
 
-    fn decide(&self, watchdog: &mut Watchdog, now: Instant) -> Verdict {
-        let next = self.talk.port.gate.next_id.load(Ordering::Relaxed);
-        watchdog.check(&self.talk.spec.policy.watchdog, now.into_std(), next, |end| self.talk.calls.callers_below(end))
+    fn decide(watchdog: &mut Watchdog, talk: &Conversation<Pipe>, now: Instant) -> Verdict {
+        let next = talk.port.gate.next_id.load(Ordering::Relaxed);
+        watchdog.check(&talk.spec.policy.watchdog, now.into_std(), next, |end| talk.calls.callers_below(end))
     }
 
     fn on_received(&mut self, received: Received) -> Option<Over> {
@@ -273,10 +273,7 @@ impl Session {
             self.talk.list();
         }
         self.watchdog.heard(self.lines.last_read.into_std());
-        let mut watchdog = self.watchdog.clone();
-        let verdict = self.decide(&mut watchdog, now);
-        self.watchdog = watchdog;
-        match verdict {
+        match Self::decide(&mut self.watchdog, &self.talk, now) {
             Verdict::Wait(_) => None,
             Verdict::Ping => {
                 let deadline = now + self.talk.spec.policy.watchdog.ping_timeout;

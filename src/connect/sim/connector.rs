@@ -94,6 +94,12 @@ impl SimConnector {
         Self { plan: Arc::new(plan), census: Arc::default(), remote: Arc::default() }
     }
 
+    /// Its remote servers remember nothing of what is over, so that it may live for long.
+    #[must_use]
+    pub fn forgetful(self) -> Self {
+        Self { remote: Arc::new(endpoint::World::forgetful()), ..self }
+    }
+
     /// Servers that are there now, those included of which only a grandchild is left.
     pub fn alive(&self) -> usize {
         self.census.books().alive

@@ -129,6 +129,7 @@ impl Sessions {
 pub(super) struct World {
     endpoints: Mutex<HashMap<InstanceId, Arc<Endpoint>>>,
     flights: Mutex<Flights>,
+    forgetful: bool,
 }
 
 /// What is under way in all of them together.
@@ -142,12 +143,18 @@ struct Flights {
 }
 
 impl World {
+    /// One whose endpoints remember nothing of what is over.
+    pub(super) fn forgetful() -> Self {
+        Self { forgetful: true, ..Self::default() }
+    }
+
     /// The endpoint of an instance, which is there from the first time that anybody asks for it.
     pub(super) fn endpoint(self: &Arc<Self>, id: &InstanceId) -> Arc<Endpoint> {
         let mut endpoints = unpoisoned(&self.endpoints);
         let endpoint = endpoints.entry(id.clone()).or_insert_with(|| {
             // The world holds its endpoints; they need of it only what they count in.
-            Arc::new(Endpoint { state: Mutex::default(), changed: Notify::new(), world: Arc::downgrade(self) })
+            let (changed, world) = (Notify::new(), Arc::downgrade(self));
+            Arc::new(Endpoint { state: Mutex::default(), changed, world, forgetful: self.forgetful })
         });
         Arc::clone(endpoint)
     }
@@ -171,6 +178,7 @@ pub(super) struct Endpoint {
     /// A message has come, or an attempt is over.
     changed: Notify,
     world: Weak<World>,
+    forgetful: bool,
 }
 
 #[derive(Default)]
@@ -282,7 +290,9 @@ impl Endpoint {
     }
 
     pub(super) fn note(&self, now: Instant, reach: Reach, what: &str) {
-        self.state().log.push((now, reach, what.into()));
+        if !self.forgetful {
+            self.state().log.push((now, reach, what.into()));
+        }
         self.changed.notify_waiters();
     }
 
@@ -296,6 +306,8 @@ impl Endpoint {
         let mut state = self.state();
         if state.attempts.iter().rev().take(8).any(|attempt| attempt.ended.is_none()) {
             state.overlaps += 1;
+        } else if self.forgetful {
+            state.attempts.clear();
         }
         state.attempts.push(Attempt { run, began: now, ended: None, succeeded: false });
         state.attempts.len() - 1

@@ -109,6 +109,13 @@ pub struct Script {
     #[cfg_attr(feature = "cli", arg(long))]
     pub ignore_eof: bool,
 
+    /// Keep this many bytes more with every tool call
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub grow_per_call: usize,
+    /// Keep no more than this many bytes: over it, it is killed by SIGKILL, as the kernel would; 0 for no limit
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub memory_max: usize,
+
     /// Lines on stderr each second
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stderr_lines_per_second: u32,
@@ -127,6 +134,10 @@ pub struct Script {
     /// The same at the start
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stdout_garbage_at_start: usize,
+    /// Answers before each answer that nobody waits for: so many to a request that was answered before, and so many to
+    /// one that was never made
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
+    pub stray_answers: usize,
     /// The length of the one line with which the tool `huge` answers
     #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().huge_line_bytes))]
     pub huge_line_bytes: usize,
@@ -195,12 +206,15 @@ impl Default for Script {
             sigterm_delay: None,
             ignore_sigterm: false,
             ignore_eof: false,
+            grow_per_call: 0,
+            memory_max: 0,
             stderr_lines_per_second: 0,
             stderr_bytes_per_second: 0,
             stderr_burst_bytes: 0,
             stderr_text: None,
             garbage_lines: 0,
             stdout_garbage_at_start: 0,
+            stray_answers: 0,
             // One MiB over the satellite's default limit of a line.
             huge_line_bytes: 17 * 1024 * 1024,
             list_changed_after: None,

@@ -47,6 +47,11 @@ const FLOOD_LINE: [u8; 1024] = {
     line
 };
 
+/// An id that no client has come to.
+const NEVER_ASKED: &str = "4611686018427387904";
+
+const SIGKILL: i32 = 9;
+
 /// Alternately no JSON, and JSON that is not JSON-RPC.
 const GARBAGE: [&str; 5] = ["npm warn deprecated", r#"{"level":"info"}"#, r#"{"jsonrpc":"2.0","#, "[1,2]", "42"];
 
@@ -103,6 +108,10 @@ pub(super) struct Server {
     pings: u64,
     initialized: u64,
     cancelled: Vec<Box<str>>,
+    /// The id that was answered last, where the script has use for it.
+    answered: Option<Box<str>>,
+    /// What calls have made it keep.
+    kept: Vec<Vec<u8>>,
 }
 
 struct Timer {
@@ -162,6 +171,8 @@ impl Server {
             pings: 0,
             initialized: 0,
             cancelled: Vec::new(),
+            answered: None,
+            kept: Vec::new(),
         };
         server.begin(now);
         server
@@ -230,7 +241,7 @@ impl Server {
                 }
                 Event::End(end) => self.phase = Phase::Ended(end),
                 Event::Answer(answer) => {
-                    self.garbage(self.script.garbage_lines);
+                    self.before_answer(&answer.id);
                     self.out.put_slice(&answer.line);
                 }
                 Event::Progress(progress) => self.progress(timer.at, progress),
@@ -288,6 +299,21 @@ impl Server {
             self.out.put_slice(GARBAGE[self.garbage % GARBAGE.len()].as_bytes());
             self.out.put_u8(b'\n');
             self.garbage += 1;
+        }
+    }
+
+    /// What comes before an answer, if it must not simply come.
+    fn before_answer(&mut self, id: &str) {
+        self.garbage(self.script.garbage_lines);
+        for _ in 0..self.script.stray_answers {
+            let answered = self.answered.as_deref().unwrap_or("null");
+            for stray in [answered, NEVER_ASKED] {
+                let line = format!("{{\"jsonrpc\":\"2.0\",\"id\":{stray},\"result\":{{}}}}\n");
+                self.out.put_slice(line.as_bytes());
+            }
+        }
+        if self.script.stray_answers > 0 {
+            self.answered = Some(id.into());
         }
     }
 
@@ -438,6 +464,13 @@ impl Server {
         if script.hang_calls {
             return;
         }
+        if script.grow_per_call > 0 {
+            self.kept.push(vec![1; script.grow_per_call]);
+            if script.memory_max > 0 && self.kept.len() * script.grow_per_call > script.memory_max {
+                self.phase = Phase::Ended(ProcessEnd { code: None, signal: Some(SIGKILL) });
+                return;
+            }
+        }
         if let Err(error) = self.call_tool(now, id, &call) {
             self.refuse(id, INVALID_PARAMS, &format!("invalid arguments for {}: {error}", call.name));
         }
@@ -451,6 +484,7 @@ impl Server {
             "echo" => {
                 let echo: Echo<'_> = serde_json::from_str(arguments)?;
                 let text = echo.text.map_or("null", RawValue::get);
+                let delay = delay + Duration::from_millis(echo.after_ms);
                 self.answer_in(now, delay, id, |line| put_result(line, text, Some(arguments), false));
             }
             "add" => {
@@ -540,7 +574,7 @@ impl Server {
     }
 
     fn answer(&mut self, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
-        self.garbage(self.script.garbage_lines);
+        self.before_answer(id.get());
         put_answer(&mut self.out, id, body);
     }
 

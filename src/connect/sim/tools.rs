@@ -6,7 +6,7 @@ use bytes::{BufMut, BytesMut};
 
 use super::script::Script;
 
-const ECHO: &str = r#"{"name":"echo","description":"Answers with what it is given","inputSchema":{"type":"object","properties":{"text":{}}}}"#;
+const ECHO: &str = r#"{"name":"echo","description":"Answers with what it is given","inputSchema":{"type":"object","properties":{"text":{},"after_ms":{"type":"integer"}}}}"#;
 const ADD: &str = r#"{"name":"add","description":"Adds two numbers","inputSchema":{"type":"object","properties":{"a":{"type":"number"},"b":{"type":"number"}},"required":["a","b"]},"annotations":{"readOnlyHint":true,"idempotentHint":true}}"#;
 const SLEEP: &str = r#"{"name":"sleep","description":"Answers late, with progress on the way","inputSchema":{"type":"object","properties":{"ms":{"type":"integer"},"progress_every_ms":{"type":"integer"},"ignore_cancel":{"type":"boolean"}},"required":["ms"]}}"#;
 

@@ -71,6 +71,8 @@ pub(super) struct Meta<'a> {
 pub(super) struct Echo<'a> {
     #[serde(borrow)]
     pub(super) text: Option<&'a RawValue>,
+    #[serde(default)]
+    pub(super) after_ms: u64,
 }
 
 #[derive(Deserialize)]

@@ -1,0 +1,121 @@
+//! What a decision costs: one charge against a restart budget, and the whole life of a slot from a crash until it is online
+//! again, against a look-up in a map of 10,000 instances, which is how a supervisor finds the slot at all.
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+
+#[expect(dead_code, reason = "each bench uses its part of it")]
+mod common;
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::Criterion;
+use mcp_satellite_actors::model::catalogue::Catalogue;
+use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::policy::{Policy, RestartPolicy};
+use mcp_satellite_actors::model::remote::ServerInfo;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::jitter::Dice;
+use mcp_satellite_actors::rules::restart::History;
+use mcp_satellite_actors::rules::slot::{Input, Slot};
+use serde_json::value::RawValue;
+
+use common::{Report, number, spec, time};
+
+/// Two crashes of one instance are so far apart.
+const APART: Duration = Duration::from_secs(400);
+
+fn main() {
+    let home = tempfile::tempdir().unwrap();
+    let mut criterion = Criterion::default().output_directory(home.path()).without_plots();
+    look_up(&mut criterion);
+    charge(&mut criterion);
+    crash(&mut criterion);
+
+    let mut report = Report::new("decide", ["decision", "median", "against a look-up"]);
+    let yardstick = median(home.path(), "look_up");
+    for (bench, name) in [
+        ("look_up", "finding an instance of 10,000 by its id"),
+        ("charge", "one exit charged: again, or given up?"),
+        ("crash", "a slot from a crash until it is online again, seven inputs"),
+    ] {
+        let took = median(home.path(), bench);
+        report.row([name.to_owned(), time(took), number(took.div_duration_f64(yardstick))]);
+    }
+    report.publish();
+}
+
+/// As criterion has written it.
+fn median(home: &Path, bench: &str) -> Duration {
+    let text = std::fs::read_to_string(home.join(bench).join("new/estimates.json")).unwrap();
+    let estimates: serde_json::Value = serde_json::from_str(&text).unwrap();
+    Duration::from_secs_f64(estimates["median"]["point_estimate"].as_f64().unwrap() / 1e9)
+}
+
+fn look_up(criterion: &mut Criterion) {
+    let policy = Arc::new(Policy::default());
+    let ids: Vec<InstanceId> =
+        (0..10_000).map(|nth| spec(nth, 100, 10, &["simulated".to_owned()], &policy).id).collect();
+    let slots: HashMap<InstanceId, usize> = ids.iter().cloned().zip(0..).collect();
+    let mut turn = ids.iter().cycle();
+    criterion.bench_function("look_up", |bencher| bencher.iter(|| slots.get(black_box(turn.next().unwrap()))));
+}
+
+/// The budget is nearly spent at each charge: that is the most that there is to look through.
+fn charge(criterion: &mut Criterion) {
+    let policy = RestartPolicy { max_crashes: 5, ..RestartPolicy::default() };
+    let (mut history, mut now) = (History::default(), Instant::now());
+    criterion.bench_function("charge", |bencher| {
+        bencher.iter(|| {
+            now += policy.window / 4;
+            black_box(history.charge(&policy, now, true, Duration::from_secs(1)))
+        });
+    });
+}
+
+/// What a server says of itself.
+fn introduced() -> ServerInfo {
+    let object = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
+    ServerInfo {
+        name: "server".to_owned(),
+        version: "1".to_owned(),
+        protocol: "2025-11-25".to_owned(),
+        capabilities: object(r#"{"tools":{}}"#),
+        instructions: None,
+        greeting: object("{}"),
+    }
+}
+
+fn crash(criterion: &mut Criterion) {
+    let spec = Arc::new(spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default())));
+    let (info, catalogue) = (Arc::new(introduced()), Arc::<Catalogue>::default());
+    let (mut slot, _) = Slot::new(spec, Dice::new(0, ""));
+    let (mut now, mut runs) = (Instant::now(), 0);
+    let start = |slot: &mut Slot, now: Instant, run: Run| {
+        for input in [
+            Input::Granted(run),
+            Input::Spawned(run, Some(1)),
+            Input::FirstByte(run),
+            Input::Initialized(run, Arc::clone(&info)),
+            Input::Discovered(run, Arc::clone(&catalogue)),
+        ] {
+            black_box(slot.handle(now, input));
+        }
+    };
+    start(&mut slot, now, Run(runs));
+    assert_eq!(slot.status, Status::Online);
+    criterion.bench_function("crash", |bencher| {
+        bencher.iter(|| {
+            now += APART;
+            let exit = WorkerExit { signal: Some(9), ran: Some(APART), ..WorkerExit::because(ExitCause::Exited) };
+            black_box(slot.handle(now, Input::Ended(Run(runs), exit)));
+            black_box(slot.handle(now, Input::Tick(None)));
+            runs += 1;
+            start(&mut slot, now, Run(runs));
+        });
+    });
+    assert_eq!(slot.status, Status::Online);
+}

@@ -1,0 +1,190 @@
+//! Servers that are neither processes nor URLs: functions of the host, supervised like any other server. A connector
+//! brings them to life; nothing else of the runtime knows what they are.
+//!
+//! ```text
+//! cargo run --example custom_connector
+//! ```
+
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::error::Error;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite::actors::model::ids::Run;
+use mcp_satellite::actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target};
+use mcp_satellite::actors::model::status::Status;
+use mcp_satellite::actors::seam::{Connector, Line, Link, OpenError, Process, ProcessEnd, Unserved};
+use mcp_satellite::actors::{Options, start};
+use mcp_satellite::sink::stdout::StdoutSink;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, duplex, split};
+use tokio_util::sync::CancellationToken;
+
+/// What a pipe to a server holds, in bytes.
+const PIPE: usize = 4096;
+
+/// The command of a configuration is the name of one of these.
+type Function = fn(&Value) -> Result<String, String>;
+
+const FUNCTIONS: [(&str, Function); 2] = [("shout", shout), ("count", count)];
+
+fn shout(arguments: &Value) -> Result<String, String> {
+    let text = arguments["text"].as_str().ok_or("`text` is missing")?;
+    Ok(text.to_uppercase())
+}
+
+fn count(arguments: &Value) -> Result<String, String> {
+    let text = arguments["text"].as_str().ok_or("`text` is missing")?;
+    Ok(text.chars().count().to_string())
+}
+
+struct Functions;
+
+impl Connector for Functions {
+    fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+        Box::pin(async move {
+            let Target::Stdio { command, .. } = &spec.target else {
+                return Err(OpenError("a function has no URL".to_owned()));
+            };
+            let (name, function) = FUNCTIONS
+                .into_iter()
+                .find(|(name, _)| name == command)
+                .ok_or_else(|| OpenError(format!("there is no function `{command}`")))?;
+            let (ours, theirs) = duplex(PIPE);
+            let (reader, writer) = split(ours);
+            let life = CancellationToken::new();
+            // It ends by itself when its input ends, at once when it is killed, and says so either way.
+            let (alive, over) = (life.clone(), CancellationToken::new());
+            let process = InProcess { life: life.clone(), over: over.clone() };
+            let guard = life.drop_guard();
+            tokio::spawn(async move {
+                let ended = over.drop_guard();
+                let _ = alive.run_until_cancelled(serve(name, function, theirs)).await;
+                drop(ended);
+            });
+            Ok(Link {
+                reader: Box::new(reader),
+                writer: Box::new(writer),
+                stderr: None,
+                process: Box::new(process),
+                guard: Box::new(guard),
+            })
+        })
+    }
+
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
+        Box::new(Unserved::default())
+    }
+}
+
+/// As much of a process as supervision needs.
+struct InProcess {
+    life: CancellationToken,
+    over: CancellationToken,
+}
+
+impl Process for InProcess {
+    fn pid(&self) -> Option<u32> {
+        None
+    }
+
+    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+        Box::pin(async {
+            self.over.cancelled().await;
+            ProcessEnd { code: Some(0), signal: None }
+        })
+    }
+
+    fn gone(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(self.over.cancelled())
+    }
+
+    fn terminate(&mut self) {
+        self.life.cancel();
+    }
+
+    fn kill(&mut self) {
+        self.life.cancel();
+    }
+}
+
+/// MCP over lines of JSON, as much of it as a server with one tool needs.
+async fn serve(name: &str, function: Function, pipe: impl AsyncRead + AsyncWrite) -> std::io::Result<()> {
+    let (input, mut output) = split(pipe);
+    let mut lines = BufReader::new(input).lines();
+    while let Some(line) = lines.next_line().await? {
+        let Ok(message) = serde_json::from_str::<Value>(&line) else { continue };
+        let (Some(id), Some(method)) = (message.get("id"), message["method"].as_str()) else { continue };
+        let answer = match method {
+            "initialize" => json!({ "result": {
+                "protocolVersion": message["params"]["protocolVersion"],
+                "capabilities": { "tools": {} },
+                "serverInfo": { "name": name, "version": "1" },
+            } }),
+            "ping" => json!({ "result": {} }),
+            "tools/list" => json!({ "result": { "tools": [{
+                "name": name,
+                "inputSchema": { "type": "object", "properties": { "text": { "type": "string" } } },
+            }] } }),
+            "tools/call" => {
+                let (text, is_error) = match function(&message["params"]["arguments"]) {
+                    Ok(text) => (text, false),
+                    Err(error) => (error, true),
+                };
+                json!({ "result": { "content": [{ "type": "text", "text": text }], "isError": is_error } })
+            }
+            other => json!({ "error": { "code": -32601, "message": format!("no method `{other}`") } }),
+        };
+        let mut answer = answer;
+        answer["jsonrpc"] = json!("2.0");
+        answer["id"] = id.clone();
+        output.write_all(format!("{answer}\n").as_bytes()).await?;
+    }
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::new(Arc::new(Functions), Arc::new(StdoutSink::new()?), Arc::new(Timestamp::now));
+    let (satellite, ended) = start(options).await?;
+    for (name, _) in FUNCTIONS {
+        let spec = function(name);
+        let id = spec.id.clone();
+        satellite.install(spec).await?;
+        let settled = satellite.wait_for(&id, |view| !view.status.is_transitional()).await.ok_or("it ended")?;
+        if settled.status != Status::Online {
+            return Err(format!("{name} is {}", settled.status).into());
+        }
+        let arguments = RawValue::from_string(json!({ "text": "supervised" }).to_string())?;
+        println!("{name}: {}", satellite.call(&id, name, Some(arguments), None).await?.get());
+    }
+    let farewell = satellite.shutdown().await;
+    println!("events lost: {}, all servers ended in time: {}", farewell.events_lost, farewell.in_time);
+    ended.await?;
+    Ok(())
+}
+
+/// One of them, for one user of one team.
+fn function(name: &str) -> InstanceSpec {
+    InstanceConfig {
+        team: "team".into(),
+        team_slug: "team".into(),
+        user: "user".into(),
+        user_slug: "user".into(),
+        installation: name.into(),
+        server: name.into(),
+        target: Target::Stdio { command: name.to_owned(), cwd: None },
+        server_layer: Layer::default(),
+        team_layer: Layer::default(),
+        user_layer: Layer::default(),
+        user_required: Vec::new(),
+        keep: Keep::default(),
+        on_update: OnUpdate::default(),
+        request_logging: true,
+        policy: Arc::default(),
+    }
+    .merge()
+}

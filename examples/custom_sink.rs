@@ -1,0 +1,121 @@
+//! Where events go: a sink of the host. It is given a batch at a time, in order, and says what became of it. A batch that
+//! it does not take comes again, whole and under the same id.
+//!
+//! ```text
+//! cargo run --example custom_sink
+//! ```
+
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mcp_satellite::actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target};
+use mcp_satellite::actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite::actors::{Options, start};
+use mcp_satellite::connect::sim::{Script, SimConnector};
+
+/// Counts what happens, by kind.
+#[derive(Default)]
+struct Tally(Mutex<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    by_kind: BTreeMap<&'static str, u64>,
+    last_seq: u64,
+    /// The last batch that was counted, so that one that comes again is not counted again.
+    last_batch: Option<u64>,
+    refused: Option<u64>,
+}
+
+impl EventSink for Tally {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        Box::pin(std::future::ready(self.take(&batch)))
+    }
+
+    /// Counting is as near by as it gets: events need not be gathered for it.
+    fn is_prompt(&self) -> bool {
+        true
+    }
+}
+
+impl Tally {
+    fn take(&self, batch: &Batch) -> Answer {
+        // A sink never panics; what a panic has left behind in a lock is still a count.
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The first batch is put off once, as a busy service would put it off.
+        if counts.refused.is_none() {
+            counts.refused = Some(batch.id);
+            println!("batch {} of {} events is put off", batch.id, batch.events.len());
+            return Answer::Throttled(Some(Duration::from_millis(100)));
+        }
+        if counts.last_batch == Some(batch.id) {
+            return Answer::Accepted;
+        }
+        if counts.refused == Some(batch.id) {
+            println!("batch {} has come again, with the same events", batch.id);
+        }
+        counts.last_batch = Some(batch.id);
+        for envelope in &batch.events {
+            *counts.by_kind.entry(envelope.event.kind()).or_default() += 1;
+            counts.last_seq = envelope.seq;
+        }
+        Answer::Accepted
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let tally = Arc::new(Tally::default());
+    let connector = Arc::new(SimConnector::new(Script::default()));
+    let options = Options::new(connector.clone(), Arc::clone(&tally) as _, Arc::new(Timestamp::now));
+    let (satellite, ended) = start(options).await?;
+    let mut ids = Vec::new();
+    for nth in 0..10 {
+        let spec = server(nth);
+        ids.push(spec.id.clone());
+        satellite.install(spec).await?;
+    }
+    for id in &ids {
+        satellite.wait_for(id, |view| view.port.is_some()).await.ok_or("it ended")?;
+    }
+    // One of them crashes, so that there is more to tell.
+    connector.handle(&ids[0]).ok_or("it has no server")?.signal(9);
+    satellite.wait_for(&ids[0], |view| view.restarts > 0 && view.port.is_some()).await.ok_or("it ended")?;
+
+    let farewell = satellite.shutdown().await;
+    ended.await?;
+    let counts = tally.0.lock().unwrap_or_else(PoisonError::into_inner);
+    for (kind, count) in &counts.by_kind {
+        println!("{count:>5} {kind}");
+    }
+    println!("the last has number {}; events lost: {}", counts.last_seq, farewell.events_lost);
+    let counted: u64 = counts.by_kind.values().sum();
+    if counted == counts.last_seq { Ok(()) } else { Err("an event is missing".into()) }
+}
+
+/// A simulated server of one user.
+fn server(nth: u32) -> InstanceSpec {
+    InstanceConfig {
+        team: "team".into(),
+        team_slug: "team".into(),
+        user: "user".into(),
+        user_slug: "user".into(),
+        installation: format!("installation_{nth}").into(),
+        server: format!("server-{nth}").into(),
+        target: Target::Stdio { command: "simulated".to_owned(), cwd: None },
+        server_layer: Layer::default(),
+        team_layer: Layer::default(),
+        user_layer: Layer::default(),
+        user_required: Vec::new(),
+        keep: Keep::AlwaysOn,
+        on_update: OnUpdate::default(),
+        request_logging: true,
+        policy: Arc::default(),
+    }
+    .merge()
+}

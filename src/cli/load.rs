@@ -1,0 +1,441 @@
+//! `satellite load`
+
+use std::collections::hash_map::RandomState;
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, Hasher};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use comfy_table::CellAlignment;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::check::rendered as drawn;
+use super::run::Count;
+use super::table::{rendered, table};
+use super::{BAD_INPUT, DONE, FAILED, Failed, LAST_TASKS, complain, say, shell_word};
+use crate::connect::process::raise_descriptor_limit;
+use crate::load::chance::Seed;
+use crate::load::report::{self, Live, Table, headline, tables, verdict};
+use crate::load::scenario::{self, Overrides, SHIPPED, Scenario, ScenarioErrors};
+use crate::load::types::{Findings, Mode, Setup};
+use crate::load::{self, LoadError};
+use crate::reaper::Below;
+
+/// Whether a promise was broken is not known, or what was found could not be written.
+const NOT_KNOWN: u8 = 4;
+/// Ended early by SIGINT or SIGTERM; shells count so.
+const INTERRUPTED: u8 = 130;
+/// Who asks for the second time has it end, and what has not ended then is left to the kernel.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: 0 every promise was kept, 1 one was broken, 2 bad input, 4 it could not be run or written, 130 ended early.
+Ctrl-C, or SIGTERM, ends the load; everybody recovers, and what was found so far is judged and told. A second one ends it at once.
+The same scenario and seed give the same calls and faults; a run prints the command that repeats it.")]
+pub(super) struct Load {
+    /// One that is built in (see --list), or a file of one's own
+    #[arg(long, value_name = "NAME|FILE", default_value = "mixed")]
+    scenario: String,
+    /// How many servers, instead of as many as the scenario says
+    #[arg(long, value_name = "N")]
+    instances: Option<usize>,
+    /// In how many teams
+    #[arg(long, value_name = "T")]
+    teams: Option<usize>,
+    /// How long the fleet is under load
+    #[arg(long, value_name = "S")]
+    seconds: Option<u64>,
+    /// What everything is drawn from; without it one is drawn, and printed
+    #[arg(long, value_name = "K")]
+    seed: Option<u64>,
+    /// Child processes instead of servers that are simulated in this process
+    #[arg(long)]
+    real: bool,
+    /// Calls go through the MCP endpoint, over HTTP
+    #[arg(long)]
+    gateway: bool,
+    /// On one thread, in time that passes as soon as everybody waits: an hour in seconds
+    #[arg(long, conflicts_with_all = ["real", "gateway"])]
+    virtual_time: bool,
+    /// What was found as one JSON object, and nothing else on stdout
+    #[arg(long)]
+    json: bool,
+    /// Also a page with plots, in one file that needs nothing else
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Also every event, a line each, to compare two runs
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// List the scenarios that are built in, and run none
+    #[arg(long, exclusive = true)]
+    list: bool,
+    /// Print one of them, to begin one's own with
+    #[arg(long, value_name = "NAME", exclusive = true)]
+    print_scenario: Option<String>,
+}
+
+impl From<ScenarioErrors> for Failed {
+    fn from(errors: ScenarioErrors) -> Self {
+        Self::new(BAD_INPUT, drawn(&errors))
+    }
+}
+
+impl From<LoadError> for Failed {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Scenario(errors) => errors.into(),
+            other => {
+                let causes = std::iter::successors(std::error::Error::source(&other), |error| error.source());
+                let text = causes.fold(other.to_string(), |text, cause| format!("{text}: {cause}"));
+                Self::new(NOT_KNOWN, text)
+            }
+        }
+    }
+}
+
+impl Load {
+    /// Whether it starts processes, and so belongs below the reaper.
+    pub(super) fn is_real(&self) -> bool {
+        self.real && !self.list && self.print_scenario.is_none()
+    }
+
+    pub(super) fn run(self, below: Option<Below>) -> Result<u8, Failed> {
+        if self.list {
+            say(&list()?);
+            return Ok(DONE);
+        }
+        if let Some(name) = &self.print_scenario {
+            say(shipped(name)?.trim_end());
+            return Ok(DONE);
+        }
+        let scenario = self.scenario()?;
+        let seed = Seed(self.seed.unwrap_or_else(drawn_seed));
+        let repeat = self.repeat(&scenario, seed);
+        // A run of half an hour must not end in a file that cannot be written.
+        self.trace.as_deref().map(can_write).transpose()?;
+        let page = self.report.as_deref().map(Page::create).transpose()?;
+        if let (Some(trace), Some(page)) = (&self.trace, &page) {
+            page.is_not(trace)?;
+        }
+        complain(&format!("{}, seed {}", scenario.name, seed.0));
+
+        let findings = match self.findings(scenario, seed, repeat.clone(), below) {
+            Ok(Some(findings)) => findings,
+            Ok(None) => {
+                complain(&format!("interrupted\nrepeat: {repeat}"));
+                return Ok(INTERRUPTED);
+            }
+            Err(failed) => {
+                complain(&failed.message);
+                repeated(&repeat);
+                return Ok(failed.code);
+            }
+        };
+        // First what nobody may miss: who reads the rest may have hung up.
+        let is_broken = findings.violations_in_all > 0;
+        if is_broken {
+            if self.json {
+                complain(&verdict(&findings));
+            }
+            repeated(&repeat);
+        }
+        let mut code = match (is_broken, findings.stopped) {
+            (true, _) => FAILED,
+            (false, true) => INTERRUPTED,
+            (false, false) => DONE,
+        };
+        for failed in self.tell(&findings, page) {
+            complain(&failed);
+            code = if code == FAILED { FAILED } else { NOT_KNOWN };
+        }
+        Ok(code)
+    }
+
+    /// Everything that was found, to wherever it is wanted; what could not be written, and why.
+    fn tell(&self, findings: &Findings, page: Option<Page>) -> Vec<String> {
+        let mut failed = Vec::new();
+        let text = if self.json { report::json(findings).map_err(io::Error::other) } else { Ok(told(findings)) };
+        match text.and_then(|text| writeln!(io::stdout().lock(), "{text}")) {
+            // Who has read enough has no part in whether it held.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                failed.push(format!("cannot write to stdout: {error}"));
+            }
+            _ => {}
+        }
+        if let Some(page) = page {
+            let path = page.path.clone();
+            if let Err(error) = page.finish(&report::html(findings)) {
+                failed.push(cannot_write(&path, &error).message);
+            }
+        }
+        if let (Some(trace), Some(why)) = (&self.trace, &findings.trace_ends_early) {
+            failed.push(format!("cannot write {}, which ends early: {why}", trace.display()));
+        }
+        failed
+    }
+
+    fn mode(&self) -> Mode {
+        match (self.real, self.virtual_time) {
+            (true, _) => Mode::Real,
+            (false, true) => Mode::Virtual,
+            (false, false) => Mode::Simulated,
+        }
+    }
+
+    fn scenario(&self) -> Result<Scenario, Failed> {
+        let duration = self.seconds.map(Duration::from_secs);
+        let overrides = Overrides { instances: self.instances, teams: self.teams, duration };
+        let scenario = scenario::load(&self.scenario)?.with(overrides)?;
+        if self.virtual_time {
+            scenario.paused()?;
+        }
+        Ok(scenario)
+    }
+
+    /// The command that does the same again, from the same directory and while the scenario's file is what it is.
+    fn repeat(&self, scenario: &Scenario, seed: Seed) -> String {
+        let flags = [(self.real, " --real"), (self.gateway, " --gateway"), (self.virtual_time, " --virtual-time")];
+        let flags: String = flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag).collect();
+        format!(
+            "satellite load --scenario {} --instances {} --teams {} --seconds {} --seed {}{flags}",
+            shell_word(&self.scenario),
+            scenario.fleet.instances,
+            scenario.fleet.teams,
+            scenario.duration.as_secs(),
+            seed.0,
+        )
+    }
+
+    /// Nothing if somebody has interrupted it, and then again.
+    fn findings(
+        &self,
+        scenario: Scenario,
+        seed: Seed,
+        repeat: String,
+        below: Option<Below>,
+    ) -> Result<Option<Findings>, Failed> {
+        let mode = self.mode();
+        if let Err(error) = raise_descriptor_limit() {
+            complain(&format!("cannot raise the limit of open files: {error}"));
+        }
+        load::hush();
+        let program = std::env::current_exe()
+            .map_err(|error| Failed::new(NOT_KNOWN, format!("cannot find this program's own file: {error}")))?;
+        let live = Arc::new(Live::new(scenario.duration));
+        let setup = Setup {
+            scenario,
+            seed,
+            mode,
+            gateway: self.gateway,
+            program,
+            repeat,
+            trace: self.trace.clone(),
+            seams: load::Seams::default(),
+        };
+        let at_once = listen(below, &live)
+            .map_err(|error| Failed::new(NOT_KNOWN, format!("cannot listen for signals: {error}")))?;
+        let threads = load::threads(mode)?;
+        let found = threads.block_on(async {
+            tokio::select! {
+                biased;
+                findings = Box::pin(load::run(setup, &*live)) => findings.map(Some),
+                () = at_once.cancelled() => Ok(None),
+            }
+        });
+        live.finish();
+        // Servers end with the tasks that hold them.
+        threads.shutdown_timeout(LAST_TASKS);
+        match found {
+            Err(LoadError::Stopped) => Ok(None),
+            found => Ok(found?),
+        }
+    }
+}
+
+/// Hears signals on a thread of its own: the thread of the run may be busy, and its time may stand still. The first asks
+/// for an early end, which `live` passes on; with the second the token is cancelled.
+fn listen(below: Option<Below>, live: &Arc<Live>) -> io::Result<CancellationToken> {
+    let hearing = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut signals = {
+        let _in = hearing.enter();
+        Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            below,
+            count: Count::default(),
+        }
+    };
+    let (live, at_once) = (Arc::clone(live), CancellationToken::new());
+    let told = at_once.clone();
+    thread::Builder::new().name("satellite-signals".into()).spawn(move || {
+        hearing.block_on(async {
+            signals.next().await;
+            live.stop();
+            signals.next().await;
+        });
+        told.cancel();
+        thread::sleep(AT_ONCE);
+        std::process::exit(i32::from(INTERRUPTED));
+    })?;
+    Ok(at_once)
+}
+
+/// What asks for an end, directly or through the reaper.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    below: Option<Below>,
+    count: Count,
+}
+
+impl Signals {
+    async fn next(&mut self) {
+        while !self.count.is_new() {
+            let through_the_reaper = async {
+                match &mut self.below {
+                    Some(below) => below.asked.recv().await,
+                    None => None,
+                }
+            };
+            tokio::select! {
+                _ = self.interrupt.recv() => self.count.directly += 1,
+                _ = self.terminate.recv() => self.count.directly += 1,
+                // SIGHUP asks a satellite to reload, and there is nothing to reload here.
+                Some(signal) = through_the_reaper => {
+                    self.count.through_the_reaper += u64::from(signal != nix::sys::signal::Signal::SIGHUP);
+                }
+            }
+        }
+    }
+}
+
+/// The command that does the same again, as it is typed.
+fn repeated(repeat: &str) {
+    let _ = writeln!(io::stderr().lock(), "repeat: {repeat}");
+}
+
+/// A page that is there when it is whole, and not before: an older one stays until then.
+struct Page {
+    path: PathBuf,
+    file: File,
+    /// Where it is written first. A pipe or a device is written as it is.
+    unfinished: Option<PathBuf>,
+}
+
+impl Page {
+    fn create(path: &Path) -> Result<Self, Failed> {
+        let cannot = |error: &io::Error| Failed { code: BAD_INPUT, ..cannot_write(path, error) };
+        let unfinished = match fs::metadata(path) {
+            Ok(found) if !found.is_file() => None,
+            // What is given may be a link to it.
+            _ => Some(place(path)),
+        };
+        let Some(place) = unfinished else {
+            let file = OpenOptions::new().write(true).open(path).map_err(|error| cannot(&error))?;
+            return Ok(Self { path: path.to_owned(), file, unfinished: None });
+        };
+        let mut unfinished = place.clone().into_os_string();
+        unfinished.push(".tmp");
+        let unfinished = PathBuf::from(unfinished);
+        let file = File::create(&unfinished).map_err(|error| cannot(&error))?;
+        Ok(Self { path: place, file, unfinished: Some(unfinished) })
+    }
+
+    /// Two cannot be written into one.
+    fn is_not(&self, trace: &Path) -> Result<(), Failed> {
+        let trace = place(trace);
+        let taken = std::iter::once(&self.path).chain(&self.unfinished).any(|path| *path == trace);
+        let why = || format!("the trace and the report cannot both be written to {}", trace.display());
+        if taken { Err(Failed::new(BAD_INPUT, why())) } else { Ok(()) }
+    }
+
+    fn finish(mut self, text: &str) -> io::Result<()> {
+        self.file.write_all(text.as_bytes())?;
+        if let Some(unfinished) = &self.unfinished {
+            fs::rename(unfinished, &self.path)?;
+        }
+        self.unfinished = None;
+        Ok(())
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        if let Some(unfinished) = &self.unfinished {
+            // If even that fails, its name says what it is.
+            let _ = fs::remove_file(unfinished);
+        }
+    }
+}
+
+/// Where a file is or will be, whatever links lead there.
+fn place(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let new = || Some(fs::canonicalize(parent).ok()?.join(path.file_name()?));
+    fs::canonicalize(path).ok().or_else(new).unwrap_or_else(|| path.to_owned())
+}
+
+/// Short enough to be typed.
+fn drawn_seed() -> u64 {
+    // The standard library's only randomness.
+    RandomState::new().build_hasher().finish() >> 32
+}
+
+/// What is in it stays until the run begins.
+fn can_write(path: &Path) -> Result<(), Failed> {
+    let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+    opened.map(drop).map_err(|error| Failed { code: BAD_INPUT, ..cannot_write(path, &error) })
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> Failed {
+    Failed::new(FAILED, format!("cannot write {}: {error}", path.display()))
+}
+
+fn list() -> Result<String, Failed> {
+    let mut table = table(&["SCENARIO", "SERVERS", "TEAMS", "SECONDS", "WHAT HAPPENS"]);
+    for (name, _) in SHIPPED {
+        let scenario = scenario::load(name)?;
+        let numbers = [scenario.fleet.instances, scenario.fleet.teams].map(|number| number.to_string());
+        let [instances, teams] = numbers;
+        table.add_row([name.to_owned(), instances, teams, scenario.duration.as_secs().to_string(), scenario.about]);
+    }
+    Ok(rendered(&table))
+}
+
+fn shipped(name: &str) -> Result<&'static str, Failed> {
+    let found = SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text);
+    found.ok_or_else(|| {
+        let names = SHIPPED.map(|(name, _)| name).join(", ");
+        Failed::new(BAD_INPUT, format!("no scenario `{name}` is built in; there are: {names}"))
+    })
+}
+
+/// What was run, whether it held, and everything in tables.
+fn told(findings: &Findings) -> String {
+    let tables: Vec<String> = tables(findings).iter().map(as_text).collect();
+    let verdict = verdict(findings);
+    format!("{}\n{verdict}\n\n{}\n\nrepeat: {}", headline(findings), tables.join("\n\n"), findings.repeat)
+}
+
+fn as_text(Table { title, head, rows }: &Table) -> String {
+    let titled: Vec<String> = head
+        .iter()
+        .enumerate()
+        .map(|(at, name)| if at == 0 { title.to_uppercase() } else { name.to_uppercase() })
+        .collect();
+    let mut table = table(&titled.iter().map(String::as_str).collect::<Vec<_>>());
+    for row in rows {
+        table.add_row(row);
+    }
+    // What is no table of numbers reads from the left.
+    if rows.iter().flatten().all(|cell| cell.len() < 40) {
+        table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    }
+    rendered(&table)
+}

@@ -1,0 +1,258 @@
+//! What is drawn, from one seed. Every purpose has a stream of its own, so that what one draws does not shift another.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Exp1, StandardNormal};
+
+/// One seed, many streams: what one draws does not shift what another does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seed(pub u64);
+
+impl Seed {
+    /// The `nth` stream of this name.
+    pub fn stream(self, name: &str, nth: u64) -> StdRng {
+        let mut seed = [0; 32];
+        for (part, number) in seed.chunks_exact_mut(8).zip([self.0, fnv(name), nth]) {
+            part.copy_from_slice(&number.to_le_bytes());
+        }
+        StdRng::from_seed(seed)
+    }
+
+    /// A seed for somebody who draws by himself.
+    pub fn of(self, name: &str, nth: u64) -> u64 {
+        self.stream(name, nth).random()
+    }
+}
+
+/// The hash of Fowler, Noll and Vo: the same in every build, which the standard library's is not promised to be.
+fn fnv(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A duration that varies.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Spread {
+    /// Always the same: `"5ms"`.
+    Fixed(Duration),
+    /// Anything between the two alike: `"uniform 1ms 10ms"`.
+    Uniform(Duration, Duration),
+    /// Exponential, by its mean: `"exp 10ms"`.
+    Exp(Duration),
+    /// Log-normal: `"lognormal 10ms 2"`.
+    LogNormal {
+        /// Half of all are shorter.
+        median: Duration,
+        /// Two thirds of all are between the median divided by this and the median times this.
+        factor: f64,
+    },
+}
+
+impl Default for Spread {
+    fn default() -> Self {
+        Self::Fixed(Duration::ZERO)
+    }
+}
+
+/// A tail is cut off at so many times the mean or the median: one draw in ten thousand must not be the length of a run.
+const TAIL: u32 = 100;
+
+impl Spread {
+    /// The next one.
+    pub fn draw(&self, rng: &mut StdRng) -> Duration {
+        match *self {
+            Self::Fixed(duration) => duration,
+            Self::Uniform(from, to) => from + to.saturating_sub(from).mul_f64(rng.random::<f64>()),
+            Self::Exp(mean) => {
+                let times: f64 = Exp1.sample(rng);
+                mean.mul_f64(times.min(f64::from(TAIL)))
+            }
+            Self::LogNormal { median, factor } => {
+                let sigmas: f64 = StandardNormal.sample(rng);
+                median.mul_f64((sigmas * factor.ln()).exp().min(f64::from(TAIL)))
+            }
+        }
+    }
+
+    /// Whether every draw is nothing.
+    pub fn is_zero(&self) -> bool {
+        match self {
+            Self::Fixed(duration) | Self::Exp(duration) | Self::LogNormal { median: duration, .. } => {
+                duration.is_zero()
+            }
+            Self::Uniform(_, to) => to.is_zero(),
+        }
+    }
+
+    /// About the longest that is ever drawn.
+    pub fn longest(&self) -> Duration {
+        match *self {
+            Self::Fixed(duration) | Self::Uniform(_, duration) => duration,
+            // One draw in a thousand is longer than seven means, or than three sigmas.
+            Self::Exp(mean) => mean * 7,
+            Self::LogNormal { median, factor } => median.mul_f64(factor.powi(3).min(f64::from(TAIL))),
+        }
+    }
+}
+
+/// The durations of a file, like those of the configuration.
+fn duration(text: &str) -> Option<Duration> {
+    const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    humantime::parse_duration(text).ok().filter(|duration| *duration <= LONGEST)
+}
+
+/// What a distribution may look like, for an error's hint.
+pub(super) const SPREADS: &str = "write \"5ms\", \"uniform 1ms 10ms\" (from, to), \"exp 10ms\" (mean) or \"lognormal 10ms 2\" (median, factor of one sigma)";
+
+impl FromStr for Spread {
+    /// What is wrong with it.
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const UNREADABLE: &str = "is no distribution of durations";
+        if let Some(fixed) = duration(text) {
+            return Ok(Self::Fixed(fixed));
+        }
+        let words: Vec<&str> = text.split_whitespace().collect();
+        match *words {
+            ["uniform", from, to] => match (duration(from), duration(to)) {
+                (Some(from), Some(to)) if from <= to => Ok(Self::Uniform(from, to)),
+                (Some(_), Some(_)) => Err("ends before it begins"),
+                _ => Err(UNREADABLE),
+            },
+            ["exp", mean] => duration(mean).map(Self::Exp).ok_or(UNREADABLE),
+            ["lognormal", median, factor] => {
+                let factor = factor.parse().ok().filter(|factor: &f64| factor.is_finite());
+                match (duration(median), factor) {
+                    (Some(median), Some(factor)) if factor >= 1.0 => Ok(Self::LogNormal { median, factor }),
+                    (Some(_), Some(_)) => Err("has a factor of less than 1"),
+                    _ => Err(UNREADABLE),
+                }
+            }
+            _ => Err(UNREADABLE),
+        }
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Words are apart by spaces, so a duration has none.
+        let shown = |duration: &Duration| humantime::format_duration(*duration).to_string().replace(' ', "");
+        match self {
+            Self::Fixed(duration) => write!(f, "{}", shown(duration)),
+            Self::Uniform(from, to) => write!(f, "uniform {} {}", shown(from), shown(to)),
+            Self::Exp(mean) => write!(f, "exp {}", shown(mean)),
+            Self::LogNormal { median, factor } => write!(f, "lognormal {} {factor}", shown(median)),
+        }
+    }
+}
+
+/// One of `n`, the first more often than the last: by Zipf's law with this exponent, where 0 is alike for all.
+#[derive(Debug, Clone)]
+pub struct Skewed(Vec<f64>);
+
+impl Skewed {
+    /// `n` is at least 1.
+    pub fn new(n: usize, exponent: f64) -> Self {
+        let mut sum = 0.0;
+        let weight = |rank: usize| (rank as f64).powf(-exponent);
+        let sums = (1..=n.max(1)).map(|rank| {
+            sum += weight(rank);
+            sum
+        });
+        Self(sums.collect())
+    }
+
+    /// The next one, below `n`.
+    pub fn draw(&self, rng: &mut StdRng) -> usize {
+        let all = self.0.last().copied().unwrap_or_default();
+        let drawn = rng.random::<f64>() * all;
+        self.0.partition_point(|sum| *sum <= drawn).min(self.0.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn millis(count: u64) -> Duration {
+        Duration::from_millis(count)
+    }
+
+    #[test]
+    fn distributions_are_read_as_they_are_written() {
+        let read = |text: &str| text.parse::<Spread>();
+        assert_eq!(read("1s 500ms"), Ok(Spread::Fixed(millis(1500))));
+        assert_eq!(read("uniform 1ms 10ms"), Ok(Spread::Uniform(millis(1), millis(10))));
+        assert_eq!(read("exp 10ms"), Ok(Spread::Exp(millis(10))));
+        assert_eq!(read("lognormal 10ms 2.5"), Ok(Spread::LogNormal { median: millis(10), factor: 2.5 }));
+        for wrong in ["", "soon", "exp", "exp 10", "uniform 1ms", "lognormal 1ms x", "lognormal 1ms NaN", "5ms 6"] {
+            assert_eq!(read(wrong), Err("is no distribution of durations"), "{wrong}");
+        }
+        assert_eq!(read("uniform 2ms 1ms"), Err("ends before it begins"));
+        assert_eq!(read("lognormal 1ms 0.5"), Err("has a factor of less than 1"));
+    }
+
+    #[test]
+    fn draws_have_the_middle_that_was_asked_for() {
+        let mut rng = Seed(1).stream("test", 0);
+        let mut middle = |text: &str| {
+            let spread: Spread = text.parse().unwrap();
+            let mut drawn: Vec<_> = (0..10_001).map(|_| spread.draw(&mut rng)).collect();
+            drawn.sort();
+            let mean = drawn.iter().sum::<Duration>() / 10_001;
+            (drawn[5000].as_secs_f64() * 1e3, mean.as_secs_f64() * 1e3, drawn[10_000])
+        };
+        let (median, _, most) = middle("lognormal 10ms 2");
+        assert!((9.5..10.5).contains(&median) && most <= millis(1000), "{median}");
+        let (_, mean, most) = middle("exp 10ms");
+        assert!((9.5..10.5).contains(&mean) && most <= millis(1000), "{mean}");
+        let (median, _, most) = middle("uniform 10ms 20ms");
+        assert!((14.5..15.5).contains(&median) && most <= millis(20), "{median}");
+    }
+
+    #[test]
+    fn what_is_skewed_favours_the_first_and_what_is_not_nobody() {
+        let mut rng = Seed(1).stream("test", 0);
+        let mut counts = |exponent| {
+            let skewed = Skewed::new(10, exponent);
+            let mut counts = [0_u32; 10];
+            (0..10_000).for_each(|_| counts[skewed.draw(&mut rng)] += 1);
+            counts
+        };
+        assert!(counts(0.0).iter().all(|count| (850..1150).contains(count)));
+        let skewed = counts(1.0);
+        assert!((3200..3700).contains(&skewed[0]) && skewed[9] < 500, "{skewed:?}");
+    }
+
+    #[test]
+    fn every_stream_is_its_own_and_the_same_each_time() {
+        let mut rng = Seed(42).stream("calls", 3);
+        let first: u64 = rng.random();
+        assert_eq!(first, Seed(42).of("calls", 3));
+        assert_ne!(first, Seed(42).of("calls", 4));
+        assert_ne!(first, Seed(42).of("call", 3));
+        assert_ne!(first, Seed(43).of("calls", 3));
+    }
+
+    proptest! {
+        #[test]
+        fn a_distribution_is_read_back_as_it_is_shown(
+            from in 0..100_000_u64, more in 0..100_000_u64, factor in 1.0..9.0_f64, which in 0..4,
+        ) {
+            let (from, to) = (millis(from), millis(from + more));
+            let spread = match which {
+                0 => Spread::Fixed(from),
+                1 => Spread::Uniform(from, to),
+                2 => Spread::Exp(from),
+                _ => Spread::LogNormal { median: from, factor },
+            };
+            prop_assert_eq!(spread.to_string().parse(), Ok(spread));
+        }
+    }
+}

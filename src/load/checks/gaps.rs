@@ -1,0 +1,96 @@
+//! Events are numbered without a gap, from 1 to the last that was numbered, or a drop event says which are gone. It comes
+//! after the gap that it explains, and says nothing of events that came.
+
+use std::time::Duration;
+
+use mcp_satellite_actors::model::event::{Envelope, Event};
+
+use super::Broken;
+use crate::load::types::{End, Invariant};
+
+#[derive(Debug, Default)]
+pub(super) struct Gaps {
+    last: u64,
+    /// First, last, and when it was noticed: numbers that nobody has explained so far.
+    holes: Vec<(u64, u64, Duration)>,
+}
+
+impl Gaps {
+    /// Whether numbers are missing before this one.
+    pub(super) fn told(&mut self, at: Duration, envelope: &Envelope, broken: &mut Broken) -> bool {
+        let (seq, last) = (envelope.seq, self.last);
+        if seq <= last {
+            let what = format!("event {seq} came after event {last}");
+            broken.push(Invariant::NoGap, at, None, what);
+            return false;
+        }
+        self.last = seq;
+        let is_gap = seq > last + 1;
+        if is_gap {
+            self.gap(last + 1, seq - 1, at);
+        }
+        if let Event::EventsDropped { from_seq, to_seq } = envelope.event {
+            self.dropped(at, seq, from_seq, to_seq, broken);
+        }
+        is_gap
+    }
+
+    fn gap(&mut self, from: u64, to: u64, at: Duration) {
+        self.holes.push((from, to, at));
+    }
+
+    /// Event `seq` says so. It is believed only of what is missing by then.
+    fn dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, broken: &mut Broken) {
+        if from > to || to >= seq {
+            let what = format!("event {seq} says that events {from} to {to} were dropped, which cannot be by then");
+            broken.push(Invariant::NoGap, at, None, what);
+        }
+        let to = to.min(seq - 1);
+        let missing = |(first, last, _): &(u64, u64, Duration)| (*last.min(&to) + 1).saturating_sub(*first.max(&from));
+        let missing: u64 = self.holes.iter().map(missing).sum();
+        if from <= to && missing < to - from + 1 {
+            let there = to - from + 1 - missing;
+            let what =
+                format!("events {from} to {to} are said to be dropped, and {there} of them came or were told before");
+            broken.push(Invariant::NoGap, at, None, what);
+        }
+        if from <= to {
+            self.fill(from, to);
+        }
+    }
+
+    fn fill(&mut self, from: u64, to: u64) {
+        let rest = |(first, last, at): (u64, u64, Duration)| {
+            without((first, last), from, to).into_iter().map(move |(first, last)| (first, last, at))
+        };
+        self.holes = std::mem::take(&mut self.holes).into_iter().flat_map(rest).collect();
+    }
+
+    pub(super) fn finish(mut self, end: &End, broken: &mut Broken) {
+        // What the runtime itself knows to be lost is told below.
+        if end.events_emitted > self.last + end.events_lost as u64 {
+            self.gap(self.last + 1, end.events_emitted, end.at);
+        }
+        for (from, to, at) in self.holes {
+            let what = match to - from {
+                0 => format!("event {from} is missing, and no event says why"),
+                more => format!("events {from} to {to} ({}) are missing, and no event says why", more + 1),
+            };
+            broken.push(Invariant::NoGap, at, None, what);
+        }
+        if end.events_lost > 0 {
+            let what = format!("{} events were lost at the end", end.events_lost);
+            broken.push(Invariant::NoGap, end.at, None, what);
+        }
+    }
+}
+
+/// What is left of a hole without the numbers of a range.
+fn without((first, last): (u64, u64), from: u64, to: u64) -> Vec<(u64, u64)> {
+    if to < first || from > last {
+        return vec![(first, last)];
+    }
+    let before = (first < from).then(|| (first, from - 1));
+    let after = (to < last).then(|| (to + 1, last));
+    before.into_iter().chain(after).collect()
+}

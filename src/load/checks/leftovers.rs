@@ -1,0 +1,19 @@
+//! Nothing is left when the runtime has ended.
+
+use super::Broken;
+use crate::load::types::{End, Invariant, Left};
+
+pub(super) fn finish(end: &End, broken: &mut Broken) {
+    let Left { servers, tasks, descriptors, processes } = end.left;
+    let counted =
+        [(servers, "server or line"), (tasks, "task"), (descriptors, "file descriptor"), (processes, "process")];
+    for (count, what) in counted {
+        if count > 0 {
+            let what = match count {
+                1 => format!("1 {what} is left"),
+                _ => format!("{count} of them are left: {what}"),
+            };
+            broken.push(Invariant::NothingLeft, end.at, None, what);
+        }
+    }
+}

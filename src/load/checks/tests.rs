@@ -1,0 +1,517 @@
+//! Each checker catches what breaks its promise, alone, and says nothing of a run in which all is well.
+
+use std::sync::Arc;
+
+use mcp_satellite_actors::model::event::{StopKind, Subject};
+use mcp_satellite_actors::model::status::Status::{
+    AwaitingUserConfig, CommandReceived, Connecting, DiscoveringTools, Offline, Online, Provisioning, SyncingTools,
+};
+use mcp_satellite_actors::model::status::{Cause, Status, next};
+
+use super::limits::{flat, neighbours};
+use super::*;
+use crate::load::types::{Answered, Left};
+
+/// A run of three instances in two teams, told as it happens.
+struct Told {
+    judge: Judge,
+    seq: u64,
+    now_ms: i64,
+}
+
+const UP: [Status; 6] = [Provisioning, CommandReceived, Connecting, DiscoveringTools, SyncingTools, Online];
+
+impl Told {
+    fn new() -> Self {
+        let budget = RestartPolicy { max_crashes: 3, ..RestartPolicy::default() };
+        let judge = Judge::new(&[TeamNo(0), TeamNo(1), TeamNo(0)], &budget, &Limits::default());
+        Self { judge, seq: 1, now_ms: 0 }
+    }
+
+    /// With all three online.
+    fn up() -> Self {
+        let mut told = Self::new();
+        for nth in 0..3 {
+            told.start(nth);
+            for status in UP {
+                told.status(nth, status);
+            }
+        }
+        told
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_millis(u64::try_from(self.now_ms).unwrap())
+    }
+
+    fn pass(&mut self, seconds: i64) {
+        self.now_ms += 1000 * seconds;
+    }
+
+    fn subject(nth: u32) -> Arc<Subject> {
+        Arc::new(Subject {
+            installation_id: format!("i{nth}").into(),
+            team_id: "t".into(),
+            user_id: "u".into(),
+            process_id: format!("s-t-u-i{nth}").into(),
+            server_slug: "s".into(),
+        })
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.now_ms += 1;
+        let timestamp = Timestamp::from_millisecond(1_800_000_000_000 + self.now_ms).unwrap();
+        self.judge.told(&Envelope { seq: self.seq, timestamp, event });
+        self.seq += 1;
+    }
+
+    fn status(&mut self, nth: u32, status: Status) {
+        self.tell(Event::StatusChanged { of: Self::subject(nth), status, status_message: None });
+    }
+
+    fn start(&mut self, nth: u32) {
+        let at = self.now();
+        self.judge.started(Nth(nth), Run(1), at);
+    }
+
+    /// Ends unasked and is started again.
+    fn again(&mut self, nth: u32) {
+        self.status(nth, Connecting);
+        self.start(nth);
+        for status in [DiscoveringTools, SyncingTools, Online] {
+            self.status(nth, status);
+        }
+    }
+
+    fn dropped(&mut self, from_seq: u64, to_seq: u64) {
+        self.tell(Event::EventsDropped { from_seq, to_seq });
+    }
+
+    fn end(&self) -> End {
+        End {
+            at: self.now(),
+            left: Left::default(),
+            memory_before: 1000 << 20,
+            memory_after: 1100 << 20,
+            instances: 3,
+            events_lost: 0,
+            events_emitted: self.seq - 1,
+        }
+    }
+
+    /// What was broken, each with what is said of it.
+    fn broken_at(self, end: impl FnOnce(&mut End)) -> Vec<(Invariant, String)> {
+        let mut last = self.end();
+        end(&mut last);
+        self.judge.finish(&last).into_iter().map(|violation| (violation.invariant, violation.what)).collect()
+    }
+
+    fn broken(self) -> Vec<(Invariant, String)> {
+        self.broken_at(|_| ())
+    }
+}
+
+fn said(broken: &[(Invariant, String)], invariant: Invariant) -> &str {
+    let [(of, what)] = broken else { panic!("one promise is broken once: {broken:#?}") };
+    assert_eq!(*of, invariant);
+    what
+}
+
+#[test]
+fn nothing_is_said_of_a_run_in_which_all_is_well() {
+    let mut told = Told::up();
+    told.again(0);
+    let answer = Answered::Text("x".to_owned());
+    told.judge.probed(&Probe { nth: Nth(1), at: told.now(), answer, token: "x".into(), moved: false });
+    let mut answers = Answers::new();
+    for token in ["a", "b", "c"] {
+        answers.asked(token);
+    }
+    answers.answered("b", "b");
+    answers.failed("a");
+    answers.answered("c", "c");
+    told.judge.answers(answers);
+    told.seq += 10;
+    told.dropped(told.seq - 10, told.seq - 1);
+    told.status(2, Offline);
+    assert_eq!(told.judge.count(), 0);
+    assert_eq!(told.broken(), []);
+}
+
+#[test]
+fn the_answer_of_another_call_is_caught() {
+    let mut told = Told::up();
+    let mut answers = Answers::new();
+    answers.asked("a");
+    answers.asked("b");
+    answers.answered("a", "b");
+    answers.answered("b", "b");
+    told.judge.answers(answers);
+    assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the call a got the answer `b`");
+}
+
+#[test]
+fn a_second_answer_and_one_that_never_comes_are_caught() {
+    let mut told = Told::up();
+    let mut answers = Answers::new();
+    answers.asked("a");
+    answers.answered("a", "a");
+    answers.failed("a");
+    told.judge.answers(answers);
+    assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the call a was answered more than once");
+
+    let mut told = Told::up();
+    let mut answers = Answers::new();
+    answers.asked("a");
+    told.judge.answers(answers);
+    assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the call a was never answered");
+}
+
+#[test]
+fn a_number_that_is_missing_is_caught_and_one_that_is_explained_is_not() {
+    let mut told = Told::up();
+    told.seq += 1;
+    told.again(0);
+    let missing = told.broken();
+    assert_eq!(said(&missing, Invariant::NoGap), "event 19 is missing, and no event says why");
+
+    // Explained at once, later, and in two parts.
+    let mut told = Told::up();
+    told.seq = 24;
+    told.dropped(19, 23);
+    told.again(0);
+    told.seq += 10;
+    told.again(0);
+    let gap = told.seq - 14;
+    told.dropped(gap, gap + 3);
+    told.dropped(gap + 4, gap + 9);
+    assert_eq!(told.broken(), []);
+}
+
+#[test]
+fn a_gap_that_is_explained_in_part_is_caught_for_the_rest() {
+    let mut told = Told::up();
+    told.seq = 34;
+    told.dropped(19, 24);
+    told.dropped(27, 33);
+    assert_eq!(said(&told.broken(), Invariant::NoGap), "events 25 to 26 (2) are missing, and no event says why");
+}
+
+#[test]
+fn a_number_that_comes_again_is_caught() {
+    let mut told = Told::up();
+    told.seq -= 1;
+    told.status(0, Online);
+    assert_eq!(said(&told.broken(), Invariant::NoGap), "event 18 came after event 18");
+}
+
+#[test]
+fn events_that_are_lost_at_the_end_are_caught() {
+    let lost = |end: &mut End| (end.events_lost, end.events_emitted) = (3, end.events_emitted + 3);
+    assert_eq!(said(&Told::up().broken_at(lost), Invariant::NoGap), "3 events were lost at the end");
+    // Also where the runtime itself knows nothing of it.
+    let silent = Told::up().broken_at(|end| end.events_emitted += 2);
+    assert_eq!(said(&silent, Invariant::NoGap), "events 19 to 20 (2) are missing, and no event says why");
+}
+
+#[test]
+fn an_event_that_is_missing_before_all_others_is_caught() {
+    let mut told = Told::new();
+    told.seq = 3;
+    told.start(0);
+    told.status(0, Provisioning);
+    assert_eq!(said(&told.broken(), Invariant::NoGap), "events 1 to 2 (2) are missing, and no event says why");
+}
+
+#[test]
+fn a_drop_event_is_believed_of_nothing_that_came_and_of_nothing_to_come() {
+    let mut told = Told::up();
+    told.seq = 24;
+    told.dropped(17, 23);
+    let what = "events 17 to 23 are said to be dropped, and 2 of them came or were told before";
+    assert_eq!(said(&told.broken(), Invariant::NoGap), what);
+
+    let mut told = Told::up();
+    told.seq = 20;
+    told.dropped(19, u64::MAX);
+    told.seq = 30;
+    told.status(0, Offline);
+    let broken = told.broken();
+    assert_eq!(broken.len(), 2, "{broken:#?}");
+    assert!(broken[0].1.ends_with("which cannot be by then"), "{broken:#?}");
+    assert!(broken[1].1.starts_with("events 21 to 29 (9) are missing"), "{broken:#?}");
+}
+
+#[test]
+fn a_status_that_is_skipped_is_caught() {
+    let mut told = Told::up();
+    for status in [Connecting, SyncingTools, Online] {
+        told.status(1, status);
+    }
+    let broken = told.broken();
+    assert_eq!(
+        said(&broken, Invariant::LegalTransitions),
+        "it went from connecting to syncing_tools, which nothing causes"
+    );
+}
+
+#[test]
+fn a_life_that_begins_in_the_middle_is_caught() {
+    let mut told = Told::new();
+    told.status(0, AwaitingUserConfig);
+    told.status(1, Connecting);
+    assert_eq!(said(&told.broken(), Invariant::LegalTransitions), "the first that is told of it is connecting");
+}
+
+#[test]
+fn statuses_that_are_told_in_the_wrong_order_are_caught() {
+    let mut told = Told::up();
+    told.pass(1);
+    told.status(0, Offline);
+    told.now_ms -= 500;
+    told.status(0, Connecting);
+    let broken = told.broken();
+    assert_eq!(
+        said(&broken, Invariant::LegalTransitions),
+        "connecting is told after offline and happened 499 ms before it"
+    );
+}
+
+#[test]
+fn a_team_that_panicked_is_shown_anew_once_and_another_team_is_not() {
+    let mut told = Told::up();
+    told.status(0, Offline);
+    told.status(1, Offline);
+    told.judge.pardoned(Pardon::Team(TeamNo(0)), told.now());
+    told.status(0, Online);
+    told.status(1, Online);
+    told.status(0, Offline);
+    told.status(0, Online);
+    let broken = told.broken();
+    assert_eq!(broken.len(), 2, "the other team's, and the second one: {broken:#?}");
+}
+
+#[test]
+fn after_a_gap_nobody_knows_what_came_before() {
+    let mut told = Told::up();
+    told.status(0, Offline);
+    told.seq += 1;
+    told.dropped(told.seq - 1, told.seq - 1);
+    told.status(0, Online);
+    assert_eq!(told.broken(), []);
+}
+
+#[test]
+fn what_is_legal_here_is_what_is_legal_in_the_runtime() {
+    for (from, legal) in transitions::LEGAL {
+        let by_cause = |to: &Status| Cause::ALL.into_iter().any(|cause| next(from, cause) == Some(*to));
+        let of_the_runtime: Vec<_> = Status::ALL.into_iter().filter(by_cause).collect();
+        assert_eq!(legal, of_the_runtime, "from {from}");
+    }
+    assert!(transitions::LEGAL.iter().map(|(from, _)| *from).eq(Status::ALL), "each has its line");
+}
+
+#[test]
+fn a_restart_too_many_is_caught() {
+    let mut told = Told::up();
+    told.again(0);
+    told.again(0);
+    told.pass(10);
+    told.status(1, Online);
+    assert_eq!(told.judge.count(), 0, "three starts are two crashes, and the third crash is the last");
+    told.again(0);
+    told.pass(11);
+    told.status(1, Online);
+    assert_eq!(told.judge.count(), 1, "caught while it runs");
+    assert_eq!(said(&told.broken(), Invariant::RestartBudget), "start number 4 within 5m, where 3 are allowed");
+}
+
+#[test]
+fn a_restart_is_not_too_many_once_the_window_is_over() {
+    let mut told = Told::up();
+    for _ in 0..10 {
+        told.pass(151);
+        told.again(0);
+    }
+    assert_eq!(told.broken(), []);
+}
+
+#[test]
+fn who_is_pardoned_has_a_new_budget_and_nobody_else() {
+    let run = |pardoned: u32| {
+        let mut told = Told::up();
+        (0..2).for_each(|_| told.again(0));
+        told.judge.pardoned(Pardon::Instance(Nth(pardoned)), told.now());
+        (0..3).for_each(|_| told.again(0));
+        told.broken()
+    };
+    assert_eq!(run(0), []);
+    assert_eq!(run(1).len(), 3);
+}
+
+#[test]
+fn a_start_after_sleep_or_a_stop_or_a_panic_of_the_team_is_charged_to_nobody() {
+    let run = |excuse: &dyn Fn(&mut Told)| {
+        let mut told = Told::up();
+        (0..2).for_each(|_| told.again(0));
+        excuse(&mut told);
+        told.again(0);
+        told.broken().len()
+    };
+    assert_eq!(run(&|_| ()), 1);
+    let of = Told::subject(0);
+    let stopped =
+        Event::Stopped { of: of.clone(), kind: StopKind::Manual, exit_code: None, signal: None, forced: false };
+    assert_eq!(run(&|told| told.tell(stopped.clone())), 0);
+    let last_activity_at = Timestamp::UNIX_EPOCH;
+    let dormant = Event::Dormant { of, pid: None, idle_duration_seconds: 1, last_activity_at };
+    assert_eq!(run(&|told| told.tell(dormant.clone())), 0);
+    assert_eq!(run(&|told| told.judge.pardoned(Pardon::Team(TeamNo(0)), told.now())), 0);
+    assert_eq!(run(&|told| told.judge.pardoned(Pardon::Team(TeamNo(1)), told.now())), 1);
+}
+
+#[test]
+fn one_that_is_online_and_deaf_is_caught_and_one_that_moved_is_not() {
+    let mut told = Told::up();
+    let failed = Answered::Failed { fate: Some("timed_out".to_owned()), why: "no answer within 5s".to_owned() };
+    let probe = |answer: &Answered, moved| Probe {
+        nth: Nth(2),
+        at: Duration::ZERO,
+        answer: answer.clone(),
+        token: "p".into(),
+        moved,
+    };
+    told.judge.probed(&probe(&failed, true));
+    told.judge.probed(&probe(&Answered::ServerError("no such tool".to_owned()), false));
+    assert_eq!(told.judge.count(), 0);
+    told.judge.probed(&probe(&failed, false));
+    let broken = told.broken();
+    assert_eq!(
+        said(&broken, Invariant::OnlineIsCallable),
+        "it is shown as online, and a call to it failed: no answer within 5s"
+    );
+}
+
+#[test]
+fn a_probe_that_gets_the_answer_of_another_is_caught() {
+    let mut told = Told::up();
+    let answer = Answered::Text("q".to_owned());
+    told.judge.probed(&Probe { nth: Nth(2), at: Duration::ZERO, answer, token: "p".into(), moved: false });
+    assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the probe p got the answer `q`");
+}
+
+#[test]
+fn it_is_told_how_much_was_looked_at_and_what_was_not() {
+    let looks = |judge: &Judge, end: &End| -> BTreeMap<_, _> {
+        judge.checked(end).into_iter().map(|it| (it.invariant, (it.looks, it.not_checked))).collect()
+    };
+    let idle = Told::new();
+    let nothing = looks(&idle.judge, &idle.end());
+    let unseen = (0, Some("there was nothing to look at".to_owned()));
+    for invariant in [Invariant::OwnAnswer, Invariant::OnlineIsCallable, Invariant::RestartBudget, Invariant::NoGap] {
+        assert_eq!(nothing[&invariant], unseen, "{invariant:?}");
+    }
+    assert!(!nothing.contains_key(&Invariant::Neighbours) && !nothing.contains_key(&Invariant::Flat), "nobody asked");
+
+    let mut told = Told::up();
+    told.judge.limits = Limits { neighbours: Some(2.0), flat: Some(0.02), ..Limits::default() };
+    let calls = CallFindings { answered: 12, neighbours_failed: 75, ..CallFindings::default() };
+    told.judge.calls(told.now(), &calls, &Latency::default());
+    told.judge.curves(&[Sample { at_ms: 90_000, ..Sample::default() }]);
+    let much = looks(&told.judge, &told.end());
+    assert_eq!(much[&Invariant::OwnAnswer], (12, None));
+    assert_eq!(much[&Invariant::RestartBudget], (3, None));
+    assert_eq!((&much[&Invariant::LegalTransitions], &much[&Invariant::NoGap]), (&(18, None), &(18, None)));
+    let too_few = "0 calls before and 75 after, of 500 that it takes";
+    assert_eq!(much[&Invariant::Neighbours], (75, Some(too_few.to_owned())));
+    let short = "it took 1m 30s, and in less than 10m everything is still warming up";
+    assert_eq!(much[&Invariant::Flat], (1, Some(short.to_owned())));
+}
+
+#[test]
+fn each_thing_that_is_left_is_caught() {
+    let broken = Told::up().broken_at(|end| end.left.processes = 1);
+    assert_eq!(said(&broken, Invariant::NothingLeft), "1 process is left");
+    let broken = Told::up().broken_at(|end| end.left.tasks = 2);
+    assert_eq!(said(&broken, Invariant::NothingLeft), "2 of them are left: task");
+    let all = Left { servers: 1, tasks: 1, descriptors: 1, processes: 1 };
+    assert_eq!(Told::up().broken_at(|end| end.left = all).len(), 4);
+}
+
+#[test]
+fn memory_that_is_kept_is_caught() {
+    let broken = Told::up().broken_at(|end| end.memory_after = 1201 << 20);
+    assert!(
+        said(&broken, Invariant::MemoryBack).starts_with("an instance takes 409941.3 KiB after the faults"),
+        "{broken:?}"
+    );
+    assert_eq!(Told::up().broken_at(|end| end.memory_after = 1199 << 20), []);
+}
+
+#[test]
+fn memory_of_a_small_fleet_is_not_judged_by_a_multiple_but_a_leak_is_caught() {
+    let small = |after: u64| End { memory_before: 30 << 20, memory_after: after << 20, ..Told::up().end() };
+    let why = |end: &End| growth::not_checked(end, &Limits::default());
+    let what = "the fleet takes 30.0 MiB, of which 1.2 × cannot be told from the 48.0 MiB that anything may take";
+    assert_eq!(why(&small(77)).as_deref(), Some(what));
+    assert_eq!(Told::up().broken_at(|end| *end = small(77)), []);
+    let broken = Told::up().broken_at(|end| *end = small(79));
+    said(&broken, Invariant::MemoryBack);
+    assert_eq!(why(&small(79)), None, "it was found out");
+    assert_eq!(why(&Told::up().end()), None, "it is large enough");
+}
+
+#[test]
+fn who_is_back_too_late_is_caught() {
+    let millis = Duration::from_millis;
+    let late = |took| recovery(&Limits::default(), Nth(4), millis(100), millis(took), millis(1000), millis(50));
+    assert_eq!(late(2050), None);
+    let violation = late(2051).unwrap();
+    assert_eq!((violation.invariant, violation.at_ms), (Invariant::Recovery, 2151));
+    assert_eq!(violation.what, "it was back 2051 ms after the fault, where 2050 ms are allowed");
+}
+
+#[test]
+fn neighbours_that_are_slowed_are_caught_if_enough_of_them_were_asked() {
+    let limits = Limits { neighbours: Some(2.0), ..Limits::default() };
+    let calls = |count: u64, millis| {
+        let mut latency = Latency::default();
+        (0..count).for_each(|_| latency.record(Duration::from_millis(millis)));
+        latency
+    };
+    let judged = |storm: &Latency, failed| neighbours(&limits, Duration::ZERO, &calls(500, 10), storm, failed);
+    assert_eq!(judged(&calls(500, 19), 0), Ok(None));
+    assert!(judged(&calls(499, 100), 0).is_err(), "too few to say");
+    assert_eq!(judged(&calls(500, 21), 0).unwrap().unwrap().invariant, Invariant::Neighbours);
+    let (quiet, storm) = (calls(500, 1), calls(500, 100));
+    assert_eq!(neighbours(&Limits::default(), Duration::ZERO, &quiet, &storm, 9), Ok(None), "nobody asked");
+}
+
+#[test]
+fn neighbours_whose_calls_fail_are_slower_than_any() {
+    let limits = Limits { neighbours: Some(2.0), ..Limits::default() };
+    let mut storm = Latency::default();
+    (0..1000).for_each(|_| storm.record(Duration::from_millis(10)));
+    let quiet = storm.clone();
+    let judged = |failed| neighbours(&limits, Duration::ZERO, &quiet, &storm, failed).unwrap();
+    assert_eq!(judged(9), None, "one in a hundred may be as slow as it likes");
+    assert!(judged(11).unwrap().what.starts_with("11 of 1011 calls to teams that no fault befell failed"));
+    let none = neighbours(&limits, Duration::ZERO, &quiet, &Latency::default(), 500).unwrap();
+    assert!(none.unwrap().what.starts_with("500 of 500 calls"));
+}
+
+#[test]
+fn memory_and_descriptors_that_grow_with_time_are_caught() {
+    let limits = Limits { flat: Some(0.02), ..Limits::default() };
+    let run = |rss: fn(u64) -> u64, descriptors: fn(u64) -> u32| {
+        let sample =
+            |at: u64| Sample { at_ms: at * 1000, rss: rss(at), descriptors: descriptors(at), ..Sample::default() };
+        flat(&limits, &(0..=600).map(sample).collect::<Vec<_>>()).unwrap()
+    };
+    // Warming up, and a peak here and there, are no growth.
+    assert_eq!(run(|at| if at < 100 { 0 } else { 1000 + at % 7 * 2 }, |at| 50 + u32::from(at == 590) * 900), []);
+    let leaking = run(|at| 100_000 + at * 100, |_| 50);
+    assert_eq!(leaking.len(), 1);
+    assert!(leaking[0].what.contains("bytes of memory"), "{leaking:?}");
+    assert!(run(|_| 1000, |at| u32::try_from(at).unwrap())[0].what.contains("descriptors"));
+}

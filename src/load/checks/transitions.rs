@@ -1,0 +1,136 @@
+//! Statuses change by legal transitions, in order: from one status of an instance to its next there is a cause.
+
+use std::time::Duration;
+
+use mcp_satellite_actors::model::status::Status::{
+    self, AwaitingUserConfig, CommandReceived, Connecting, DiscoveringTools, Error, Offline, Online, PermanentlyFailed,
+    Provisioning, RequiresReauth, Restarting, SyncingTools,
+};
+
+use super::Broken;
+use crate::load::types::{Invariant, Nth};
+
+/// An excuse that was not used by then is none any more: it would hide what comes later.
+const EXCUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Where each status may lead. Written down here and not asked of the runtime, so that a runtime that allows itself one more
+/// is caught; a test says where the two differ. A status may also be told again, with other words about it.
+pub(super) const LEGAL: [(Status, &[Status]); Status::ALL.len()] = [
+    (AwaitingUserConfig, &[AwaitingUserConfig, Provisioning, Offline]),
+    (Provisioning, &[AwaitingUserConfig, CommandReceived, Online, Offline, Error]),
+    (CommandReceived, &[AwaitingUserConfig, Connecting, Restarting, Offline, Error]),
+    (
+        Connecting,
+        &[
+            AwaitingUserConfig,
+            Connecting,
+            DiscoveringTools,
+            Restarting,
+            Offline,
+            Error,
+            RequiresReauth,
+            PermanentlyFailed,
+        ],
+    ),
+    (
+        DiscoveringTools,
+        &[
+            AwaitingUserConfig,
+            Connecting,
+            SyncingTools,
+            Online,
+            Restarting,
+            Offline,
+            Error,
+            RequiresReauth,
+            PermanentlyFailed,
+        ],
+    ),
+    (
+        SyncingTools,
+        &[AwaitingUserConfig, Connecting, Online, Restarting, Offline, Error, RequiresReauth, PermanentlyFailed],
+    ),
+    (Online, &[AwaitingUserConfig, Connecting, Restarting, Offline, Error, RequiresReauth, PermanentlyFailed]),
+    (Restarting, &[AwaitingUserConfig, Connecting, Restarting, Offline, Error, RequiresReauth, PermanentlyFailed]),
+    (Offline, &[AwaitingUserConfig, Connecting, Restarting, Offline, Error, RequiresReauth]),
+    (
+        Error,
+        &[
+            AwaitingUserConfig,
+            Connecting,
+            DiscoveringTools,
+            Restarting,
+            Offline,
+            Error,
+            RequiresReauth,
+            PermanentlyFailed,
+        ],
+    ),
+    (RequiresReauth, &[AwaitingUserConfig, Connecting, Restarting, Offline]),
+    (PermanentlyFailed, &[AwaitingUserConfig, Connecting, Restarting, Offline]),
+];
+
+#[derive(Debug)]
+pub(super) struct Transitions {
+    legal: [[bool; Status::ALL.len()]; Status::ALL.len()],
+    chains: Vec<Chain>,
+    /// Grows with each loss of events: what was known before it proves nothing.
+    epoch: u32,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Chain {
+    epoch: u32,
+    last: Option<(Status, Duration)>,
+    excused_until: Option<Duration>,
+}
+
+impl Transitions {
+    pub(super) fn new(instances: usize) -> Self {
+        let mut legal = [[false; Status::ALL.len()]; Status::ALL.len()];
+        for (status, next) in LEGAL {
+            // With other words about it.
+            legal[status as usize][status as usize] = true;
+            for to in next {
+                legal[status as usize][*to as usize] = true;
+            }
+        }
+        Self { legal, chains: vec![Chain::default(); instances], epoch: 0 }
+    }
+
+    /// Events are missing.
+    pub(super) fn begin_anew(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// Its supervisor has died: what follows is what its successor makes of it.
+    pub(super) fn excuse(&mut self, at: Duration, nth: Nth) {
+        if let Some(chain) = self.chains.get_mut(nth.0 as usize) {
+            chain.excused_until = Some(at + EXCUSE_MAX);
+        }
+    }
+
+    pub(super) fn changed(&mut self, at: Duration, nth: Nth, status: Status, broken: &mut Broken) {
+        let Some(chain) = self.chains.get_mut(nth.0 as usize) else { return };
+        if chain.epoch != self.epoch {
+            *chain = Chain { epoch: self.epoch, last: None, excused_until: chain.excused_until };
+        } else if let Some((before, when)) = chain.last {
+            if !self.legal[before as usize][status as usize] {
+                let excused = chain.excused_until.take().is_some_and(|until| at <= until);
+                if !excused {
+                    let what = format!("it went from {before} to {status}, which nothing causes");
+                    broken.push(Invariant::LegalTransitions, at, Some(nth), what);
+                }
+            }
+            if at < when {
+                let early = when.saturating_sub(at).as_millis();
+                let what = format!("{status} is told after {before} and happened {early} ms before it");
+                broken.push(Invariant::LegalTransitions, at, Some(nth), what);
+            }
+        } else if self.epoch == 0 && !matches!(status, Provisioning | AwaitingUserConfig) {
+            let what = format!("the first that is told of it is {status}");
+            broken.push(Invariant::LegalTransitions, at, Some(nth), what);
+        }
+        chain.last = Some((status, at));
+    }
+}

@@ -1,0 +1,71 @@
+//! Calls as a host of the runtime makes them.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::runtime::RuntimeHandle;
+use serde::Deserialize;
+use serde_json::value::to_raw_value;
+
+use super::Caller;
+use crate::load::types::{Answered, PlannedCall};
+
+/// Calls servers through the runtime's handle.
+pub(crate) struct Direct {
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) ids: Arc<[InstanceId]>,
+}
+
+impl Caller for Direct {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered> {
+        async move {
+            let Some(id) = self.ids.get(call.nth.0 as usize) else {
+                return Answered::Failed { fate: None, why: "there is no such instance".to_owned() };
+            };
+            let after_ms = u64::try_from(call.after.as_millis()).unwrap_or(u64::MAX);
+            let arguments = to_raw_value(&serde_json::json!({ "text": call.token, "after_ms": after_ms })).ok();
+            match self.runtime.call(id, "echo", arguments, Some(call.timeout)).await {
+                Ok(result) => said(result.get()),
+                Err(error @ CallError::Server { .. }) => Answered::ServerError(error.to_string()),
+                Err(error) => Answered::Failed { fate: error.fate().map(fate), why: error.to_string() },
+            }
+        }
+        .boxed()
+    }
+}
+
+fn fate(fate: mcp_satellite_actors::model::exit::Fate) -> String {
+    use mcp_satellite_actors::model::exit::Fate;
+    match fate {
+        Fate::NotSent => "not_sent",
+        Fate::MaybeExecuted => "maybe_executed",
+        Fate::TimedOut => "timed_out",
+    }
+    .to_owned()
+}
+
+/// What a result of `echo` says: its text is JSON, here that of a string.
+pub(crate) fn said(result: &str) -> Answered {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Said {
+        content: Vec<Content>,
+        #[serde(default)]
+        is_error: bool,
+    }
+    #[derive(Deserialize)]
+    struct Content {
+        text: String,
+    }
+    let Ok(Said { content, is_error }) = serde_json::from_str(result) else {
+        return Answered::Text(result.to_owned());
+    };
+    let text = content.into_iter().next().map(|content| content.text).unwrap_or_default();
+    if is_error {
+        return Answered::ServerError(text);
+    }
+    Answered::Text(serde_json::from_str(&text).unwrap_or(text))
+}

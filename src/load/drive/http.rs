@@ -1,0 +1,376 @@
+//! Calls as an MCP client makes them: the endpoint of a satellite stands in front of the runtime, and every user has a
+//! session at it over HTTP. A session calls through `execute_mcp_tool`, on as many connections as it has calls under way.
+//! All sessions count their requests from 1, as clients do, so that a mix-up of ids would show.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use mcp_satellite_actors::audience::Audience;
+use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use mcp_satellite_actors::runtime::RuntimeHandle;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::Caller;
+use super::direct::said;
+use crate::config::{GatewayLimits, GatewayPlan, GatewayUser, Listen, TokenHash};
+use crate::gateway::access::Access;
+use crate::gateway::behind::Behind;
+use crate::gateway::room::Rooms;
+use crate::gateway::sessions::Sessions;
+use crate::gateway::{self, Gateway, Settings};
+use crate::load::fleet::Fleet;
+use crate::load::types::{Answered, PlannedCall};
+
+/// Sessions that are opened at once.
+const OPENING: usize = 32;
+/// A client gives up so long after the deadline of its call, which the endpoint knows too.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What a session may take to be opened.
+const OPEN_MAX: Duration = Duration::from_secs(30);
+/// An answer that is longer is none of ours.
+const ANSWER_MAX: usize = 16 << 20;
+
+const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"load","version":"0"}}}"#;
+const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+
+/// What of an endpoint there must be before the runtime is.
+pub(crate) struct Lobby {
+    sessions: Arc<Sessions>,
+    rooms: Arc<Rooms>,
+}
+
+impl Lobby {
+    pub(crate) fn new() -> Self {
+        let sessions = Arc::new(Sessions::new());
+        Self { rooms: Arc::new(Rooms::new(Arc::clone(&sessions))), sessions }
+    }
+
+    /// Where the servers' own messages go.
+    pub(crate) fn audience(&self) -> Arc<dyn Audience> {
+        self.rooms.clone()
+    }
+
+    /// Opens the endpoint, and a session at it for each user of the fleet. `deadline` is that of a call.
+    pub(crate) async fn open(
+        &self,
+        runtime: &RuntimeHandle,
+        fleet: &Arc<Fleet>,
+        deadline: Duration,
+    ) -> io::Result<Door> {
+        let mut tokens: HashMap<(TeamId, UserId), String> = HashMap::new();
+        for id in &*fleet.ids {
+            let owner = (id.team.clone(), id.user.clone());
+            tokens.entry(owner).or_insert_with_key(|(team, user)| format!("token-of-{team}-{user}"));
+        }
+        let user = |((team, user), token): (&(TeamId, UserId), &String)| GatewayUser {
+            team: team.clone(),
+            team_slug: team.as_str().into(),
+            user: user.clone(),
+            slug: user.as_str().into(),
+            tokens: vec![TokenHash::of(token)],
+            token_kept: false,
+            flat: false,
+        };
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        // Nothing is limited but the time of a call: it is the runtime that is put under load.
+        let limits = GatewayLimits {
+            requests_per_second: 0,
+            calls_per_user_max: 0,
+            sessions_max: tokens.len().max(1) * 2,
+            connections_max: 65_536,
+            request_timeout: Some(deadline),
+            ..GatewayLimits::default()
+        };
+        let plan = GatewayPlan {
+            asked: true,
+            listen: Listen::At(any),
+            limits,
+            users: tokens.iter().map(user).collect(),
+            ..GatewayPlan::default()
+        };
+        let listener = gateway::bind(any)?;
+        let settings = Settings::new("load", &plan, listener.local_addr()?);
+        let access = Arc::new(Access::new(&plan)?);
+        let faces = Arc::new(Behind::new(runtime, Arc::clone(&self.rooms)));
+        let emitter = runtime.emitter().clone();
+        let tell = Box::new(move |event| emitter.emit(event));
+        let gateway = Gateway::start(listener, settings, access, faces, Arc::clone(&self.sessions), tell)?;
+        let address = gateway.address();
+        let open = |(owner, token): ((TeamId, UserId), String)| async move {
+            let session = timeout(OPEN_MAX, Session::open(address, &token)).await;
+            Ok::<_, io::Error>((owner, session.map_err(|_| io::ErrorKind::TimedOut)??))
+        };
+        let sessions = futures::stream::iter(tokens).map(open).buffer_unordered(OPENING).try_collect().await?;
+        Ok(Door { gateway, clients: Arc::new(Clients { fleet: Arc::clone(fleet), sessions, deadline }) })
+    }
+}
+
+/// An endpoint with all its clients.
+pub(crate) struct Door {
+    gateway: Gateway,
+    clients: Arc<Clients>,
+}
+
+impl Door {
+    /// Its clients, as one that calls for whoever an instance belongs to.
+    pub(crate) fn caller(&self) -> Arc<dyn Caller> {
+        self.clients.clone()
+    }
+
+    /// Sends everybody home.
+    pub(crate) async fn close(self) {
+        self.gateway.drain().await;
+        for session in self.clients.sessions.values() {
+            session.idle().clear();
+        }
+    }
+}
+
+struct Clients {
+    fleet: Arc<Fleet>,
+    sessions: HashMap<(TeamId, UserId), Session>,
+    deadline: Duration,
+}
+
+impl Caller for Clients {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered> {
+        async move {
+            let id = self.fleet.id(call.nth);
+            let Some(session) = self.sessions.get(&(id.team.clone(), id.user.clone())) else {
+                return failed(None, &"its user has no session");
+            };
+            let path = format!("{}:echo", self.fleet.slug(call.nth));
+            let after_ms = u64::try_from(call.after.as_millis()).unwrap_or(u64::MAX);
+            let body = serde_json::json!({
+                "jsonrpc": "2.0",
+                "id": session.next.fetch_add(1, Ordering::Relaxed),
+                "method": "tools/call",
+                "params": {
+                    "name": "execute_mcp_tool",
+                    "arguments": { "tool_path": path, "arguments": { "text": call.token, "after_ms": after_ms } },
+                },
+            });
+            match timeout(self.deadline + PATIENCE, session.post(&body.to_string())).await {
+                Ok(Ok(reply)) if reply.status == 200 => read(&reply.body),
+                Ok(Ok(reply)) => {
+                    let said = String::from_utf8_lossy(&reply.body);
+                    failed(None, &format!("HTTP {}: {said}", reply.status))
+                }
+                Ok(Err(error)) => failed(None, &error),
+                Err(_) => failed(Some("timed_out".to_owned()), &"the endpoint did not answer in time"),
+            }
+        }
+        .boxed()
+    }
+}
+
+fn failed(fate: Option<String>, why: &dyn std::fmt::Display) -> Answered {
+    Answered::Failed { fate, why: why.to_string() }
+}
+
+/// What an answer to `tools/call` says: the server's result or error, or why the satellite has none.
+fn read(body: &[u8]) -> Answered {
+    #[derive(Deserialize)]
+    struct Message<'a> {
+        #[serde(borrow)]
+        result: Option<&'a RawValue>,
+        error: Option<Error>,
+    }
+    #[derive(Deserialize)]
+    struct Error {
+        message: String,
+        data: Option<Refused>,
+    }
+    #[derive(Deserialize)]
+    struct Marked {
+        #[serde(rename = "_meta")]
+        meta: Option<Meta>,
+    }
+    #[derive(Deserialize)]
+    struct Meta {
+        #[serde(rename = "mcp-satellite/error")]
+        error: Option<Refused>,
+    }
+    #[derive(Deserialize)]
+    struct Refused {
+        kind: Option<String>,
+        #[serde(default)]
+        message: String,
+        fate: Option<String>,
+    }
+    let Ok(text) = std::str::from_utf8(body) else { return failed(None, &"the answer is no text") };
+    // In a stream what comes last is the answer; keep-alives and progress come before it.
+    let message = if text.trim_start().starts_with('{') {
+        text
+    } else {
+        text.lines().rev().find_map(|line| line.strip_prefix("data:")).unwrap_or_default()
+    };
+    match serde_json::from_str(message.trim()) {
+        Ok(Message { result: Some(result), .. }) => {
+            let marked = serde_json::from_str::<Marked>(result.get()).ok();
+            match marked.and_then(|marked| marked.meta?.error) {
+                Some(refused) => failed(refused.fate, &refused.message),
+                None => said(result.get()),
+            }
+        }
+        Ok(Message { error: Some(error), .. }) => match error.data {
+            Some(Refused { kind: Some(_), fate, .. }) => failed(fate, &error.message),
+            _ => Answered::ServerError(error.message),
+        },
+        Ok(_) => failed(None, &"the answer has neither a result nor an error"),
+        Err(error) => failed(None, &format!("the answer cannot be read: {error}")),
+    }
+}
+
+/// One MCP session.
+struct Session {
+    address: SocketAddr,
+    /// All of a request before the length of its body.
+    head: String,
+    next: AtomicU64,
+    /// Connections on which nothing is under way.
+    idle: Mutex<Vec<BufReader<TcpStream>>>,
+}
+
+struct Reply {
+    status: u16,
+    session: Option<String>,
+    body: Vec<u8>,
+    /// Whether more can be asked on the same connection.
+    stays: bool,
+}
+
+impl Session {
+    /// Shakes hands.
+    async fn open(address: SocketAddr, token: &str) -> io::Result<Self> {
+        let head = format!(
+            "POST /mcp HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\n\
+             content-type: application/json\r\naccept: application/json, text/event-stream\r\n\
+             mcp-protocol-version: 2025-11-25\r\n"
+        );
+        let mut session = Self { address, head, next: AtomicU64::new(1), idle: Mutex::default() };
+        let refused = |reply: &Reply| {
+            let said = String::from_utf8_lossy(&reply.body).into_owned();
+            io::Error::other(format!("the endpoint refuses a session with HTTP {}: {said}", reply.status))
+        };
+        let reply = session.post(INITIALIZE).await?;
+        let id = reply.session.as_ref().filter(|_| reply.status == 200).ok_or_else(|| refused(&reply))?;
+        session.head.extend(["mcp-session-id: ", id, "\r\n"]);
+        let reply = session.post(INITIALIZED).await?;
+        if reply.status == 202 { Ok(session) } else { Err(refused(&reply)) }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<BufReader<TcpStream>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn post(&self, body: &str) -> io::Result<Reply> {
+        let request = format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len());
+        let kept = self.idle().pop();
+        if let Some(mut kept) = kept {
+            // One that was idle may have been closed, and then nobody has read the request.
+            if kept.get_mut().write_all(request.as_bytes()).await.is_ok() && !kept.fill_buf().await?.is_empty() {
+                return self.reply(kept).await;
+            }
+        }
+        let stream = TcpStream::connect(self.address).await?;
+        stream.set_nodelay(true)?;
+        let mut stream = BufReader::new(stream);
+        stream.get_mut().write_all(request.as_bytes()).await?;
+        self.reply(stream).await
+    }
+
+    async fn reply(&self, mut stream: BufReader<TcpStream>) -> io::Result<Reply> {
+        let reply = reply(&mut stream).await?;
+        if reply.stays {
+            self.idle().push(stream);
+        }
+        Ok(reply)
+    }
+}
+
+/// Reads a response to its end.
+async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<Reply> {
+    let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "the endpoint's answer is no HTTP");
+    let status = line(stream).await?;
+    let status = status.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(unreadable)?;
+    let (mut length, mut chunked, mut session, mut stays) = (0, false, None, true);
+    loop {
+        let header = line(stream).await?;
+        let Some((name, value)) = header.split_once(": ") else { break };
+        if name.eq_ignore_ascii_case("content-length") {
+            length = value.parse().map_err(|_| unreadable())?;
+        } else if name.eq_ignore_ascii_case("transfer-encoding") {
+            chunked = true;
+        } else if name.eq_ignore_ascii_case("mcp-session-id") {
+            session = Some(value.to_owned());
+        } else if name.eq_ignore_ascii_case("connection") {
+            stays = !value.eq_ignore_ascii_case("close");
+        }
+    }
+    let mut body = Vec::new();
+    if !chunked {
+        take(stream, &mut body, length).await?;
+    }
+    while chunked {
+        let length = usize::from_str_radix(&line(stream).await?, 16).map_err(|_| unreadable())?;
+        take(stream, &mut body, length).await?;
+        line(stream).await?;
+        chunked = length > 0;
+    }
+    Ok(Reply { status, session, body, stays })
+}
+
+/// Without its end.
+async fn line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
+    let mut line = String::new();
+    if stream.read_line(&mut line).await? == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the endpoint has hung up"));
+    }
+    line.truncate(line.trim_end().len());
+    Ok(line)
+}
+
+async fn take(stream: &mut BufReader<TcpStream>, body: &mut Vec<u8>, length: usize) -> io::Result<()> {
+    let begin = body.len();
+    if length > ANSWER_MAX.saturating_sub(begin) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the endpoint's answer is longer than any of ours"));
+    }
+    body.resize(begin + length, 0);
+    stream.read_exact(&mut body[begin..]).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_the_servers_text_its_error_or_why_there_is_none() {
+        let text = |said: &str| Answered::Text(said.to_owned());
+        let echo = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"\"a-1\""}]}}"#;
+        assert_eq!(read(echo.as_bytes()), text("a-1"));
+        let stream = format!(": keep-alive\n\nid: 1\ndata:\n\nevent: message\ndata: {echo}\n\n");
+        assert_eq!(read(stream.as_bytes()), text("a-1"));
+        let own = br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"no"}],"isError":true}}"#;
+        assert_eq!(read(own), Answered::ServerError("no".to_owned()));
+        let own = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such tool"}}"#;
+        assert_eq!(read(own), Answered::ServerError("no such tool".to_owned()));
+        let ours = br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"x"}],"isError":true,
+            "_meta":{"mcp-satellite/error":{"kind":"terminated","message":"it ended","fate":"maybe_executed"}}}}"#;
+        let fate = Some("maybe_executed".to_owned());
+        assert_eq!(read(ours), Answered::Failed { fate: fate.clone(), why: "it ended".to_owned() });
+        let ours = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"it ended","data":{"kind":"terminated","fate":"maybe_executed"}}}"#;
+        assert_eq!(read(ours), Answered::Failed { fate, why: "it ended".to_owned() });
+        assert!(matches!(read(b"{"), Answered::Failed { .. }));
+    }
+}

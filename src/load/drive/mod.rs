@@ -1,0 +1,290 @@
+//! Who calls: open and closed loops, and somebody who looks whether what is shown as online can be called.
+
+mod direct;
+mod http;
+mod prober;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::checks::{Answers, unexcused};
+use super::measure::Latency;
+use super::plan::CallSource;
+use super::recorder::Clock;
+use super::scenario::FleetShape;
+use super::types::{Answered, CallFindings, PlannedCall, TeamNo, Violation};
+
+pub(crate) use direct::Direct;
+pub(crate) use http::{Door, Lobby};
+pub(crate) use prober::Prober;
+
+/// A way to the servers.
+pub(crate) trait Caller: Send + Sync {
+    /// Makes a call and waits for what comes of it.
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered>;
+}
+
+/// How long calls may go on beyond their own deadlines, when no more are made, before they count as never answered.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// After a fault of many its neighbours are looked at for so long.
+const NEIGHBOURS: Duration = Duration::from_secs(3);
+
+/// Where the calls come from.
+pub(crate) enum Sources {
+    /// One that does not wait for answers, and how many of its calls may be under way at once.
+    Open(Box<CallSource>, usize),
+    /// Callers that wait for theirs.
+    Closed(Vec<CallSource>),
+}
+
+/// Numbers that others look at while it runs.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) ended: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) in_flight: AtomicU64,
+}
+
+/// What of the run a call belongs to.
+pub(crate) struct Times {
+    /// When the load begins.
+    pub(crate) from: Duration,
+    /// No more calls are made then.
+    pub(crate) until: Duration,
+    /// When the first fault comes, at the latest after the share of the run that is to be quiet.
+    pub(crate) quiet_until: Duration,
+    /// Faults of many at once, and the teams that they befall.
+    pub(crate) storms: Vec<(Duration, HashSet<TeamNo>)>,
+    /// Teams that no fault befalls in the whole run.
+    pub(crate) untouched: HashSet<TeamNo>,
+}
+
+impl Times {
+    /// Whether it was made just after a fault of many that has not befallen its own team.
+    fn is_beside_a_storm(&self, at: Duration, team: TeamNo) -> bool {
+        self.storms.iter().any(|(from, hit)| *from <= at && at < *from + NEIGHBOURS && !hit.contains(&team))
+    }
+
+    /// Whether no fault of many ever befalls it, while there are such faults.
+    fn is_neighbour(&self, team: TeamNo) -> bool {
+        !self.storms.is_empty() && self.storms.iter().all(|(_, hit)| !hit.contains(&team))
+    }
+}
+
+/// Makes all calls and keeps what came of them: one task, however many call.
+pub(crate) struct Desk {
+    pub(crate) caller: Arc<dyn Caller>,
+    pub(crate) clock: Clock,
+    pub(crate) shape: FleetShape,
+    pub(crate) times: Times,
+    pub(crate) tally: Arc<Tally>,
+    /// The deadline of each call.
+    pub(crate) timeout: Duration,
+    pub(crate) stop: CancellationToken,
+}
+
+/// What came of all calls.
+#[derive(Default)]
+pub(crate) struct Calls {
+    pub(crate) findings: CallFindings,
+    pub(crate) answers: Answers,
+    /// Quiet calls to those that are later the neighbours of a fault.
+    pub(crate) neighbours_quiet: Latency,
+    /// Calls that failed where nothing was wrong.
+    pub(crate) unexcused: Vec<Violation>,
+}
+
+/// A call that is over.
+struct Done {
+    call: PlannedCall,
+    /// When it was to be made.
+    planned: Duration,
+    /// Nothing if it was not made.
+    came_of_it: Option<(Answered, Duration)>,
+    /// Whose it was, where callers wait for theirs.
+    source: usize,
+}
+
+impl Desk {
+    /// Until the time is over or it is stopped, and everything is answered.
+    pub(crate) async fn run(self, sources: Sources) -> Calls {
+        let mut calls = Calls::default();
+        let mut under_way = JoinSet::new();
+        let made = async {
+            match sources {
+                Sources::Open(source, in_flight_max) => {
+                    self.open(*source, in_flight_max, &mut under_way, &mut calls).await;
+                }
+                Sources::Closed(sources) => self.closed(sources, &mut under_way, &mut calls).await,
+            }
+            // Until then there is load, if only of those who have nothing to ask.
+            self.over().await;
+            self.clock.now().saturating_sub(self.times.from)
+        };
+        // Who waits for an answer that never comes makes no more calls, and holds up nobody for ever.
+        let took = tokio::select! {
+            biased;
+            took = made => took,
+            () = self.patience() => self.times.until.saturating_sub(self.times.from),
+        };
+        self.rest(&mut under_way, &mut calls).await;
+        calls.findings.per_second = calls.findings.answered as f64 / took.as_secs_f64().max(1e-3);
+        calls
+    }
+
+    /// No more calls are made.
+    async fn over(&self) {
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => {}
+            () = sleep_until(self.clock.instant(self.times.until)) => {}
+        }
+    }
+
+    /// What is not answered then never will be.
+    async fn patience(&self) {
+        self.over().await;
+        sleep(self.timeout + PATIENCE).await;
+    }
+
+    async fn open(&self, source: CallSource, in_flight_max: usize, under_way: &mut JoinSet<Done>, calls: &mut Calls) {
+        let mut planned = self.times.from;
+        for call in source {
+            planned += call.pause;
+            if planned >= self.times.until {
+                return;
+            }
+            let arrival = sleep_until(self.clock.instant(planned));
+            tokio::pin!(arrival);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = self.stop.cancelled() => return,
+                    Some(done) = under_way.join_next(), if !under_way.is_empty() => self.settle(done, calls),
+                    () = &mut arrival => break,
+                }
+            }
+            if under_way.len() >= in_flight_max {
+                calls.findings.shed += 1;
+                let is_beside = self.times.is_beside_a_storm(planned, self.shape.team_of(call.nth));
+                calls.findings.neighbours_failed += u64::from(is_beside);
+            } else {
+                self.make(call, planned, 0, under_way, calls);
+            }
+        }
+    }
+
+    async fn closed(&self, mut sources: Vec<CallSource>, under_way: &mut JoinSet<Done>, calls: &mut Calls) {
+        for nth in 0..sources.len() {
+            self.next(&mut sources, nth, self.times.from, under_way, calls);
+        }
+        while let Some(done) = under_way.join_next().await {
+            let source = done.as_ref().map(|done| done.source).ok();
+            self.settle(done, calls);
+            if let Some(source) = source {
+                self.next(&mut sources, source, self.clock.now(), under_way, calls);
+            }
+        }
+    }
+
+    fn next(
+        &self,
+        sources: &mut [CallSource],
+        nth: usize,
+        now: Duration,
+        under_way: &mut JoinSet<Done>,
+        calls: &mut Calls,
+    ) {
+        let Some(call) = sources.get_mut(nth).and_then(Iterator::next) else { return };
+        let planned = now + call.pause;
+        if planned < self.times.until && !self.stop.is_cancelled() {
+            self.make(call, planned, nth, under_way, calls);
+        }
+    }
+
+    fn make(
+        &self,
+        call: PlannedCall,
+        planned: Duration,
+        source: usize,
+        under_way: &mut JoinSet<Done>,
+        calls: &mut Calls,
+    ) {
+        calls.answers.asked(&call.token);
+        let (caller, tally, stop) = (Arc::clone(&self.caller), Arc::clone(&self.tally), self.stop.clone());
+        let at = self.clock.instant(planned);
+        under_way.spawn(async move {
+            tokio::select! {
+                biased;
+                () = sleep_until(at) => {}
+                () = stop.cancelled() => return Done { call, planned, came_of_it: None, source },
+            }
+            tally.in_flight.fetch_add(1, Ordering::Relaxed);
+            let answered = caller.call(&call).await;
+            tally.in_flight.fetch_sub(1, Ordering::Relaxed);
+            // From when it was to be made: a harness that is late does not make a server fast.
+            Done { call, planned, came_of_it: Some((answered, at.elapsed())), source }
+        });
+    }
+
+    /// Waits for what is under way.
+    async fn rest(&self, under_way: &mut JoinSet<Done>, calls: &mut Calls) {
+        let longest = self.clock.instant(self.clock.now().max(self.times.until)) + self.timeout + PATIENCE;
+        while let Ok(Some(done)) = timeout_at(longest, under_way.join_next()).await {
+            self.settle(done, calls);
+        }
+        under_way.abort_all();
+    }
+
+    fn settle(&self, done: Result<Done, tokio::task::JoinError>, calls: &mut Calls) {
+        // A caller that panics has answered nobody: its token stays open.
+        let Ok(Done { call, planned, came_of_it, .. }) = done else { return };
+        let Some((answered, took)) = came_of_it else { return calls.answers.failed(&call.token) };
+        let findings = &mut calls.findings;
+        findings.asked += 1;
+        self.tally.ended.fetch_add(1, Ordering::Relaxed);
+        let team = self.shape.team_of(call.nth);
+        let (fate, why) = match answered {
+            Answered::Text(text) => {
+                calls.answers.answered(&call.token, &text);
+                findings.answered += 1;
+                if planned < self.times.quiet_until {
+                    findings.quiet.record(took);
+                    if self.times.is_neighbour(team) {
+                        calls.neighbours_quiet.record(took);
+                    }
+                } else {
+                    findings.storm.record(took);
+                    if self.times.is_beside_a_storm(planned, team) {
+                        findings.neighbours.record(took);
+                    }
+                }
+                return;
+            }
+            Answered::ServerError(why) => ("server_error".to_owned(), why),
+            Answered::Failed { fate, why } => (fate.unwrap_or_else(|| "unknown".to_owned()), why),
+        };
+        if planned < self.times.quiet_until {
+            findings.quiet_failed += 1;
+        } else {
+            findings.storm_failed += 1;
+            findings.neighbours_failed += u64::from(self.times.is_beside_a_storm(planned, team));
+        }
+        let ended = planned + took;
+        if ended < self.times.quiet_until || self.times.untouched.contains(&team) {
+            calls.unexcused.push(unexcused(ended, call.nth, &call.token, &why));
+        }
+        calls.answers.failed(&call.token);
+        findings.failed += 1;
+        self.tally.failed.fetch_add(1, Ordering::Relaxed);
+        *findings.by_fate.entry(fate).or_insert(0) += 1;
+    }
+}

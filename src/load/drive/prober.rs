@@ -1,0 +1,124 @@
+//! Looks whether what is shown as online can be called: somebody at random, again and again. No fault excuses a failure;
+//! only that the status, the process or the connection is another one by the time at which a silent server is found out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::runtime::RuntimeHandle;
+use rand::RngExt;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::Caller;
+use crate::load::chance::Seed;
+use crate::load::fleet::Fleet;
+use crate::load::recorder::Recorder;
+use crate::load::types::{Answered, Nth, PlannedCall, Probe};
+
+/// Looks that are under way at once; there is none beyond it.
+const PROBES_MAX: usize = 256;
+/// Between two questions of the same look.
+const AGAIN_AFTER: Duration = Duration::from_millis(250);
+/// How much later than by its policy a silent server may be found out.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// See the module.
+#[derive(Clone)]
+pub(crate) struct Prober {
+    pub(crate) caller: Arc<dyn Caller>,
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) policy: Arc<Policy>,
+    /// The longest deadline of other calls.
+    pub(crate) timeout: Duration,
+    pub(crate) seed: Seed,
+    /// Between two looks.
+    pub(crate) every: Duration,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Prober {
+    /// Until it is stopped, and the last look is over.
+    pub(crate) async fn run(self) {
+        let mut chance = self.seed.stream("probe", 0);
+        let mut looks = JoinSet::new();
+        for number in 0_u64.. {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => break,
+                () = sleep(self.every) => {}
+            }
+            while looks.try_join_next().is_some() {}
+            // Drawn in any case, so that the next one does not depend on this one.
+            let nth = Nth(chance.random_range(0..u32::try_from(self.fleet.ids.len()).unwrap_or(u32::MAX).max(1)));
+            let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online);
+            if let Some(view) = view.filter(|_| looks.len() < PROBES_MAX) {
+                let prober = self.clone();
+                looks.spawn(async move { prober.look(nth, &view, &number.to_string()).await });
+            }
+        }
+        while looks.join_next().await.is_some() {}
+    }
+
+    /// Calls each of them that is online, and gives those that have answered. Ends early when it is stopped.
+    pub(crate) async fn ask(&self, whom: Vec<Nth>) -> Vec<Nth> {
+        let now = self.recorder.clock.now().as_millis();
+        let ask = |nth: Nth| async move {
+            let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online)?;
+            let has_answered = self.look(nth, &view, &format!("all-{now}-{}", nth.0)).await;
+            has_answered.then_some(nth)
+        };
+        let asked = futures::stream::iter(whom).map(ask).buffer_unordered(PROBES_MAX);
+        asked.take_until(self.stop.cancelled()).filter_map(futures::future::ready).collect().await
+    }
+
+    /// Whether it has answered.
+    async fn look(&self, nth: Nth, before: &InstanceView, name: &str) -> bool {
+        let at = self.recorder.clock.now();
+        let (session, watchdog) = (&self.policy.session, &self.policy.watchdog);
+        // A call is an excuse for silence until its deadline.
+        let deadline = session.request_timeout.max(self.timeout);
+        let patience = deadline + watchdog.silence + watchdog.ping_timeout + session.terminate_grace + SLACK;
+        let deadline = Instant::now() + patience;
+        let moved = || {
+            let now = self.runtime.status(self.fleet.id(nth));
+            now.is_none_or(|now| has_moved(before, &now))
+        };
+        for attempt in 0_u32.. {
+            let call = PlannedCall {
+                pause: Duration::ZERO,
+                nth,
+                after: Duration::ZERO,
+                token: format!("{:x}-probe-{name}-{attempt}", self.seed.0).into(),
+                timeout: session.request_timeout,
+            };
+            // Beyond its own deadline a call is not waited for, whoever forgets it.
+            let answer = timeout(patience, self.caller.call(&call)).await;
+            let answer = answer.unwrap_or_else(|_| Answered::Failed { fate: None, why: "no answer at all".to_owned() });
+            let moved = moved();
+            let is_settled = moved || !matches!(answer, Answered::Failed { .. });
+            if is_settled || Instant::now() >= deadline {
+                let has_answered = !moved && !matches!(answer, Answered::Failed { .. });
+                let token = call.token;
+                self.recorder.probed(&Probe { nth, at, answer, token, moved });
+                return has_answered;
+            }
+            sleep(AGAIN_AFTER).await;
+        }
+        false
+    }
+}
+
+fn has_moved(before: &InstanceView, now: &InstanceView) -> bool {
+    now.status != Status::Online
+        || now.pid != before.pid
+        || now.restarts != before.restarts
+        || now.attempt != before.attempt
+        || now.initialized_at != before.initialized_at
+}

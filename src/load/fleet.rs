@@ -1,0 +1,135 @@
+//! The instances of a scenario, by number: their identities, and what each is configured to be.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
+use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::{
+    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target as Configured, Value,
+};
+
+use super::chance::Seed;
+use super::plan;
+use super::scenario::{FleetShape, Scenario};
+use super::types::{Nth, Target, TeamNo, Transport};
+
+/// The header with which a remote instance shows who it is.
+pub(crate) const CREDENTIAL: &str = "Authorization";
+
+/// The instances of a scenario.
+pub(crate) struct Fleet {
+    pub(crate) shape: FleetShape,
+    /// The kind of each.
+    pub(crate) kinds: Arc<[u32]>,
+    pub(crate) ids: Arc<[InstanceId]>,
+    of_kind: Vec<Kind>,
+    policy: Arc<Policy>,
+    change: fn(InstanceSpec) -> InstanceSpec,
+}
+
+struct Kind {
+    name: String,
+    transport: Transport,
+    keep: Keep,
+    request_logging: bool,
+}
+
+impl Fleet {
+    pub(crate) fn new(scenario: &Scenario, seed: Seed, change: fn(InstanceSpec) -> InstanceSpec) -> Self {
+        let shape = scenario.fleet;
+        // Shared by all who are of it: a hundred thousand identities have few texts of their own.
+        let teams: Vec<TeamId> = (0..shape.teams).map(|team| team_id(team).as_str().into()).collect();
+        let users: Vec<UserId> = (0..shape.users.max(1)).map(|user| format!("u{user}").into()).collect();
+        let id = |nth: Nth| {
+            let team = teams[shape.team_of(nth).0 as usize].clone();
+            InstanceId::new(team, users[shape.user_of(nth)].clone(), format!("i{}", nth.0).into())
+        };
+        let of_kind = scenario.kinds.iter().map(|kind| Kind {
+            name: kind.name.clone(),
+            transport: kind.transport,
+            keep: kind.keep,
+            request_logging: kind.request_logging,
+        });
+        Self {
+            shape,
+            kinds: plan::kinds(scenario, seed),
+            ids: shape.all().map(id).collect(),
+            of_kind: of_kind.collect(),
+            policy: Arc::clone(&scenario.policy),
+            change,
+        }
+    }
+
+    pub(crate) fn id(&self, nth: Nth) -> &InstanceId {
+        &self.ids[nth.0 as usize]
+    }
+
+    pub(crate) fn team(team: TeamNo) -> TeamId {
+        team_id(team.0 as usize).into()
+    }
+
+    /// The reverse of [`Self::team`].
+    pub(crate) fn team_no(id: &TeamId) -> Option<TeamNo> {
+        id.as_str().strip_prefix('t')?.parse().ok().map(TeamNo)
+    }
+
+    /// The kind of an instance, as an index into the scenario's kinds.
+    pub(crate) fn kind(&self, nth: Nth) -> usize {
+        self.kinds[nth.0 as usize] as usize
+    }
+
+    /// Its server's name for people, which no other server has.
+    pub(crate) fn slug(&self, nth: Nth) -> String {
+        format!("{}-{}", self.of_kind[self.kind(nth)].name, nth.0)
+    }
+
+    pub(crate) fn is_remote(&self, nth: Nth) -> bool {
+        self.of_kind[self.kind(nth)].transport == Transport::Remote
+    }
+
+    /// The team of each instance.
+    pub(crate) fn teams(&self) -> Vec<TeamNo> {
+        self.shape.all().map(|nth| self.shape.team_of(nth)).collect()
+    }
+
+    /// What an instance is configured to be, with these credentials where it is remote.
+    pub(crate) fn spec(&self, nth: Nth, target: Target, credential: &str) -> InstanceSpec {
+        let (id, kind) = (self.id(nth), &self.of_kind[self.kind(nth)]);
+        let mut server_layer = Layer::default();
+        let target = match target {
+            Target::Process(command, args) => {
+                server_layer.args = args.into_iter().map(Secret::from).collect();
+                Configured::Stdio { command, cwd: None }
+            }
+            Target::Remote(url) => {
+                let value = Value::plain(credential);
+                server_layer.headers = BTreeMap::from([(CREDENTIAL.to_owned(), value)]);
+                Configured::Remote { transport: RemoteTransport::Http, url, health_url: None }
+            }
+        };
+        let config = InstanceConfig {
+            team: id.team.clone(),
+            team_slug: id.team.as_str().into(),
+            user: id.user.clone(),
+            user_slug: id.user.as_str().into(),
+            installation: id.installation.clone(),
+            server: self.slug(nth).into(),
+            target,
+            server_layer,
+            team_layer: Layer::default(),
+            user_layer: Layer::default(),
+            user_required: Vec::new(),
+            keep: kind.keep,
+            on_update: OnUpdate::default(),
+            request_logging: kind.request_logging,
+            policy: Arc::clone(&self.policy),
+        };
+        (self.change)(config.merge())
+    }
+}
+
+fn team_id(team: usize) -> String {
+    format!("t{team}")
+}

@@ -1,0 +1,630 @@
+//! What will happen: all faults and all calls, drawn before anything runs. The same scenario and seed give the same plan,
+//! and what one rule draws does not depend on another, except that nobody is ill twice at a time: rare faults choose first
+//! among those who are well, so that each kind happens also in a small fleet.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite_actors::model::policy::RestartPolicy;
+use rand::RngExt;
+use rand::rngs::StdRng;
+
+use super::chance::{Seed, Skewed, Spread};
+use super::scenario::{FaultRule, FleetShape, Load, Scenario, ServerKind, When, Whom, fault_name};
+use super::types::{Befalls, FaultKind, Injection, Mode, Nth, PlannedCall, TeamNo, Transport, Victim};
+use crate::connect::sim::Script;
+
+/// How many different handshakes a kind of server has.
+const SCRIPTS: u64 = 32;
+/// A victim that is ill is drawn again so often, before all who are well are looked for.
+const DRAWS: usize = 4;
+/// Lines of more than a mebibyte that are written at a time.
+const HUGE_MAX: usize = 8;
+
+/// What will go wrong, and with which servers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The faults, by time.
+    pub injections: Vec<Injection>,
+    /// Those that cannot be done to such servers, and those for which nobody was well.
+    pub impossible: Vec<(FaultKind, usize)>,
+    /// For each kind of server its scripts, which differ in the handshake and the seed. See [`script_of`].
+    pub scripts: Vec<Vec<Arc<Script>>>,
+}
+
+/// Draws the faults and the servers.
+pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
+    let kinds: Vec<usize> = scenario.fleet.all().map(|nth| kind_of(scenario, seed, nth)).collect();
+    let mut draft = Draft::new(scenario, seed, &kinds);
+    let mut rules: BTreeMap<FaultKind, u64> = BTreeMap::new();
+    let mut named = Vec::new();
+    for (place, rule) in scenario.faults.iter().enumerate() {
+        // Named by what it does and not by its place, so that a rule in front of it shifts nothing.
+        let nth = rules.entry(rule.kind).or_default();
+        let name = format!("{} {nth}", fault_name(rule.kind));
+        *nth += 1;
+        let times = draft.times(rule, &name);
+        named.push((place, rule, name, times));
+    }
+    // Stable: rules that are equally rare choose in the order of the file.
+    named.sort_by_key(|(_, _, _, times)| times.len());
+    for (place, rule, name, times) in named {
+        draft.draw(place, rule, &name, times, mode);
+    }
+    let Draft { mut drawn, impossible, .. } = draft;
+    // At one time they come in the order of the file.
+    drawn.sort_by_key(|(place, injection)| (injection.at, *place));
+    let mut injections: Vec<_> = drawn.into_iter().map(|(_, injection)| injection).collect();
+    for (serial, injection) in (0..).zip(&mut injections) {
+        injection.serial = serial;
+    }
+    let scripts = scenario.kinds.iter().map(|kind| scripts(kind, seed)).collect();
+    Plan { injections, impossible: impossible.into_iter().collect(), scripts }
+}
+
+/// The kind of server that an instance is: an index into the scenario's kinds.
+pub fn kind_of(scenario: &Scenario, seed: Seed, nth: Nth) -> usize {
+    let all: u64 = scenario.kinds.iter().map(|kind| u64::from(kind.weight)).sum();
+    let mut drawn = seed.of("kind", nth.0.into()) % all.max(1);
+    for (index, kind) in scenario.kinds.iter().enumerate() {
+        match drawn.checked_sub(kind.weight.into()) {
+            Some(rest) => drawn = rest,
+            None => return index,
+        }
+    }
+    0
+}
+
+/// Which of its kind's scripts an instance has: an index into [`Plan::scripts`] of its kind.
+pub fn script_of(nth: Nth) -> usize {
+    (u64::from(nth.0) % SCRIPTS) as usize
+}
+
+fn scripts(kind: &ServerKind, seed: Seed) -> Vec<Arc<Script>> {
+    let one = |nth| {
+        let handshake_delay = kind.handshake.draw(&mut seed.stream(&format!("handshake {}", kind.name), nth));
+        let seed = seed.of(&format!("script {}", kind.name), nth);
+        Arc::new(Script { seed, handshake_delay, ..kind.script.clone() })
+    };
+    (0..SCRIPTS).map(one).collect()
+}
+
+/// Who can be ill. Parts of our own are each by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Patient {
+    Instance(Nth),
+    Team(TeamNo),
+    Registry,
+    Batcher,
+    Sink,
+    /// The huge lines of all together, by place.
+    Huge(usize),
+}
+
+/// Until when, by from when: they never overlap.
+type Times = BTreeMap<Duration, Duration>;
+
+struct Draft<'a> {
+    scenario: &'a Scenario,
+    seed: Seed,
+    /// Those with a process, those with a remote server, and all.
+    stdio: Vec<Nth>,
+    remote: Vec<Nth>,
+    all: Vec<Nth>,
+    ill: HashMap<Patient, Times>,
+    /// Each with the place of its rule in the file.
+    drawn: Vec<(usize, Injection)>,
+    impossible: BTreeMap<FaultKind, usize>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(scenario: &'a Scenario, seed: Seed, kinds: &[usize]) -> Self {
+        let of = |transport| {
+            let fitting = move |(_, kind): &(Nth, &usize)| scenario.kinds[**kind].transport == transport;
+            scenario.fleet.all().zip(kinds).filter(fitting).map(|(nth, _)| nth).collect()
+        };
+        let (stdio, remote) = (of(Transport::Stdio), of(Transport::Remote));
+        let all = scenario.fleet.all().collect();
+        let (ill, drawn, impossible) = (HashMap::new(), Vec::new(), BTreeMap::new());
+        Self { scenario, seed, stdio, remote, all, ill, drawn, impossible }
+    }
+
+    fn draw(&mut self, place: usize, rule: &FaultRule, name: &str, times: Vec<Duration>, mode: Mode) {
+        for (nth, at) in (0..).zip(times) {
+            // Of each time by itself, so that drawing a victim again shifts nothing.
+            let mut whom = self.seed.stream(&format!("whom {name}"), nth);
+            let mut lasts = self.seed.stream(&format!("lasts {name}"), nth);
+            let possible = rule.kind.possible(mode);
+            let rest = rest(self.scenario, rule.kind);
+            match (rule.whom, rule.kind.befalls()) {
+                (_, Befalls::Us) => {
+                    let lasts = rule.lasts.draw(&mut lasts);
+                    let befallen = possible && self.befall(place, rule.kind, Victim::Us, at, lasts, rest);
+                    self.count(rule.kind, befallen);
+                }
+                (Whom::One, _) => {
+                    let lasts = rule.lasts.draw(&mut lasts);
+                    let befallen = possible
+                        && self
+                            .victim(rule.kind, at, at + lasts + rest, &mut whom)
+                            .is_some_and(|victim| self.befall(place, rule.kind, victim, at, lasts, rest));
+                    self.count(rule.kind, befallen);
+                }
+                (Whom::Share(share), _) => {
+                    let all = self.fitting(rule.kind).to_vec();
+                    let wanted = of_all(share, all.len());
+                    let victims = shuffled(all, &mut whom).into_iter().map(Victim::Instance);
+                    self.befall_some(place, rule, victims, wanted, at, &mut lasts, possible);
+                }
+                (Whom::TeamsShare(share), befalls) => {
+                    let teams: Vec<_> = (0..self.scenario.fleet.teams)
+                        .filter_map(|team| u32::try_from(team).ok())
+                        .map(TeamNo)
+                        .collect();
+                    let wanted = of_all(share, teams.len());
+                    let mut teams = shuffled(teams, &mut whom);
+                    teams.truncate(wanted);
+                    let victims: Vec<_> = if befalls == Befalls::Team {
+                        teams.into_iter().map(Victim::Team).collect()
+                    } else {
+                        let fleet = self.scenario.fleet;
+                        let members = teams.into_iter().flat_map(|team| fleet.members(team).collect::<Vec<_>>());
+                        let fitting = self.fitting(rule.kind);
+                        members.filter(|nth| fitting.binary_search(nth).is_ok()).map(Victim::Instance).collect()
+                    };
+                    let wanted = victims.len();
+                    self.befall_some(place, rule, victims.into_iter(), wanted, at, &mut lasts, possible);
+                }
+            }
+        }
+    }
+
+    fn times(&self, rule: &FaultRule, name: &str) -> Vec<Duration> {
+        let run = self.scenario.duration;
+        match rule.when {
+            When::At(at) => vec![at.of(run)],
+            When::Every { mean, from, until } => {
+                let mut rng = self.seed.stream(&format!("when {name}"), 0);
+                let (mut at, until) = (from.of(run), until.of(run));
+                let mut times = Vec::new();
+                loop {
+                    at += Spread::Exp(mean).draw(&mut rng);
+                    if at >= until {
+                        return times;
+                    }
+                    times.push(at);
+                }
+            }
+        }
+    }
+
+    /// Whom it can befall, by number.
+    fn fitting(&self, kind: FaultKind) -> &[Nth] {
+        match kind.befalls() {
+            Befalls::Stdio => &self.stdio,
+            Befalls::Remote => &self.remote,
+            Befalls::Any | Befalls::Team | Befalls::Us => &self.all,
+        }
+    }
+
+    /// Anybody whom it fits and who is well all that time.
+    fn victim(&self, kind: FaultKind, at: Duration, until: Duration, rng: &mut StdRng) -> Option<Victim> {
+        if kind.befalls() == Befalls::Team {
+            let teams: Vec<_> = (0..u32::try_from(self.scenario.fleet.teams).unwrap_or(u32::MAX)).map(TeamNo).collect();
+            let one = one_of(&teams, |team| !self.is_ill(Patient::Team(*team), at, until), rng);
+            return one.map(Victim::Team);
+        }
+        one_of(self.fitting(kind), |nth| !self.is_ill(Patient::Instance(*nth), at, until), rng).map(Victim::Instance)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all of one time of one rule")]
+    fn befall_some(
+        &mut self,
+        place: usize,
+        rule: &FaultRule,
+        victims: impl Iterator<Item = Victim>,
+        wanted: usize,
+        at: Duration,
+        lasts: &mut StdRng,
+        possible: bool,
+    ) {
+        let rest = rest(self.scenario, rule.kind);
+        let mut befallen = 0;
+        for victim in victims {
+            if befallen == wanted || !possible {
+                break;
+            }
+            let lasts = rule.lasts.draw(lasts);
+            befallen += usize::from(self.befall(place, rule.kind, victim, at, lasts, rest));
+        }
+        if befallen < wanted {
+            *self.impossible.entry(rule.kind).or_default() += wanted - befallen;
+        }
+    }
+
+    fn count(&mut self, kind: FaultKind, befallen: bool) {
+        if !befallen {
+            *self.impossible.entry(kind).or_default() += 1;
+        }
+    }
+
+    /// Whether the victim was well.
+    fn befall(
+        &mut self,
+        place: usize,
+        kind: FaultKind,
+        victim: Victim,
+        at: Duration,
+        lasts: Duration,
+        rest: Duration,
+    ) -> bool {
+        let patient = match (victim, kind) {
+            (Victim::Instance(nth), _) => Patient::Instance(nth),
+            (Victim::Team(team), _) => Patient::Team(team),
+            (Victim::Us, FaultKind::RegistryPanic) => Patient::Registry,
+            (Victim::Us, FaultKind::BatcherPanic) => Patient::Batcher,
+            (Victim::Us, _) => Patient::Sink,
+        };
+        let until = at + lasts + rest;
+        if self.is_ill(patient, at, until) {
+            return false;
+        }
+        if kind == FaultKind::Huge {
+            let Some(huge) = (0..HUGE_MAX).map(Patient::Huge).find(|huge| !self.is_ill(*huge, at, until)) else {
+                return false;
+            };
+            self.ill.entry(huge).or_default().insert(at, until);
+        }
+        self.ill.entry(patient).or_default().insert(at, until);
+        self.drawn.push((place, Injection { serial: 0, at, kind, victim, lasts }));
+        true
+    }
+
+    fn is_ill(&self, patient: Patient, at: Duration, until: Duration) -> bool {
+        let last = self.ill.get(&patient).and_then(|times| times.range(..until).next_back());
+        last.is_some_and(|(_, to)| at < *to)
+    }
+}
+
+/// How long a victim is left alone once a fault is over: about as long as it takes to be well again.
+pub fn rest(scenario: &Scenario, kind: FaultKind) -> Duration {
+    let policy = &scenario.policy;
+    let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
+    let handshake = scenario.kinds.iter().map(|kind| kind.handshake.longest()).max().unwrap_or_default();
+    let again = handshake + Duration::from_secs(1);
+    let grace = policy.session.terminate_grace;
+    let reconnect = policy.reconnect.backoff_min * 4;
+    match kind {
+        FaultKind::Crash
+        | FaultKind::Exit0
+        | FaultKind::CrashLoop
+        | FaultKind::Huge
+        | FaultKind::MemoryGrowth
+        | FaultKind::WorkerPanic => delay + again,
+        FaultKind::TeamPanic => longest_delay_of_a_team() + again,
+        FaultKind::SlowHandshake | FaultKind::NoHandshake => delay + again + policy.session.handshake_timeout + grace,
+        FaultKind::Hang => {
+            let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
+            delay + again + found + grace
+        }
+        FaultKind::SlowSigterm | FaultKind::IgnoreSigterm => again + 2 * grace,
+        FaultKind::StderrFlood | FaultKind::Garbage | FaultKind::StrayAnswers => again + grace,
+        FaultKind::Unauthorized | FaultKind::SessionLost | FaultKind::Refused | FaultKind::StreamCut => {
+            again + reconnect
+        }
+        FaultKind::RegistryPanic | FaultKind::BatcherPanic => Duration::from_millis(100),
+        FaultKind::SinkFails | FaultKind::SinkPanics => Duration::ZERO,
+    }
+}
+
+/// How long a team's supervisor that dies again and again is waited for at most: that is no scenario's to say.
+pub fn longest_delay_of_a_team() -> Duration {
+    RestartPolicy::default().delays.into_iter().max().unwrap_or_default()
+}
+
+/// A share of so many, to the nearest.
+fn of_all(share: f64, all: usize) -> usize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a count is a count")]
+    let wanted = (share * all as f64).round() as usize;
+    wanted.min(all)
+}
+
+fn below(count: usize, rng: &mut StdRng) -> u32 {
+    rng.random_range(0..u32::try_from(count).unwrap_or(u32::MAX).max(1))
+}
+
+/// One of those who are well. Mostly the first draw finds one; where few are well they are counted.
+fn one_of<T: Copy>(all: &[T], is_well: impl Fn(&T) -> bool, rng: &mut StdRng) -> Option<T> {
+    if all.is_empty() {
+        return None;
+    }
+    let drawn = (0..DRAWS).map(|_| all[rng.random_range(0..all.len())]).find(&is_well);
+    drawn.or_else(|| {
+        let well: Vec<T> = all.iter().copied().filter(is_well).collect();
+        (!well.is_empty()).then(|| well[rng.random_range(0..well.len())])
+    })
+}
+
+fn shuffled<T>(mut all: Vec<T>, rng: &mut StdRng) -> Vec<T> {
+    for last in (1..all.len()).rev() {
+        all.swap(last, rng.random_range(0..=last));
+    }
+    all
+}
+
+/// The calls of one caller in a closed loop, or all arrivals of an open one, for ever.
+pub struct CallSource {
+    /// Their own, so that the calls are the same however many there are beside this source.
+    rng: StdRng,
+    caller: String,
+    made: u64,
+    pause: Spread,
+    teams: Skewed,
+    timeout: Duration,
+    fleet: FleetShape,
+    works: Vec<Spread>,
+    kinds: Arc<[u32]>,
+}
+
+impl CallSource {
+    /// Of one caller. `kinds` is [`kinds`], which all callers share.
+    pub fn closed(scenario: &Scenario, seed: Seed, caller: usize, kinds: &Arc<[u32]>) -> Self {
+        let pause = match &scenario.load {
+            Load::Closed { think, .. } => *think,
+            Load::Open { .. } => Spread::default(),
+        };
+        Self::new(scenario, seed, caller as u64, &caller.to_string(), pause, kinds)
+    }
+
+    /// Of all that come. `kinds` is [`kinds`].
+    pub fn open(scenario: &Scenario, seed: Seed, kinds: &Arc<[u32]>) -> Self {
+        let per_second = match &scenario.load {
+            Load::Open { per_second, .. } => *per_second,
+            Load::Closed { .. } => 1.0,
+        };
+        let pause = Spread::Exp(Duration::from_secs(1).div_f64(per_second.max(1e-6)));
+        Self::new(scenario, seed, u64::MAX, "open", pause, kinds)
+    }
+
+    fn new(scenario: &Scenario, seed: Seed, nth: u64, caller: &str, pause: Spread, kinds: &Arc<[u32]>) -> Self {
+        Self {
+            rng: seed.stream("calls", nth),
+            caller: format!("{:x}-{caller}", seed.0),
+            made: 0,
+            pause,
+            teams: Skewed::new(scenario.fleet.teams, scenario.load.skew()),
+            timeout: scenario.load.timeout(),
+            fleet: scenario.fleet,
+            works: scenario.kinds.iter().map(|kind| kind.call).collect(),
+            kinds: kinds.clone(),
+        }
+    }
+}
+
+/// The kind of each instance, by its number.
+pub fn kinds(scenario: &Scenario, seed: Seed) -> Arc<[u32]> {
+    let kind = |nth| u32::try_from(kind_of(scenario, seed, nth)).unwrap_or_default();
+    scenario.fleet.all().map(kind).collect()
+}
+
+impl Iterator for CallSource {
+    type Item = PlannedCall;
+
+    fn next(&mut self) -> Option<PlannedCall> {
+        let pause = self.pause.draw(&mut self.rng);
+        let team = self.teams.draw(&mut self.rng);
+        let team = TeamNo(u32::try_from(team).unwrap_or_default());
+        let member = below(self.fleet.size_of(team), &mut self.rng);
+        let nth = Nth(team.0 + member * u32::try_from(self.fleet.teams).unwrap_or(1));
+        let kind = self.kinds.get(nth.0 as usize).copied().unwrap_or_default();
+        let after = self.works.get(kind as usize).map(|work| work.draw(&mut self.rng)).unwrap_or_default();
+        self.made += 1;
+        let token = format!("{}-{}", self.caller, self.made).into();
+        Some(PlannedCall { pause, nth, after, token, timeout: self.timeout })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::load::scenario::{Overrides, fits, load, parse};
+
+    fn mixed(instances: usize) -> Scenario {
+        let overrides = Overrides { instances: Some(instances), teams: Some(instances / 20), ..Overrides::default() };
+        load("mixed").unwrap().with(overrides).unwrap()
+    }
+
+    fn calls(scenario: &Scenario, seed: Seed, count: usize) -> Vec<PlannedCall> {
+        CallSource::open(scenario, seed, &kinds(scenario, seed)).take(count).collect()
+    }
+
+    /// Without the serial numbers, which are those of the whole plan.
+    fn of(plan: &Plan, wanted: &[FaultRule]) -> Vec<Injection> {
+        let known = |injection: &&Injection| wanted.iter().any(|rule| rule.kind == injection.kind);
+        plan.injections.iter().filter(known).map(|injection| Injection { serial: 0, ..injection.clone() }).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
+        #[test]
+        fn the_same_seed_gives_the_same_plan_and_calls_and_another_does_not(seed: u64) {
+            let (scenario, seed) = (mixed(200), Seed(seed));
+            let drawn = plan(&scenario, seed, Mode::Simulated);
+            prop_assert_eq!(&drawn, &plan(&scenario, seed, Mode::Simulated));
+            prop_assert_eq!(calls(&scenario, seed, 1000), calls(&scenario, seed, 1000));
+            let other = Seed(seed.0 ^ 1);
+            prop_assert_ne!(&drawn, &plan(&scenario, other, Mode::Simulated));
+            let tokenless = |calls: Vec<PlannedCall>| calls.into_iter().map(|call| (call.pause, call.nth, call.after)).collect::<Vec<_>>();
+            prop_assert_ne!(tokenless(calls(&scenario, seed, 100)), tokenless(calls(&scenario, other, 100)));
+        }
+
+        #[test]
+        fn one_more_fault_shifts_neither_calls_nor_rarer_faults(seed: u64, left_out in 0..23_usize) {
+            let (whole, seed) = (mixed(2000), Seed(seed));
+            let mut less = whole.clone();
+            let left_out = less.faults.remove(left_out);
+            prop_assert_eq!(calls(&whole, seed, 100), calls(&less, seed, 100));
+            let (whole, with_less) = (plan(&whole, seed, Mode::Simulated), plan(&less, seed, Mode::Simulated));
+            // Those that are more frequent choose after it, and it may be in their way.
+            let count = |rule: &FaultRule| of(&whole, std::slice::from_ref(rule)).len();
+            let all = less.faults.clone();
+            less.faults.retain(|rule| count(rule) < count(&left_out));
+            prop_assert_eq!(of(&whole, &less.faults), of(&with_less, &less.faults));
+            let times = |plan: &Plan| of(plan, &all).into_iter().map(|it| (it.at, it.kind)).collect::<Vec<_>>();
+            prop_assert_eq!(times(&whole), times(&with_less), "in a large fleet there is always somebody");
+        }
+
+        #[test]
+        fn in_a_small_fleet_every_kind_of_fault_happens(seed: u64) {
+            let overrides = Overrides { instances: Some(150), duration: Some(Duration::from_secs(60)), ..Overrides::default() };
+            let scenario = load("mixed").unwrap().with(overrides).unwrap();
+            let drawn = plan(&scenario, Seed(seed), Mode::Simulated);
+            // What befalls ourselves comes once or twice, or by chance never.
+            for (kind, count) in drawn.impossible.iter().filter(|(kind, _)| kind.befalls() != Befalls::Us) {
+                let name = fault_name(*kind);
+                let happened = drawn.injections.iter().any(|injection| injection.kind == *kind);
+                prop_assert!(happened, "{name} never, and {count} times nobody was well");
+            }
+        }
+
+        #[test]
+        fn nobody_is_ill_twice_at_a_time(seed: u64) {
+            // Few, so that they meet.
+            let scenario = mixed(60);
+            let drawn = plan(&scenario, Seed(seed), Mode::Simulated);
+            let mut until: HashMap<Nth, Duration> = HashMap::new();
+            for injection in &drawn.injections {
+                if let Victim::Instance(nth) = injection.victim {
+                    let well = until.entry(nth).or_default();
+                    prop_assert!(*well <= injection.at, "{injection:?} while it is ill until {well:?}");
+                    *well = injection.at + injection.lasts;
+                }
+            }
+            prop_assert!(!drawn.impossible.is_empty(), "with so few somebody is not well");
+            let serials: Vec<u32> = drawn.injections.iter().map(|injection| injection.serial).collect();
+            prop_assert!(serials.into_iter().eq(0..u32::try_from(drawn.injections.len()).unwrap()));
+            prop_assert!(drawn.injections.is_sorted_by_key(|injection| injection.at));
+        }
+    }
+
+    #[test]
+    fn faults_befall_only_those_whom_they_fit_within_their_times() {
+        let scenario = mixed(400);
+        let drawn = plan(&scenario, Seed(5), Mode::Simulated);
+        assert!(drawn.injections.len() > 150, "{}", drawn.injections.len());
+        for injection in &drawn.injections {
+            assert!((scenario.duration / 5..scenario.duration * 3 / 4).contains(&injection.at), "{injection:?}");
+            match injection.victim {
+                Victim::Instance(nth) => {
+                    let kind = &scenario.kinds[kind_of(&scenario, Seed(5), nth)];
+                    assert!(fits(injection.kind, kind.transport), "{injection:?}");
+                }
+                Victim::Team(_) => assert_eq!(injection.kind, FaultKind::TeamPanic),
+                Victim::Us => assert_eq!(injection.kind.befalls(), Befalls::Us),
+            }
+        }
+    }
+
+    #[test]
+    fn what_real_servers_cannot_be_made_to_do_is_counted() {
+        let drawn = plan(&mixed(400), Seed(5), Mode::Real);
+        let cannot = |kind: &FaultKind| !kind.possible(Mode::Real);
+        assert!(drawn.injections.iter().all(|injection| !cannot(&injection.kind)));
+        let told: Vec<_> = drawn.impossible.iter().map(|(kind, _)| *kind).filter(cannot).collect();
+        assert_eq!(told, [FaultKind::Unauthorized, FaultKind::StreamCut]);
+    }
+
+    fn shares(whom: &str) -> Plan {
+        let text = format!(
+            r#"
+about = "Shares."
+seconds = 10
+fleet = {{ instances = 10_000, teams = 100 }}
+servers = [{{ name = "tools" }}]
+load = {{ loop = "open", per_second = 5 }}
+faults = [{{ kind = "crash", at = "50 %", {whom} }}]
+"#
+        );
+        plan(&parse("shares.toml", &text).unwrap(), Seed(3), Mode::Simulated)
+    }
+
+    #[test]
+    fn a_third_of_ten_thousand_are_3333_all_different() {
+        let drawn = shares(&format!("share = {}", 1.0 / 3.0));
+        let victims: std::collections::HashSet<_> =
+            drawn.injections.iter().map(|it| format!("{:?}", it.victim)).collect();
+        assert_eq!((drawn.injections.len(), victims.len()), (3333, 3333));
+        assert!(drawn.injections.iter().all(|injection| injection.at == Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn a_share_of_teams_is_all_of_their_members() {
+        let drawn = shares("teams = 0.33");
+        let mut teams: BTreeMap<u32, usize> = BTreeMap::new();
+        for injection in &drawn.injections {
+            let Victim::Instance(nth) = injection.victim else { panic!("{injection:?}") };
+            *teams.entry(nth.0 % 100).or_default() += 1;
+        }
+        assert_eq!(teams.len(), 33);
+        assert!(teams.values().all(|members| *members == 100));
+    }
+
+    #[test]
+    fn at_most_eight_write_huge_lines_at_a_time() {
+        let text = r#"
+about = "Huge."
+seconds = 10
+fleet = { instances = 1000 }
+servers = [{ name = "tools" }]
+load = { loop = "open", per_second = 5 }
+faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
+"#;
+        let drawn = plan(&parse("huge.toml", text).unwrap(), Seed(3), Mode::Simulated);
+        assert_eq!(drawn.injections.len(), 8);
+        assert_eq!(drawn.impossible, [(FaultKind::Huge, 92)]);
+    }
+
+    #[test]
+    fn every_call_says_what_no_other_says_to_somebody_who_is_there() {
+        let scenario = load("flap").unwrap();
+        let of_all = kinds(&scenario, Seed(9));
+        let mut said = std::collections::HashSet::new();
+        for caller in 0..32 {
+            for call in CallSource::closed(&scenario, Seed(9), caller, &of_all).take(500) {
+                assert!((call.nth.0 as usize) < scenario.fleet.instances);
+                assert!(call.token.len() <= 24, "{}", call.token);
+                assert!(said.insert(call.token));
+            }
+        }
+        let mut by_team = [0_u32; 50];
+        for call in CallSource::closed(&scenario, Seed(9), 0, &of_all).take(5000) {
+            by_team[scenario.fleet.team_of(call.nth).0 as usize] += 1;
+        }
+        assert!(by_team[0] > 3 * by_team[10], "teams are called unevenly: {by_team:?}");
+    }
+
+    #[test]
+    fn arrivals_come_at_the_rate_that_was_asked_for() {
+        let scenario = mixed(200);
+        let pauses: Duration = calls(&scenario, Seed(2), 10_000).iter().map(|call| call.pause).sum();
+        let rate = 10_000.0 / pauses.as_secs_f64();
+        assert!((380.0..420.0).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn kinds_of_server_are_as_frequent_as_their_weights() {
+        let scenario = mixed(10_000);
+        let mut counts = [0_u32; 3];
+        kinds(&scenario, Seed(4)).iter().for_each(|kind| counts[*kind as usize] += 1);
+        let [tools, chatty, cloud] = counts;
+        assert!((5800..6200).contains(&tools) && (900..1100).contains(&chatty) && (2800..3200).contains(&cloud));
+        let scripts = plan(&scenario, Seed(4), Mode::Simulated).scripts;
+        let handshakes: std::collections::HashSet<_> = scripts[0].iter().map(|script| script.handshake_delay).collect();
+        assert_eq!(handshakes.len(), 32);
+        assert_eq!(scripts[0][script_of(Nth(33))].tools, 12);
+    }
+}

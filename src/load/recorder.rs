@@ -1,0 +1,237 @@
+//! What is seen while it runs: every event, as the sink of the runtime; every start; every probe. One lock, taken once for
+//! each batch of events, and nothing is allocated for an event.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use jiff::{SignedDuration, Timestamp};
+use mcp_satellite_actors::WallClock;
+use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::books::Books;
+use super::checks::Judge;
+use super::fleet::Fleet;
+use super::types::{Nth, Pardon, Probe, Victim};
+
+/// The time of a run. The wall clock goes by it, so that every timestamp says when in the run something was.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    began: Instant,
+    epoch: Timestamp,
+}
+
+impl Clock {
+    /// Begins now, at this time of the world.
+    pub(crate) fn start(epoch: Timestamp) -> Self {
+        Self { began: Instant::now(), epoch }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(crate) fn instant(&self, at: Duration) -> Instant {
+        self.began + at
+    }
+
+    pub(crate) fn of(&self, timestamp: Timestamp) -> Duration {
+        Duration::try_from(timestamp.duration_since(self.epoch)).unwrap_or_default()
+    }
+
+    pub(crate) fn wall(self) -> WallClock {
+        Arc::new(move || {
+            let elapsed = SignedDuration::try_from(self.began.elapsed()).unwrap_or_default();
+            self.epoch.checked_add(elapsed).unwrap_or(self.epoch)
+        })
+    }
+}
+
+/// How the sink is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mood {
+    /// It takes everything.
+    Takes,
+    /// It takes nothing, and says so.
+    Fails,
+    /// It panics.
+    Panics,
+}
+
+/// See the module.
+pub(crate) struct Recorder {
+    pub(crate) clock: Clock,
+    mood: AtomicU8,
+    ledger: Mutex<Ledger>,
+}
+
+/// What was seen so far.
+pub(crate) struct Ledger {
+    pub(crate) judge: Judge,
+    pub(crate) books: Books,
+    /// For each instance one number for all its events in their order; the last one is for events of no instance.
+    order: Vec<u64>,
+    trace: Option<BufWriter<File>>,
+    /// Why the trace is not whole.
+    trace_failed: Option<io::Error>,
+    /// Instances that were given up.
+    given_up: mpsc::UnboundedSender<Nth>,
+    /// The batch that was taken last: if it comes again, its taker has not heard of it.
+    last_batch: Option<u64>,
+}
+
+impl Recorder {
+    /// Also gives the instances that the runtime gives up, as that happens.
+    pub(crate) fn new(
+        clock: Clock,
+        judge: Judge,
+        books: Books,
+        trace: Option<&Path>,
+    ) -> io::Result<(Arc<Self>, mpsc::UnboundedReceiver<Nth>)> {
+        let (given_up, receiver) = mpsc::unbounded_channel();
+        let trace = trace.map(File::create).transpose()?.map(BufWriter::new);
+        let order = vec![FNV_BASIS; books.len() + 1];
+        let ledger = Mutex::new(Ledger { judge, books, order, trace, trace_failed: None, given_up, last_batch: None });
+        Ok((Arc::new(Self { clock, mood: AtomicU8::new(Mood::Takes as u8), ledger }), receiver))
+    }
+
+    pub(crate) fn is(&self, mood: Mood) {
+        self.mood.store(mood as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // Who panicked while it was held was the sink on purpose, and that before it touched anything.
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn started(&self, nth: Nth, run: Run) {
+        let at = self.clock.now();
+        self.ledger().judge.started(nth, run, at);
+    }
+
+    pub(crate) fn pardoned(&self, whom: Pardon) {
+        let at = self.clock.now();
+        self.ledger().judge.pardoned(whom, at);
+    }
+
+    pub(crate) fn probed(&self, probe: &Probe) {
+        self.ledger().judge.probed(probe);
+    }
+}
+
+impl EventSink for Recorder {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        let mood = self.mood.load(Ordering::Relaxed);
+        if mood == Mood::Fails as u8 {
+            return ready(Answer::Unavailable("it takes nothing now".to_owned())).boxed();
+        }
+        assert!(mood != Mood::Panics as u8, "the sink was asked to panic");
+        self.ledger().take(&batch, self.clock);
+        ready(Answer::Accepted).boxed()
+    }
+
+    fn is_prompt(&self) -> bool {
+        true
+    }
+}
+
+impl Ledger {
+    fn take(&mut self, batch: &Batch, clock: Clock) {
+        if self.last_batch.replace(batch.id) == Some(batch.id) {
+            return;
+        }
+        for envelope in &batch.events {
+            let at = clock.of(envelope.timestamp);
+            let nth = envelope.event.subject().and_then(|of| Nth::of(of.installation_id.as_str()));
+            self.judge.told(envelope);
+            self.note(at, nth, envelope);
+            if let Some(nth) = nth {
+                let violations = self.books.told(at, nth, &envelope.event);
+                self.judge.found(violations);
+                if matches!(envelope.event, Event::PermanentlyFailed { .. }) {
+                    // Nobody hears it any more once the faults are over.
+                    let _ = self.given_up.send(nth);
+                }
+            } else {
+                self.books.told_of_others(&envelope.event);
+            }
+        }
+    }
+
+    /// Into the order of events, and into the trace.
+    fn note(&mut self, at: Duration, nth: Option<Nth>, envelope: &Envelope) {
+        let millis = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
+        let (kind, status) = (envelope.event.kind(), status(&envelope.event));
+        let last = self.order.len() - 1;
+        if let Some(order) = self.order.get_mut(nth.map_or(last, |nth| nth.0 as usize)) {
+            for part in [kind.as_bytes(), status.as_bytes(), &millis.to_le_bytes()] {
+                *order = part.iter().fold(*order, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
+            }
+        }
+        if self.trace.is_some() {
+            let whose = nth.map_or_else(|| "-".to_owned(), |nth| format!("i{}", nth.0));
+            self.write(format_args!("{millis:>9} {:>8} {whose:<8} {kind} {status}\n", envelope.seq));
+        }
+    }
+
+    /// Something that was done to the fleet, into the trace: it has a line between those of the events.
+    pub(crate) fn done(&mut self, at: Duration, whom: Victim, what: fmt::Arguments<'_>) {
+        if self.trace.is_some() {
+            let whose = match whom {
+                Victim::Instance(nth) => format!("i{}", nth.0),
+                Victim::Team(team) => Fleet::team(team).to_string(),
+                Victim::Us => "-".to_owned(),
+            };
+            self.write(format_args!("{:>9} {:>8} {whose:<8} {what}\n", at.as_millis(), "-"));
+        }
+    }
+
+    fn write(&mut self, line: fmt::Arguments<'_>) {
+        if let Some(trace) = &mut self.trace
+            && let Err(error) = trace.write_fmt(line)
+        {
+            // A disk that is full is no reason to end what is measured.
+            (self.trace, self.trace_failed) = (None, Some(error));
+        }
+    }
+
+    /// One number for the order of events of every instance.
+    pub(crate) fn order(&self) -> u64 {
+        let bytes = self.order.iter().flat_map(|order| order.to_le_bytes());
+        bytes.fold(FNV_BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))
+    }
+
+    /// Nothing more is noted, and what was is in the file.
+    pub(crate) fn close(&mut self) {
+        if let Some(mut trace) = self.trace.take()
+            && let Err(error) = trace.flush()
+        {
+            self.trace_failed = Some(error);
+        }
+    }
+
+    /// Why there is less in the file than was noted, if that is so.
+    pub(crate) fn trace_ends_early(&self) -> Option<String> {
+        self.trace_failed.as_ref().map(ToString::to_string)
+    }
+}
+
+const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0100_0000_01b3;
+
+fn status(event: &Event) -> &'static str {
+    match event {
+        Event::StatusChanged { status, .. } => status.as_str(),
+        _ => "",
+    }
+}

@@ -1,0 +1,385 @@
+//! The page of a run: one file that needs nothing from anywhere. The verdict comes first, then eight numbers, then plots,
+//! then everything.
+
+use std::fmt::Write;
+
+use mcp_satellite_actors::model::status::Status;
+
+use super::plots::{self, Colour, Curve, Drawn, Times, Unit, Width};
+use super::tables::{Headline, Table, headline, headlines, tables};
+use super::verdict;
+use crate::load::measure::Latency;
+use crate::load::scenario::fault_name;
+use crate::load::types::{Findings, Sample};
+
+/// Points of a curve: more than that no screen shows.
+const POINTS_MAX: usize = 600;
+/// Marks on an axis of time: what happens more often than that is no event of its own.
+const MARKS_MAX: usize = 24;
+
+const STYLE: &str = include_str!("page.css");
+
+const GREEN: Colour = (0x37, 0xb2, 0x4d);
+const RED: Colour = (0xf0, 0x3e, 0x3e);
+const BLUE: Colour = (0x33, 0x9a, 0xf0);
+const ORANGE: Colour = (0xf7, 0x67, 0x07);
+const VIOLET: Colour = (0x97, 0x75, 0xfa);
+const TEAL: Colour = (0x0c, 0xa6, 0x78);
+
+/// Writes it.
+pub fn html(findings: &Findings) -> String {
+    let mut page = Page(String::new());
+    page.head(findings);
+    page.tiles(&headlines(findings));
+    page.plots(findings);
+    for table in tables(findings) {
+        page.table(&table);
+    }
+    page.foot(findings);
+    page.0
+}
+
+struct Page(String);
+
+/// Writing to a string does not fail.
+macro_rules! put {
+    ($page:expr, $($what:tt)*) => {{ let _ = write!($page.0, $($what)*); }};
+}
+
+impl Page {
+    fn head(&mut self, findings: &Findings) {
+        let title = escaped(&headline(findings));
+        let class = if findings.violations_in_all == 0 { "verdict" } else { "verdict broke" };
+        put!(self, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+        put!(self, "<meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n");
+        put!(self, "<style>\n{STYLE}</style>\n</head>\n<body>\n");
+        put!(self, "<header class=\"{class}\">\n<h1>{}</h1>\n<p>{title}</p>\n", escaped(&verdict(findings)));
+        put!(self, "<p class=\"faint\">{}</p>\n", escaped(&findings.about));
+        put!(self, "<p class=\"faint\">repeat: <code>{}</code></p>\n</header>\n", escaped(&findings.repeat));
+    }
+
+    fn tiles(&mut self, tiles: &[Headline]) {
+        put!(self, "<div class=\"tiles\">\n");
+        for Headline { name, value, beside, bad } in tiles {
+            let class = if *bad { "tile bad" } else { "tile" };
+            let (value, beside) = (escaped(value), escaped(beside));
+            put!(self, "<div class=\"{class}\"><span class=\"faint\">{name}</span><b>{value}</b>");
+            put!(self, "<span class=\"faint\">{beside}</span></div>\n");
+        }
+        put!(self, "</div>\n");
+    }
+
+    fn plots(&mut self, findings: &Findings) {
+        put!(self, "<div class=\"plots\">\n");
+        self.over_time(findings);
+        let calls = &findings.calls;
+        let mut latencies =
+            vec![("before the faults", GREEN, &calls.quiet), ("during the faults", ORANGE, &calls.storm)];
+        if !calls.neighbours.is_empty() {
+            latencies.push(("meanwhile, to other teams", BLUE, &calls.neighbours));
+        }
+        latencies.retain(|(_, _, latency)| !latency.is_empty());
+        let legend: Vec<_> = latencies.iter().map(|(name, colour, _)| (*name, *colour)).collect();
+        let drawn: Vec<_> = latencies.iter().map(|(_, colour, latency)| (*colour, *latency)).collect();
+        if !drawn.is_empty() {
+            self.plot(Width::Half, "How long a call takes", &legend, plots::histogram(Width::Half, &drawn));
+        }
+        if !findings.online.is_empty() {
+            let online = plots::histogram(Width::Half, &[(GREEN, &findings.online)]);
+            self.plot(Width::Half, "From its installation until a server is online", &[], online);
+        }
+        let waits =
+            [("supervisors", VIOLET, &findings.supervisors), ("Root and the registry", TEAL, &findings.registry)];
+        if waits.iter().all(|(_, _, latency)| !latency.is_empty()) {
+            let legend = waits.map(|(name, colour, _)| (name, colour));
+            let drawn = plots::histogram(Width::Half, &waits.map(|(_, colour, latency)| (colour, latency)));
+            self.plot(Width::Half, "How long the runtime's own parts take to answer", &legend, drawn);
+        }
+        self.recoveries(findings);
+        put!(self, "</div>\n");
+    }
+
+    fn recoveries(&mut self, findings: &Findings) {
+        let mut recoveries: Vec<_> = findings.recoveries.iter().filter(|(_, latency)| !latency.is_empty()).collect();
+        if recoveries.is_empty() {
+            return;
+        }
+        let mut all = Latency::default();
+        for (_, latency) in &recoveries {
+            all.merge(latency);
+        }
+        let histogram = plots::histogram(Width::Half, &[(VIOLET, &all)]);
+        self.plot(Width::Half, "From a fault, or its healing, until its victim is online", &[], histogram);
+        recoveries.sort_by_key(|(_, latency)| latency.quantile(0.5));
+        let rows: Vec<_> = recoveries
+            .into_iter()
+            .map(|(kind, latency)| (format!("{} ({})", fault_name(*kind), latency.len()), VIOLET, latency))
+            .collect();
+        let spans = plots::spans(Width::Full, &rows);
+        self.plot(Width::Full, "The same by fault: half, nine of ten, all within", &[], spans);
+    }
+
+    fn over_time(&mut self, findings: &Findings) {
+        let samples = &findings.samples;
+        if samples.len() < 2 {
+            return;
+        }
+        let buckets: Vec<&[Sample]> = samples.chunks(samples.len().div_ceil(POINTS_MAX)).collect();
+        let seconds: Vec<f64> = buckets.iter().map(|bucket| bucket[0].at_ms as f64 / 1e3).collect();
+        let marks: Vec<(f64, String)> =
+            findings.marks.iter().take(MARKS_MAX).map(|(at_ms, name)| (*at_ms as f64 / 1e3, name.clone())).collect();
+        let times = Times { seconds: &seconds, marks: &marks };
+        let bare = Times { seconds: &seconds, marks: &[] };
+
+        let layers = statuses(&buckets);
+        self.plot(Width::Full, "Servers by status", &legend(&layers), plots::stack(Width::Full, &times, &layers));
+        // Before all were online for the first time nobody is missing.
+        let up = buckets.iter().position(|bucket| bucket[0].at_ms as f64 > findings.all_online_ms).unwrap_or(0);
+        let mut ill = statuses(&buckets[up..]);
+        ill.retain(|layer| !WELL.contains(&layer.name.as_str()));
+        if !ill.is_empty() {
+            let times = Times { seconds: &seconds[up..], marks: &[] };
+            let drawn = plots::stack(Width::Full, &times, &ill);
+            self.plot(Width::Full, "Those of them that cannot be called", &legend(&ill), drawn);
+        }
+
+        let of = |value: fn(&Sample) -> f64| -> Vec<f64> {
+            buckets.iter().map(|bucket| bucket.iter().map(value).fold(0.0, f64::max)).collect()
+        };
+        let one = |colour, values| [Curve { name: String::new(), colour, values }];
+        let calls = rates(&seconds, &buckets);
+        let drawn = plots::lines(Width::Full, &times, &calls, Unit::Count);
+        self.plot(Width::Full, "Calls that end, a second", &legend(&calls), drawn);
+        let memory = plots::lines(Width::Half, &bare, &one(BLUE, of(|sample| sample.rss as f64)), Unit::Bytes);
+        self.plot(Width::Half, "Memory of this process", &[], memory);
+        // A fleet in virtual time opens none.
+        if findings.mode != "virtual" {
+            let descriptors = one(TEAL, of(|sample| f64::from(sample.descriptors)));
+            let drawn = plots::lines(Width::Half, &bare, &descriptors, Unit::Count);
+            self.plot(Width::Half, "Open descriptors", &[], drawn);
+        }
+        let backlog = one(ORANGE, of(|sample| sample.backlog as f64));
+        let drawn = plots::lines(Width::Half, &bare, &backlog, Unit::Count);
+        self.plot(Width::Half, "Events that wait for the sink", &[], drawn);
+        if samples.iter().any(|sample| sample.lag_us > 0) {
+            let lag = one(VIOLET, of(|sample| sample.lag_us as f64));
+            let drawn = plots::lines(Width::Half, &bare, &lag, Unit::Microseconds);
+            self.plot(Width::Half, "How long the registry takes to answer", &[], drawn);
+        }
+    }
+
+    fn plot(&mut self, width: Width, title: &str, legend: &[(&str, Colour)], drawn: Drawn) {
+        let class = if width == Width::Full { " class=\"full\"" } else { "" };
+        put!(self, "<figure{class}>\n<h2>{title}</h2>\n");
+        if !legend.is_empty() {
+            put!(self, "<div class=\"legend\">");
+            for (name, colour) in legend {
+                put!(self, "<span><i style=\"background:{}\"></i>{name}</span>", plots::hex(*colour));
+            }
+            put!(self, "</div>\n");
+        }
+        match drawn {
+            Ok(svg) => self.0.push_str(&svg),
+            Err(error) => put!(self, "<p class=\"faint\">it could not be drawn: {}</p>\n", escaped(&error)),
+        }
+        put!(self, "</figure>\n");
+    }
+
+    fn table(&mut self, Table { title, head, rows }: &Table) {
+        // What is no table of numbers reads from the left.
+        let numbers = rows.iter().flatten().all(|cell| cell.len() < 32);
+        let class = if numbers { "" } else { " class=\"words\"" };
+        put!(self, "<section>\n<h2>{title}</h2>\n<table{class}>\n");
+        if head.iter().any(|title| !title.is_empty()) {
+            self.row("th", head.iter().copied());
+        }
+        for row in rows {
+            self.row("td", row.iter().map(String::as_str));
+        }
+        put!(self, "</table>\n</section>\n");
+    }
+
+    fn row<'a>(&mut self, tag: &str, cells: impl Iterator<Item = &'a str>) {
+        put!(self, "<tr>");
+        for cell in cells {
+            put!(self, "<{tag}>{}</{tag}>", escaped(cell));
+        }
+        put!(self, "</tr>\n");
+    }
+
+    fn foot(&mut self, findings: &Findings) {
+        let machine: Vec<String> = findings.machine.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        let clock = if findings.mode == "virtual" {
+            " Time was virtual: durations are what was simulated, and say nothing about this machine."
+        } else {
+            ""
+        };
+        put!(self, "<footer class=\"faint\">\n<p>{}.{clock}</p>\n", escaped(&machine.join(" · ")));
+        put!(self, "<p>order of events: <code>{}</code></p>\n</footer>\n", escaped(&findings.order));
+        put!(self, "</body>\n</html>\n");
+    }
+}
+
+/// What can be called, of the names of layers.
+const WELL: [&str; 2] = ["online", "online, asleep"];
+
+/// A layer for each status that somebody had, the good ones at the bottom. Of the looks that share a point the worst counts.
+fn statuses(buckets: &[&[Sample]]) -> Vec<Curve> {
+    let online = |sample: &Sample| sample.by_status[place(Status::Online)];
+    let worst: Vec<&Sample> =
+        buckets.iter().filter_map(|bucket| bucket.iter().min_by_key(|sample| online(sample))).collect();
+    // Who sleeps is online but for the moment in which it was stopped: no layer may be less than nothing.
+    let asleep = |sample: &Sample| sample.dormant.min(online(sample));
+    let mut layers = vec![
+        Curve {
+            name: WELL[0].to_owned(),
+            colour: colour(Status::Online),
+            values: worst.iter().map(|sample| f64::from(online(sample) - asleep(sample))).collect(),
+        },
+        Curve {
+            name: WELL[1].to_owned(),
+            colour: (0xb2, 0xf2, 0xbb),
+            values: worst.iter().map(|sample| f64::from(asleep(sample))).collect(),
+        },
+    ];
+    layers.extend(Status::ALL.into_iter().filter(|status| *status != Status::Online).map(|status| Curve {
+        name: status.as_str().to_owned(),
+        colour: colour(status),
+        values: worst.iter().map(|sample| f64::from(sample.by_status[place(status)])).collect(),
+    }));
+    layers.retain(|layer| layer.values.iter().any(|value| *value > 0.0));
+    layers
+}
+
+fn place(status: Status) -> usize {
+    Status::ALL.iter().position(|one| *one == status).unwrap_or_default()
+}
+
+/// Green is well, yellow passes, red is away, and what waits for a person is neither.
+fn colour(status: Status) -> Colour {
+    match status {
+        Status::Online => GREEN,
+        Status::Provisioning => (0xff, 0xec, 0x99),
+        Status::CommandReceived => (0xff, 0xe0, 0x66),
+        Status::Connecting => (0xfc, 0xc4, 0x19),
+        Status::DiscoveringTools => (0xfa, 0xb0, 0x05),
+        Status::SyncingTools => (0xf5, 0x9f, 0x00),
+        Status::Restarting => (0xfd, 0x7e, 0x14),
+        Status::Offline => (0xff, 0x87, 0x87),
+        Status::Error => (0xf0, 0x3e, 0x3e),
+        Status::PermanentlyFailed => (0xa6, 0x1e, 0x4d),
+        Status::RequiresReauth => (0x97, 0x75, 0xfa),
+        Status::AwaitingUserConfig => (0xad, 0xb5, 0xbd),
+    }
+}
+
+fn legend(curves: &[Curve]) -> Vec<(&str, Colour)> {
+    curves.iter().map(|curve| (curve.name.as_str(), curve.colour)).collect()
+}
+
+/// Of counts that only grow, the rate from each point to the next.
+fn rates(seconds: &[f64], buckets: &[&[Sample]]) -> [Curve; 2] {
+    let of = |value: fn(&Sample) -> u64| -> Vec<f64> {
+        let at = |nth: usize| buckets[nth].first().map(value).unwrap_or_default();
+        let rate = |nth: usize| {
+            let (from, to) = (nth.saturating_sub(1), nth.max(1));
+            at(to).saturating_sub(at(from)) as f64 / (seconds[to] - seconds[from]).max(1e-3)
+        };
+        (0..buckets.len()).map(rate).collect()
+    };
+    [
+        Curve { name: "all".to_owned(), colour: GREEN, values: of(|sample| sample.calls) },
+        Curve { name: "failed".to_owned(), colour: RED, values: of(|sample| sample.failed) },
+    ]
+}
+
+fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            other => safe.push(other),
+        }
+    }
+    safe
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+    use rand::rngs::StdRng;
+
+    use super::*;
+    use std::collections::BTreeMap;
+
+    use crate::load::report::made_up::{broken, held, samples};
+    use crate::load::types::CallFindings;
+
+    #[test]
+    fn the_page_needs_nothing_from_anywhere() {
+        let page = html(&held());
+        for foreign in ["http:", "https:", "<script", "<link", "url(", "@import", "src="] {
+            assert!(!page.contains(foreign), "{foreign}");
+        }
+        assert_eq!(page.matches("<svg ").count(), page.matches("</svg>").count());
+        assert_eq!(page.matches("<figure").count(), 12, "each plot is there");
+        assert!(!page.contains("could not be drawn"));
+    }
+
+    #[test]
+    fn the_verdict_comes_before_everything_else() {
+        let held = html(&held());
+        assert!(held.find("HELD").unwrap() < held.find("class=\"tiles\"").unwrap());
+        assert!(!held.contains("promises broken") && !held.contains("class=\"verdict broke\""));
+        let broken = html(&broken());
+        assert!(broken.find("BROKE, 12 times").unwrap() < broken.find("class=\"tiles\"").unwrap());
+        assert!(broken.contains("class=\"verdict broke\"") && broken.contains("promises broken"));
+        assert!(broken.contains("satellite load --scenario mixed --instances 1000"));
+    }
+
+    #[test]
+    fn what_servers_and_files_say_is_text_and_no_markup() {
+        let page = html(&broken());
+        assert!(page.contains("was told &lt;b&gt;`2a-3-49`&lt;/b&gt;"));
+        assert!(page.contains("in servers &amp; in our own parts"));
+    }
+
+    #[test]
+    fn a_long_run_makes_no_larger_page() {
+        let mut rng = StdRng::seed_from_u64(1);
+        let findings = Findings { samples: samples(30_000, &mut rng), ..held() };
+        let page = html(&findings);
+        assert!(page.len() < 500_000, "{} bytes", page.len());
+    }
+
+    #[test]
+    fn a_run_that_ended_at_once_has_a_page() {
+        let nothing = Findings {
+            samples: Vec::new(),
+            recoveries: BTreeMap::default(),
+            online: Latency::default(),
+            calls: CallFindings::default(),
+            supervisors: Latency::default(),
+            registry: Latency::default(),
+            ..held()
+        };
+        let page = html(&nothing);
+        assert!(page.contains("HELD") && !page.contains("<figure"));
+    }
+
+    #[test]
+    fn the_worst_look_of_many_is_shown() {
+        let mut all: Vec<Sample> = (0..10).map(|_| Sample { by_status: [0; 12], ..Sample::default() }).collect();
+        for sample in &mut all {
+            sample.by_status[place(Status::Online)] = 5;
+        }
+        all[3].by_status[place(Status::Online)] = 2;
+        all[3].by_status[place(Status::Error)] = 3;
+        let layers = statuses(&[&all]);
+        let found: Vec<(&str, f64)> = layers.iter().map(|layer| (layer.name.as_str(), layer.values[0])).collect();
+        assert_eq!(found, [("online", 2.0), ("error", 3.0)]);
+    }
+}

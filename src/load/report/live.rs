@@ -1,0 +1,123 @@
+//! How it goes while it runs: a bar on a terminal, a line for each phase where there is none.
+
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use mcp_satellite_actors::model::status::Status;
+
+use crate::load::measure::{bytes, time};
+use crate::load::types::{Sample, Show};
+
+/// Progress on stderr.
+pub struct Live {
+    bar: ProgressBar,
+    /// How long the fleet is to live once it is up.
+    until: Duration,
+    drawn: bool,
+    /// Whether the bar counts time and no more the servers that are up.
+    runs: AtomicBool,
+    stopped: AtomicBool,
+}
+
+impl Live {
+    /// Of a run that is to last so long.
+    pub fn new(until: Duration) -> Self {
+        let drawn = std::io::stderr().is_terminal();
+        let bar = if drawn { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        style(&bar, "{prefix:14} {bar:30} {pos}/{len} online");
+        Self { bar, until, drawn, runs: AtomicBool::new(false), stopped: AtomicBool::new(false) }
+    }
+
+    /// Has it end early.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.say(
+            "no more calls and faults; what was found so far is judged when everybody is well. Again: end at once",
+        );
+    }
+
+    fn say(&self, text: &str) {
+        self.bar.suspend(|| {
+            // If even stderr is closed there is nobody to tell.
+            let _ = writeln!(std::io::stderr().lock(), "load: {text}");
+        });
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// The templates are ours and fixed: if one were wrong the default would be shown.
+fn style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+}
+
+impl Show for Live {
+    fn phase(&self, name: &'static str) {
+        if self.drawn {
+            self.bar.set_prefix(name);
+        } else {
+            self.say(name);
+        }
+    }
+
+    fn online(&self, online: usize, of: usize) {
+        self.bar.set_length(of as u64);
+        self.bar.set_position(online as u64);
+    }
+
+    fn sample(&self, sample: &Sample, injected: u64, violations: u64) {
+        if !self.runs.swap(true, Ordering::Relaxed) {
+            style(&self.bar, "{prefix:14} {bar:30} {msg}");
+            self.bar.set_length(u64::try_from(self.until.as_millis()).unwrap_or(u64::MAX));
+        }
+        self.bar.set_position(sample.at_ms.min(self.bar.length().unwrap_or(u64::MAX)));
+        self.bar.set_message(line(sample, injected, violations));
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// `12.3 s · 996 of 1000 online · 4,412 calls, 12 failed, 7 under way · 20.1 MiB · 31 faults`
+fn line(sample: &Sample, injected: u64, violations: u64) -> String {
+    let all: u32 = sample.by_status.iter().sum();
+    let online = Status::ALL.iter().zip(sample.by_status).find(|(status, _)| **status == Status::Online);
+    let broken = match violations {
+        0 => String::new(),
+        1 => " · 1 PROMISE BROKEN".to_owned(),
+        more => format!(" · {more} PROMISES BROKEN"),
+    };
+    format!(
+        "{} · {} of {all} online · {} calls, {} failed, {} under way · {} · {injected} faults{broken}",
+        time(Duration::from_millis(sample.at_ms)),
+        online.map_or(0, |(_, online)| online),
+        sample.calls,
+        sample.failed,
+        sample.in_flight,
+        bytes(sample.rss),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_a_run_says_how_many_are_online_and_whether_a_promise_was_broken() {
+        let mut sample =
+            Sample { at_ms: 12_340, calls: 4412, failed: 12, in_flight: 7, rss: 20 << 20, ..Sample::default() };
+        sample.by_status[6] = 996;
+        sample.by_status[3] = 4;
+        let usual = "12.3 s · 996 of 1000 online · 4412 calls, 12 failed, 7 under way · 20.0 MiB · 31 faults";
+        assert_eq!(line(&sample, 31, 0), usual);
+        assert_eq!(line(&sample, 31, 2), format!("{usual} · 2 PROMISES BROKEN"));
+    }
+}

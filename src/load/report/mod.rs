@@ -1,0 +1,107 @@
+//! What a run has found, for people and for programs: while it runs, as tables, as JSON, and as a page with plots.
+
+mod html;
+mod live;
+#[cfg(test)]
+pub(crate) mod made_up;
+mod plots;
+mod tables;
+
+use std::collections::BTreeMap;
+
+pub use html::html;
+pub use live::Live;
+pub use tables::{Table, headline, tables};
+
+use super::scenario::fault_name;
+use super::types::{Findings, Invariant};
+
+/// Findings as one JSON object, on one line: hundreds of samples are for programs.
+pub fn json(findings: &Findings) -> Result<String, serde_json::Error> {
+    serde_json::to_string(findings)
+}
+
+/// Whether what was promised was kept, and in one line which promises were not.
+pub fn verdict(findings: &Findings) -> String {
+    let so_far = if findings.stopped { " so far" } else { "" };
+    if findings.violations_in_all == 0 {
+        let unchecked = findings.checked.iter().filter(|checked| checked.not_checked.is_some());
+        let unchecked: Vec<_> = unchecked.map(|checked| promise(checked.invariant)).collect();
+        let never: Vec<_> = findings.never_injected.iter().map(|kind| fault_name(*kind)).collect();
+        let but = |what: &str, of: &[&str]| match of {
+            [] => String::new(),
+            of => format!("; {what}: {}", of.join(", ")),
+        };
+        let (unchecked, never) = (but("not checked", &unchecked), but("faults that never came", &never));
+        return format!("HELD{so_far}: every promise that was checked was kept{unchecked}{never}");
+    }
+    let mut broken: BTreeMap<Invariant, u64> = BTreeMap::new();
+    for violation in &findings.violations {
+        *broken.entry(violation.invariant).or_default() += 1;
+    }
+    let promises: Vec<&str> = broken.keys().map(|invariant| promise(*invariant)).collect();
+    let times = match findings.violations_in_all {
+        1 => "once".to_owned(),
+        times => format!("{times} times in all"),
+    };
+    format!("BROKE{so_far}, {times}: {}", promises.join("; "))
+}
+
+/// A promise as a sentence.
+pub fn promise(invariant: Invariant) -> &'static str {
+    match invariant {
+        Invariant::OwnAnswer => "each caller gets its own answer, once",
+        Invariant::OnlineIsCallable => "what is online can be called",
+        Invariant::RestartBudget => "nobody is restarted beyond its budget",
+        Invariant::LegalTransitions => "statuses change by legal transitions, in order",
+        Invariant::NoGap => "events are numbered without a gap",
+        Invariant::NothingLeft => "nothing is left at the end",
+        Invariant::MemoryBack => "memory is back after the faults",
+        Invariant::Recovery => "everyone is back within its delay",
+        Invariant::Neighbours => "other teams do not notice",
+        Invariant::Flat => "memory and descriptors do not grow with time",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::made_up::{broken, held};
+    use super::*;
+    use crate::load::types::{Checked, FaultKind};
+
+    #[test]
+    fn a_verdict_says_in_one_line_which_promises_were_broken() {
+        assert_eq!(verdict(&held()), "HELD: every promise that was checked was kept");
+        assert_eq!(
+            verdict(&broken()),
+            "BROKE, 12 times in all: each caller gets its own answer, once; events are numbered without a gap",
+        );
+        let partly = Findings {
+            checked: vec![
+                Checked { invariant: Invariant::NoGap, looks: 9, at: "events", not_checked: None },
+                Checked {
+                    invariant: Invariant::Flat,
+                    looks: 3,
+                    at: "samples",
+                    not_checked: Some("too short".to_owned()),
+                },
+            ],
+            never_injected: vec![FaultKind::Huge, FaultKind::Exit0],
+            ..held()
+        };
+        let but = "; not checked: memory and descriptors do not grow with time; faults that never came: huge, exit_0";
+        assert_eq!(verdict(&partly), format!("HELD: every promise that was checked was kept{but}"));
+        let early = |findings| verdict(&Findings { stopped: true, ..findings });
+        assert_eq!(early(held()), "HELD so far: every promise that was checked was kept");
+        assert!(early(broken()).starts_with("BROKE so far, 12 times in all: "));
+    }
+
+    #[test]
+    fn findings_are_one_json_object() {
+        let json: serde_json::Value = serde_json::from_str(&json(&broken()).unwrap()).unwrap();
+        assert_eq!(json["violations"][0]["invariant"], "own_answer");
+        assert_eq!(json["recoveries"]["exit_0"]["n"], 60);
+        assert!(json["calls"]["quiet"]["p99"].as_f64().unwrap() > 0.0);
+        assert_eq!(json["seed"], 42);
+    }
+}

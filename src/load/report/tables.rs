@@ -1,0 +1,306 @@
+//! The numbers of a run in rows and columns, as the terminal and the page both show them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::load::measure::{Latency, bytes, number, time};
+use crate::load::scenario::fault_name;
+use crate::load::types::{Checked, FaultKind, Findings, Outcome, Violation};
+
+/// A table. All columns but the first are numbers, unless a cell is a sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// What it is about.
+    pub title: &'static str,
+    /// The head of each column.
+    pub head: Vec<&'static str>,
+    /// A cell for each column.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// A number that says most, with what it says little without.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Headline {
+    /// What it is.
+    pub name: &'static str,
+    /// The number.
+    pub value: String,
+    /// Beside it.
+    pub beside: String,
+    /// Whether it is bad by itself.
+    pub bad: bool,
+}
+
+/// What was run: the first line of everything.
+pub fn headline(findings: &Findings) -> String {
+    let through = if findings.gateway { " through the MCP endpoint" } else { "" };
+    format!(
+        "{} · seed {} · {} {} servers in {} teams{through} · {} of fleet in {}",
+        findings.scenario,
+        findings.seed,
+        count(findings.instances as u64),
+        findings.mode,
+        findings.teams,
+        seconds(findings.seconds),
+        seconds(findings.took_seconds),
+    )
+}
+
+/// The eight numbers to look at.
+pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
+    let Findings { calls, events, left, .. } = findings;
+    let at =
+        |latency: &Latency, share| if latency.is_empty() { "–".to_owned() } else { time(latency.quantile(share)) };
+    // Each kind has a time of its own to come back in, so what they have in common says nothing.
+    let worst = findings.recoveries.iter().filter(|(_, latency)| !latency.is_empty());
+    let worst = worst.max_by_key(|(_, latency)| latency.quantile(0.99));
+    let injected: u64 = findings.injected.values().sum();
+    let left_over = left.servers + left.tasks + left.descriptors + left.processes;
+    let plain = |name, value, beside| Headline { name, value, beside, bad: false };
+    let share = calls.failed as f64 * 100.0 / (calls.answered + calls.failed).max(1) as f64;
+    [
+        plain(
+            "all online in",
+            // What takes no simulated time has none to tell.
+            if findings.all_online_ms > 0.0 {
+                time(Duration::from_secs_f64(findings.all_online_ms / 1e3))
+            } else {
+                "–".to_owned()
+            },
+            format!("half of them in {}", at(&findings.online, 0.5)),
+        ),
+        plain(
+            "memory each",
+            bytes(findings.bytes_each),
+            format!("{} after the faults", bytes(findings.bytes_each_after)),
+        ),
+        plain(
+            "calls answered",
+            count(calls.answered),
+            format!("{}/s; {} failed ({share:.1} %)", number(calls.per_second), count(calls.failed)),
+        ),
+        plain("call, 99 %", at(&calls.quiet, 0.99), format!("{} during the faults", at(&calls.storm, 0.99))),
+        plain("faults", count(injected), format!("of {} kinds", findings.injected.len())),
+        plain(
+            "slowest recovery, 99 %",
+            worst.map_or_else(|| "–".to_owned(), |(_, latency)| at(latency, 0.99)),
+            worst
+                .map(|(kind, latency)| format!("{}: half within {}", fault_name(*kind), at(latency, 0.5)))
+                .unwrap_or_default(),
+        ),
+        Headline {
+            name: "events lost",
+            value: count(events.lost),
+            beside: format!("of {}; {} given up and said so", count(events.emitted), count(events.dropped)),
+            bad: events.lost > 0,
+        },
+        Headline {
+            name: "left over",
+            value: count(left_over as u64),
+            beside: format!(
+                "{} servers, {} tasks, {} descriptors, {} processes",
+                left.servers, left.tasks, left.descriptors, left.processes
+            ),
+            bad: left_over > 0,
+        },
+    ]
+}
+
+/// All tables that have something to say.
+pub fn tables(findings: &Findings) -> Vec<Table> {
+    let mut tables = vec![promises(findings), numbers(findings), durations(findings), faults(findings)];
+    if !findings.violations.is_empty() {
+        tables.insert(0, violations(findings));
+    }
+    tables.retain(|table| !table.rows.is_empty());
+    tables
+}
+
+fn numbers(findings: &Findings) -> Table {
+    let Findings { calls, events, .. } = findings;
+    let mut rows: Vec<Vec<String>> =
+        headlines(findings).into_iter().map(|one| vec![one.name.to_owned(), one.value, one.beside]).collect();
+    let mut row = |name: &str, value: String, beside: String| rows.push(vec![name.to_owned(), value, beside]);
+    row("calls asked for", count(calls.asked), format!("{} shed, as too many were under way", count(calls.shed)));
+    for (fate, failed) in &calls.by_fate {
+        row(&format!("calls failed: {fate}"), count(*failed), String::new());
+    }
+    row("events taken", count(events.sent), format!("{} refused for good", count(events.failed)));
+    row("given up for a time", count(findings.permanently_failed), String::new());
+    row("restarted by hand", count(findings.pardons), "10 s after it was given up".to_owned());
+    let cpu = time(Duration::from_secs_f64(findings.cpu_seconds.max(0.0)));
+    let children = findings.children_cpu_ms.map(|cpu| {
+        format!("the servers' own until they were online: {}", time(Duration::from_secs_f64(cpu.max(0.0) / 1e3)))
+    });
+    row("CPU of this process", cpu, children.unwrap_or_default());
+    Table { title: "in numbers", head: vec!["", "", ""], rows }
+}
+
+fn durations(findings: &Findings) -> Table {
+    let calls = &findings.calls;
+    let rows = [
+        ("until online".to_owned(), None, &findings.online),
+        ("call, before the faults".to_owned(), Some(calls.quiet_failed), &calls.quiet),
+        ("call, during the faults".to_owned(), Some(calls.storm_failed), &calls.storm),
+        ("call to another team, meanwhile".to_owned(), Some(calls.neighbours_failed), &calls.neighbours),
+        ("a supervisor's answer".to_owned(), None, &findings.supervisors),
+        ("the registry's answer".to_owned(), None, &findings.registry),
+    ];
+    let recoveries =
+        findings.recoveries.iter().map(|(kind, latency)| (format!("recovery: {}", fault_name(*kind)), None, latency));
+    let all = rows.into_iter().chain(recoveries);
+    let all = all.filter(|(_, failed, latency)| !latency.is_empty() || failed.is_some_and(|failed| failed > 0));
+    let row = |(name, failed, latency): (String, Option<u64>, &Latency)| {
+        let at = [0.0, 0.5, 0.9, 0.99, 0.999, 1.0]
+            .map(|share| if latency.is_empty() { "–".to_owned() } else { time(latency.quantile(share)) });
+        // Those that failed have no duration.
+        let failed = failed.map_or_else(|| "–".to_owned(), count);
+        [name, count(latency.len()), failed].into_iter().chain(at).collect()
+    };
+    let head = vec!["how long", "n", "failed", "shortest", "50 %", "90 %", "99 %", "99.9 %", "longest"];
+    Table { title: "durations", head, rows: all.map(row).collect() }
+}
+
+fn faults(findings: &Findings) -> Table {
+    let mut kinds: Vec<_> = findings.injected.keys().chain(findings.impossible.keys()).copied().collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let row = |kind: FaultKind| {
+        let of = |all: &BTreeMap<FaultKind, u64>| count(all.get(&kind).copied().unwrap_or_default());
+        let mut row = vec![fault_name(kind).to_owned(), of(&findings.injected), of(&findings.impossible)];
+        // Of what befalls our own parts nobody has to recover.
+        row.extend(match findings.outcomes.get(&kind) {
+            Some(Outcome { back, unharmed, given_up, missing }) => {
+                [back, unharmed, given_up, missing].map(|n| count(*n))
+            }
+            None => [(); 4].map(|()| "–".to_owned()),
+        });
+        row
+    };
+    Table {
+        title: "faults",
+        head: vec!["fault", "injected", "found nobody", "came back", "unharmed", "given up", "missing"],
+        rows: kinds.into_iter().map(row).collect(),
+    }
+}
+
+fn promises(findings: &Findings) -> Table {
+    let row = |Checked { invariant, looks, at, not_checked }: &Checked| {
+        let broken = findings.violations.iter().filter(|violation| violation.invariant == *invariant).count();
+        let what = match (broken, not_checked) {
+            (0, None) => "kept".to_owned(),
+            (0, Some(why)) => format!("not checked: {why}"),
+            _ => "broken".to_owned(),
+        };
+        vec![super::promise(*invariant).to_owned(), format!("{} {at}", count(*looks)), what]
+    };
+    Table {
+        title: "promises",
+        head: vec!["promise", "looked at", "and"],
+        rows: findings.checked.iter().map(row).collect(),
+    }
+}
+
+fn violations(findings: &Findings) -> Table {
+    let row = |violation: &Violation| {
+        vec![
+            super::promise(violation.invariant).to_owned(),
+            seconds(violation.at_ms as f64 / 1e3),
+            violation.instance.clone().unwrap_or_else(|| "–".to_owned()),
+            violation.what.clone(),
+        ]
+    };
+    Table {
+        title: "promises broken",
+        head: vec!["promise", "at", "instance", "what happened"],
+        rows: findings.violations.iter().map(row).collect(),
+    }
+}
+
+/// All digits, thousands set apart.
+fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let groups: Vec<&str> = {
+        let first = digits.len() % 3;
+        let (head, tail) = digits.split_at(first);
+        let tail = (0..tail.len()).step_by(3).map(|at| &tail[at..at + 3]);
+        std::iter::once(head).filter(|head| !head.is_empty()).chain(tail).collect()
+    };
+    groups.join(",")
+}
+
+fn seconds(value: f64) -> String {
+    time(Duration::from_secs_f64(value.max(0.0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::report::made_up::{broken, held};
+    use crate::load::types::Invariant;
+
+    #[test]
+    fn the_first_line_says_what_was_run() {
+        assert_eq!(
+            headline(&held()),
+            "mixed · seed 42 · 1,000 simulated servers in 50 teams · 60.0 s of fleet in 63.2 s"
+        );
+    }
+
+    #[test]
+    fn every_table_has_a_cell_for_each_column() {
+        for findings in [held(), broken()] {
+            for table in tables(&findings) {
+                assert!(table.rows.iter().all(|row| row.len() == table.head.len()), "{table:#?}");
+            }
+        }
+        assert_eq!(tables(&held()).iter().filter(|table| table.title == "promises broken").count(), 0);
+        assert_eq!(tables(&broken())[0].title, "promises broken");
+    }
+
+    #[test]
+    fn a_promise_that_nobody_could_look_at_is_no_promise_that_was_kept() {
+        let checked = |invariant, not_checked: Option<&str>| Checked {
+            invariant,
+            looks: 1200,
+            at: "calls",
+            not_checked: not_checked.map(str::to_owned),
+        };
+        let checked = vec![
+            checked(Invariant::NoGap, None),
+            checked(Invariant::Flat, Some("too short")),
+            checked(Invariant::OwnAnswer, None),
+        ];
+        let rows = promises(&Findings { checked, ..broken() }).rows;
+        let said: Vec<_> = rows.iter().map(|row| (row[1].as_str(), row[2].as_str())).collect();
+        assert_eq!(
+            said,
+            [("1,200 calls", "broken"), ("1,200 calls", "not checked: too short"), ("1,200 calls", "broken")]
+        );
+    }
+
+    #[test]
+    fn what_became_of_a_fault_stands_beside_it() {
+        let outcome = Outcome { back: 7, unharmed: 1, given_up: 2, missing: 3 };
+        let table = faults(&Findings { outcomes: [(FaultKind::Hang, outcome)].into(), ..held() });
+        let hang = table.rows.iter().find(|row| row[0] == "hang").unwrap();
+        assert_eq!(hang[3..], ["7", "1", "2", "3"]);
+        let panic = table.rows.iter().find(|row| row[0] == "team_panic").unwrap();
+        assert_eq!(panic[3..], ["–", "–", "–", "–"]);
+    }
+
+    #[test]
+    fn what_is_lost_or_left_over_is_bad_by_itself() {
+        assert!(headlines(&held()).iter().all(|one| !one.bad));
+        let bad: Vec<&str> = headlines(&broken()).iter().filter(|one| one.bad).map(|one| one.name).collect();
+        assert_eq!(bad, ["events lost", "left over"]);
+    }
+
+    #[test]
+    fn counts_are_read_by_thousands() {
+        assert_eq!(
+            [0, 12, 123, 1234, 123_456, 1_234_567].map(count),
+            ["0", "12", "123", "1,234", "123,456", "1,234,567"]
+        );
+    }
+}

@@ -1,0 +1,636 @@
+//! The order of a run: set the stage, bring everybody online, load and faults, wait until everybody is well, end, judge.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use futures::StreamExt;
+use jiff::Timestamp;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::{ControlError, Farewell, Options, RuntimeHandle, start};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::books::Books;
+use super::checks::Judge;
+use super::drive::{Caller, Calls, Desk, Direct, Door, Lobby, Prober, Sources, Tally, Times};
+use super::fleet::Fleet;
+use super::inject::{Deeds, Injector};
+use super::measure::{self, CpuClock, Latency};
+use super::plan::{self, CallSource, Plan};
+use super::recorder::{Clock, Recorder};
+use super::scenario::{Load, Scenario, ScenarioErrors};
+use super::types::{
+    End, EventFindings, FaultKind, Findings, Injection, Invariant, Left, Mode, Nth, Sample, Setup, Show, Victim,
+    Violation,
+};
+use super::watch::{Waits, Watch};
+use super::world::{Counting, RealWorld, SimWorld, World};
+
+/// Installations that wait for their answers at once.
+const INSTALLS: usize = 64;
+/// Simulated servers that are started at once, and as many connected, where the scenario does not say.
+const SIMULATED_STARTS: usize = 256;
+/// Between two looks whether all are online.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
+/// Whoever is not online so long after the last installation will never be, and then there is nothing to load.
+const ONLINE_MAX: Duration = Duration::from_secs(300);
+/// Memory is looked at so often, and the least counts: what is between two purges of the allocator is nobody's.
+const LOOKS: u32 = 5;
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The same where the run's time is not that of the allocator, which gives back what was freed some time ago.
+const LOOK_EVERY_REAL: Duration = Duration::from_millis(60);
+/// What is to be gone is waited for so long.
+const CLEAR_MAX: Duration = Duration::from_secs(10);
+/// Between two probes.
+const PROBE_EVERY: Duration = Duration::from_millis(250);
+/// A fault of at least so many at once is marked, and has neighbours.
+const MANY: usize = 5;
+/// The time at which a run in paused time begins.
+const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
+
+/// Why there are no findings.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The scenario cannot be run so.
+    #[error(transparent)]
+    Scenario(#[from] ScenarioErrors),
+    /// The async runtime did not start.
+    #[error("cannot start the async runtime")]
+    Threads(#[source] io::Error),
+    /// The runtime did not start.
+    #[error("cannot start the runtime")]
+    Runtime(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The servers cannot be brought about.
+    #[error("cannot prepare the servers")]
+    World(#[source] io::Error),
+    /// The MCP endpoint cannot be opened.
+    #[error("cannot open the MCP endpoint")]
+    Endpoint(#[source] io::Error),
+    /// The trace cannot be written.
+    #[error("cannot write the trace")]
+    Trace(#[source] io::Error),
+    /// An instance was refused.
+    #[error("cannot install {instance}")]
+    Install {
+        /// Which.
+        instance: String,
+        /// Why.
+        source: ControlError,
+    },
+    /// Somebody wanted it to end before all were online, and there is nothing to judge.
+    #[error("stopped before all servers were online")]
+    Stopped,
+    /// Some were never online.
+    #[error("{online} of {of} servers were online after {} s: the first that was not is {who}", after.as_secs())]
+    NeverOnline {
+        /// How long that took to be sure of.
+        after: Duration,
+        /// How many were.
+        online: usize,
+        /// Of how many.
+        of: usize,
+        /// The first that was not, and what it was instead.
+        who: String,
+    },
+    /// A part of the harness itself panicked.
+    #[error("a part of the harness ended by itself")]
+    Harness(#[from] JoinError),
+}
+
+/// An async runtime for such a run. In virtual time it has one thread and a clock that stands still until everybody
+/// waits.
+pub fn threads(mode: Mode) -> Result<tokio::runtime::Runtime, LoadError> {
+    let built = match mode {
+        Mode::Virtual => tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build(),
+        Mode::Simulated | Mode::Real => tokio::runtime::Builder::new_multi_thread().enable_all().build(),
+    };
+    built.map_err(LoadError::Threads)
+}
+
+/// What there is before anything is started.
+struct Before {
+    tasks: usize,
+    descriptors: usize,
+    memory: u64,
+}
+
+/// Everything that a run is made of, once its runtime has been started.
+struct Stage<'a> {
+    setup: &'a Setup,
+    plan: Arc<Plan>,
+    fleet: Arc<Fleet>,
+    world: Arc<dyn World>,
+    /// Where calls go through the MCP endpoint.
+    lobby: Option<Lobby>,
+    recorder: Arc<Recorder>,
+    runtime: RuntimeHandle,
+    tally: Arc<Tally>,
+    injected: Arc<AtomicU64>,
+    stop: CancellationToken,
+    before: Before,
+}
+
+/// What the middle of a run comes to.
+struct Middle {
+    all_online: Duration,
+    memory_before: u64,
+    memory_after: u64,
+    children_cpu: Option<Duration>,
+    times: Times,
+    calls: Calls,
+    deeds: Deeds,
+}
+
+/// Carries out a scenario, and tells what was found. In virtual time it must be on [`threads`] of that mode.
+pub async fn run(setup: Setup, show: &dyn Show) -> Result<Findings, LoadError> {
+    let (took, cpu) = (std::time::Instant::now(), CpuClock::start());
+    if setup.mode == Mode::Virtual {
+        setup.scenario.paused()?;
+    }
+    let (stage, join, given_up) = Stage::set(&setup).await?;
+    let (mut samples, waits) = (Vec::new(), Arc::<Waits>::default());
+    let watch = Watch {
+        runtime: stage.runtime.clone(),
+        ids: Arc::clone(&stage.fleet.ids),
+        waits: Arc::clone(&waits),
+        recorder: Arc::clone(&stage.recorder),
+        tally: Arc::clone(&stage.tally),
+        injected: Arc::clone(&stage.injected),
+        mode: setup.mode,
+        show,
+        stop: stage.stop.clone(),
+    };
+    let middle = tokio::select! {
+        biased;
+        middle = stage.middle(show, given_up) => middle?,
+        () = watch.run(setup.scenario.duration, &mut samples) => unreachable!("it looks until it is dropped"),
+    };
+    drop(watch);
+    show.phase("ending");
+    let mut findings = stage.finish(join, middle, samples, took.elapsed(), cpu).await?;
+    (findings.supervisors, findings.registry) = waits.take();
+    Ok(findings)
+}
+
+impl<'a> Stage<'a> {
+    /// Everything up to a runtime without an instance.
+    async fn set(setup: &'a Setup) -> Result<(Self, JoinHandle<()>, mpsc::UnboundedReceiver<Nth>), LoadError> {
+        let before = Before {
+            tasks: Handle::current().metrics().num_alive_tasks(),
+            descriptors: measure::descriptors(),
+            memory: (setup.seams.memory)(),
+        };
+        let scenario = &setup.scenario;
+        let plan = plan::plan(scenario, setup.seed, setup.mode);
+        let fleet = Arc::new(Fleet::new(scenario, setup.seed, setup.seams.spec));
+        let world: Arc<dyn World> = match setup.mode {
+            Mode::Simulated | Mode::Virtual => Arc::new(SimWorld::new(scenario, &fleet, plan.scripts.clone())),
+            Mode::Real => {
+                let world = RealWorld::new(scenario, &fleet, plan.scripts.clone(), &setup.program).await;
+                Arc::new(world.map_err(LoadError::World)?)
+            }
+        };
+        let epoch = if setup.mode == Mode::Virtual { EPOCH } else { Timestamp::now() };
+        let clock = Clock::start(epoch);
+        let judge = Judge::new(&fleet.teams(), &scenario.policy.restart, &scenario.limits);
+        let handshake = plan.scripts.iter().flatten().map(|script| script.handshake_delay).max();
+        let books = Books::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
+        let (recorder, given_up) =
+            Recorder::new(clock, judge, books, setup.trace.as_deref()).map_err(LoadError::Trace)?;
+        let counting = Counting { connector: world.connector(), recorder: Arc::clone(&recorder) };
+        let defaults = Options::new(
+            (setup.seams.connector)(Arc::new(counting)),
+            (setup.seams.sink)(Arc::clone(&recorder) as _),
+            clock.wall(),
+        );
+        let lobby = setup.gateway.then(Lobby::new);
+        let options = Options {
+            audience: lobby.as_ref().map_or(defaults.audience, Lobby::audience),
+            batch: scenario.batch.clone(),
+            team_budget: scenario.team_budget.clone(),
+            start_permits: scenario.start_permits.unwrap_or(match setup.mode {
+                // They protect cores from forks, of which there are none; and are the same on every machine.
+                Mode::Simulated | Mode::Virtual => SIMULATED_STARTS,
+                Mode::Real => defaults.start_permits,
+            }),
+            connect_permits: scenario.connect_permits.unwrap_or(match setup.mode {
+                Mode::Simulated | Mode::Virtual => SIMULATED_STARTS,
+                Mode::Real => defaults.connect_permits,
+            }),
+            seed: setup.seed.of("runtime", 0),
+            ..defaults
+        };
+        let (runtime, join) = start(options).await.map_err(|error| LoadError::Runtime(error.into()))?;
+        let stage = Self {
+            setup,
+            plan: Arc::new(plan),
+            fleet,
+            world,
+            lobby,
+            recorder,
+            runtime,
+            tally: Arc::default(),
+            injected: Arc::default(),
+            stop: CancellationToken::new(),
+            before,
+        };
+        Ok((stage, join, given_up))
+    }
+
+    /// From the first installation until everybody is well again and nobody calls any more.
+    async fn middle(&self, show: &dyn Show, given_up: mpsc::UnboundedReceiver<Nth>) -> Result<Middle, LoadError> {
+        show.phase("starting");
+        let installing = self.recorder.clock.now();
+        self.install(show).await?;
+        self.until_online(show).await?;
+        let now = self.recorder.clock.now();
+        let children_cpu = self.children_cpu();
+        let door = self.open().await?;
+        // Everybody has been called by then, as everybody has at the end: memory of a first call is no growth.
+        show.phase("calling each once");
+        self.prober(self.stop.clone(), door.as_ref()).ask(self.fleet.shape.all().collect()).await;
+        let memory_before = self.settle().await;
+        // By event, where no event was lost: a look comes a little later.
+        let all_online = self.recorder.ledger().books.all_online.unwrap_or(now).saturating_sub(installing);
+
+        show.phase("calls and faults");
+        let times = self.times();
+        let (ended, well) = (CancellationToken::new(), CancellationToken::new());
+        let desk = tokio::spawn(self.desk(self.times(), door.as_ref()).run(self.sources()));
+        let prober = self.prober(well.clone(), door.as_ref());
+        let (injector, plan) = (self.injector(times.from, prober.clone(), ended.clone()), Arc::clone(&self.plan));
+        let prober = tokio::spawn(prober.run());
+        let injector = tokio::spawn(async move { injector.run(&plan.injections, given_up).await });
+        let calls = desk.await?;
+        show.phase("recovering");
+        ended.cancel();
+        let deeds = injector.await?;
+        well.cancel();
+        prober.await?;
+        let memory_after = self.settle().await;
+        if let Some(door) = door {
+            door.close().await;
+        }
+        Ok(Middle { all_online, memory_before, memory_after, children_cpu, times, calls, deeds })
+    }
+
+    /// The way in for calls, where they are to go through the MCP endpoint.
+    async fn open(&self) -> Result<Option<Door>, LoadError> {
+        let Some(lobby) = &self.lobby else { return Ok(None) };
+        let deadline = self.setup.scenario.load.timeout();
+        lobby.open(&self.runtime, &self.fleet, deadline).await.map(Some).map_err(LoadError::Endpoint)
+    }
+
+    async fn install(&self, show: &dyn Show) -> Result<(), LoadError> {
+        let install = |nth: Nth| async move {
+            let target = self.world.target(nth, self.fleet.kind(nth));
+            let spec = self.fleet.spec(nth, target, "Bearer first");
+            let instance = spec.name.to_string();
+            self.runtime.install(spec).await.map_err(|source| LoadError::Install { instance, source })
+        };
+        let mut installs = futures::stream::iter(self.fleet.shape.all()).map(install).buffered(INSTALLS);
+        while let Some(installed) = installs.next().await {
+            installed?;
+            if show.is_stopped() {
+                return Err(LoadError::Stopped);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for one after the other: nobody looks at those that have been online.
+    async fn until_online(&self, show: &dyn Show) -> Result<(), LoadError> {
+        let (all, began) = (self.fleet.ids.len(), Instant::now());
+        let mut online = 0;
+        loop {
+            let snapshot = self.runtime.snapshot();
+            let status = |id| snapshot.get(id).map(|view| view.status);
+            let rest = &self.fleet.ids[online..];
+            let Some(ready) = rest.iter().position(|id| status(id) != Some(Status::Online)) else { return Ok(()) };
+            online += ready;
+            show.online(online.max(self.recorder.ledger().books.online()), all);
+            if show.is_stopped() {
+                return Err(LoadError::Stopped);
+            }
+            // Nobody looks at all of them while the first of them is on its way.
+            let is_over = |status: Option<Status>| matches!(status, Some(Status::Online)) || is_given_up(status);
+            let is_hopeless = is_given_up(status(&rest[ready])) && rest.iter().all(|id| is_over(status(id)));
+            if is_hopeless || began.elapsed() >= ONLINE_MAX {
+                let id = &rest[ready];
+                let what = status(id).map_or("not there", Status::as_str);
+                let others = rest.iter().filter(|id| status(id) == Some(Status::Online)).count();
+                return Err(LoadError::NeverOnline {
+                    after: began.elapsed(),
+                    online: online - ready + others,
+                    of: all,
+                    who: format!("{id}, which is {what}"),
+                });
+            }
+            sleep(LOOK_AGAIN_AFTER).await;
+        }
+    }
+
+    /// Memory beyond what there was at first, when nothing is on its way.
+    async fn settle(&self) -> u64 {
+        self.runtime.see().await;
+        self.runtime.flush().await;
+        let mut least = u64::MAX;
+        for _ in 0..LOOKS {
+            sleep(LOOK_EVERY).await;
+            if self.setup.mode == Mode::Virtual {
+                // The allocator goes by another clock.
+                std::thread::sleep(LOOK_EVERY_REAL);
+            }
+            least = least.min((self.setup.seams.memory)());
+        }
+        least.saturating_sub(self.before.memory)
+    }
+
+    fn children_cpu(&self) -> Option<Duration> {
+        let pids = || self.runtime.snapshot().iter().filter_map(|view| view.pid).collect::<Vec<_>>();
+        (self.setup.mode == Mode::Real).then(|| pids().into_iter().filter_map(measure::cpu_of).sum())
+    }
+
+    /// The times of the load, which begins now.
+    fn times(&self) -> Times {
+        let (from, lasts) = (self.recorder.clock.now(), self.setup.scenario.duration);
+        let first = self.plan.injections.first().map_or(lasts, |first| first.at);
+        let mut storms = Vec::new();
+        for (at, together) in together(&self.plan.injections) {
+            let teams: HashSet<_> = together.iter().filter_map(|injection| self.team_of(injection)).collect();
+            storms.push((from + at, teams));
+        }
+        let mut untouched: HashSet<_> = self.fleet.shape.all().map(|nth| self.fleet.shape.team_of(nth)).collect();
+        for injection in &self.plan.injections {
+            match self.team_of(injection) {
+                Some(team) => drop(untouched.remove(&team)),
+                // Whoever loses the registry is looked up in it by nobody.
+                None if injection.kind == FaultKind::RegistryPanic => untouched.clear(),
+                None => {}
+            }
+        }
+        Times { from, until: from + lasts, quiet_until: from + first, storms, untouched }
+    }
+
+    fn team_of(&self, injection: &Injection) -> Option<super::types::TeamNo> {
+        match injection.victim {
+            Victim::Instance(nth) => Some(self.fleet.shape.team_of(nth)),
+            Victim::Team(team) => Some(team),
+            Victim::Us => None,
+        }
+    }
+
+    fn sources(&self) -> Sources {
+        let (scenario, seed, kinds) = (&self.setup.scenario, self.setup.seed, &self.fleet.kinds);
+        match &scenario.load {
+            Load::Open { in_flight_max, .. } => {
+                Sources::Open(Box::new(CallSource::open(scenario, seed, kinds)), *in_flight_max)
+            }
+            Load::Closed { callers, .. } => {
+                Sources::Closed((0..*callers).map(|nth| CallSource::closed(scenario, seed, nth, kinds)).collect())
+            }
+        }
+    }
+
+    fn desk(&self, times: Times, door: Option<&Door>) -> Desk {
+        Desk {
+            caller: (self.setup.seams.caller)(self.caller(door)),
+            clock: self.recorder.clock,
+            shape: self.fleet.shape,
+            times,
+            tally: Arc::clone(&self.tally),
+            timeout: self.setup.scenario.load.timeout(),
+            stop: self.stop.clone(),
+        }
+    }
+
+    /// The way of all calls, but for what tests put into it.
+    fn caller(&self, door: Option<&Door>) -> Arc<dyn Caller> {
+        let direct = || Arc::new(Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) });
+        door.map_or_else(|| direct() as _, Door::caller)
+    }
+
+    fn prober(&self, stop: CancellationToken, door: Option<&Door>) -> Prober {
+        Prober {
+            caller: self.caller(door),
+            runtime: self.runtime.clone(),
+            fleet: Arc::clone(&self.fleet),
+            recorder: Arc::clone(&self.recorder),
+            policy: Arc::clone(&self.setup.scenario.policy),
+            timeout: self.setup.scenario.load.timeout(),
+            seed: self.setup.seed,
+            every: PROBE_EVERY,
+            stop,
+        }
+    }
+
+    fn injector(&self, from: Duration, prober: Prober, ended: CancellationToken) -> Injector {
+        let policy = &self.setup.scenario.policy;
+        let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
+        let delay = delay.max(plan::longest_delay_of_a_team());
+        let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
+        Injector {
+            runtime: self.runtime.clone(),
+            world: Arc::clone(&self.world),
+            fleet: Arc::clone(&self.fleet),
+            recorder: Arc::clone(&self.recorder),
+            from,
+            patience: delay
+                + policy.session.handshake_timeout
+                + policy.reconnect.backoff_max
+                + found
+                + Duration::from_secs(60),
+            injected: Arc::clone(&self.injected),
+            prober,
+            ended,
+            stop: self.stop.clone(),
+        }
+    }
+
+    /// Ends the runtime, looks for what is left, and judges.
+    async fn finish(
+        self,
+        join: JoinHandle<()>,
+        middle: Middle,
+        samples: Vec<Sample>,
+        took: Duration,
+        cpu: CpuClock,
+    ) -> Result<Findings, LoadError> {
+        let Self { setup, plan, fleet, world, lobby, recorder, runtime, stop, before, .. } = self;
+        let Farewell { events_lost, .. } = runtime.shutdown().await;
+        let events = runtime.event_statistics();
+        join.await?;
+        drop((runtime, lobby));
+        world.close();
+        // Its file is nothing that is left.
+        recorder.ledger().close();
+        let left = left(setup, &before, &*world).await;
+
+        let scenario = &setup.scenario;
+        let at = recorder.clock.now();
+        let mut ledger = recorder.ledger();
+        let order = ledger.order();
+        let nobody = Judge::new(&[], &scenario.policy.restart, &scenario.limits);
+        let mut judge = std::mem::replace(&mut ledger.judge, nobody);
+        let Middle { all_online, memory_before, memory_after, children_cpu, times, calls, deeds } = middle;
+        let Calls { findings: calls, answers, neighbours_quiet, unexcused } = calls;
+        judge.answers(answers);
+        judge.found(deeds.missing.iter().map(|(nth, status)| missing(*nth, *status, at)));
+        judge.found(unexcused);
+        judge.calls(at, &calls, &neighbours_quiet);
+        judge.curves(&samples);
+        judge.looked(Invariant::Recovery, ledger.books.promised);
+        let instances = fleet.ids.len();
+        let events_emitted = events.emitted;
+        let end = End { at, left, memory_before, memory_after, instances, events_lost, events_emitted };
+        let checked = judge.checked(&end);
+        let violations = judge.finish(&end);
+        let each = |bytes: u64| bytes / (instances.max(1) as u64);
+        Ok(Findings {
+            repeat: setup.repeat.clone(),
+            scenario: scenario.name.clone(),
+            about: scenario.about.clone(),
+            seed: setup.seed.0,
+            mode: match setup.mode {
+                Mode::Simulated => "simulated",
+                Mode::Virtual => "virtual",
+                Mode::Real => "real",
+            }
+            .to_owned(),
+            gateway: setup.gateway,
+            stopped: stop.is_cancelled(),
+            trace_ends_early: ledger.trace_ends_early(),
+            machine: measure::machine(),
+            instances,
+            teams: scenario.fleet.teams,
+            seconds: at.as_secs_f64(),
+            took_seconds: took.as_secs_f64(),
+            cpu_seconds: cpu.elapsed().as_secs_f64(),
+            all_online_ms: all_online.as_secs_f64() * 1e3,
+            children_cpu_ms: children_cpu.map(|cpu| cpu.as_secs_f64() * 1e3),
+            online: std::mem::take(&mut ledger.books.times_to_online),
+            bytes_each: each(memory_before),
+            bytes_each_after: each(memory_after),
+            calls,
+            outcomes: ledger.books.outcomes(),
+            recoveries: std::mem::take(&mut ledger.books.recoveries),
+            never_injected: never_injected(scenario, &deeds.injected),
+            checked,
+            injected: deeds.injected,
+            impossible: impossible(&plan, deeds.missed),
+            supervisors: Latency::default(),
+            registry: Latency::default(),
+            events: EventFindings {
+                emitted: events.emitted,
+                sent: events.sent,
+                failed: events.failed,
+                dropped: events.dropped,
+                lost: events_lost as u64,
+            },
+            permanently_failed: ledger.books.permanently_failed,
+            pardons: deeds.pardons,
+            left,
+            samples,
+            marks: marks(&plan.injections, times.from),
+            order: format!("{order:016x}"),
+            violations_in_all: violations.len() as u64,
+            violations: firsts(violations),
+        })
+    }
+}
+
+/// Whether it takes a person to bring it up.
+fn is_given_up(status: Option<Status>) -> bool {
+    matches!(status, Some(Status::PermanentlyFailed | Status::RequiresReauth | Status::AwaitingUserConfig))
+}
+
+/// What is there beyond what was there before, once it has had the time to go.
+async fn left(setup: &Setup, before: &Before, world: &dyn World) -> Left {
+    let give_up_at = Instant::now() + CLEAR_MAX;
+    loop {
+        let descriptors = match setup.mode {
+            // It opens none, and others in this process may.
+            Mode::Virtual => 0,
+            Mode::Simulated | Mode::Real => measure::descriptors().saturating_sub(before.descriptors),
+        };
+        let tasks = Handle::current().metrics().num_alive_tasks().saturating_sub(before.tasks);
+        let left = Left { servers: world.left(), tasks, descriptors, processes: world.processes() };
+        if left == Left::default() || Instant::now() >= give_up_at {
+            return left;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn missing(nth: Nth, status: Option<Status>, at: Duration) -> Violation {
+    let what = match status {
+        None => "nobody knows of it any more".to_owned(),
+        Some(Status::Online) => "it has not recovered from a fault that is long over".to_owned(),
+        Some(status) => format!("it is {status} long after the last fault was over"),
+    };
+    Violation {
+        invariant: Invariant::Recovery,
+        at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+        instance: Some(format!("i{}", nth.0)),
+        what,
+    }
+}
+
+/// Faults of many at one moment.
+fn together(injections: &[Injection]) -> impl Iterator<Item = (Duration, &[Injection])> {
+    injections
+        .chunk_by(|a, b| a.at == b.at && a.kind == b.kind)
+        .filter(|chunk| chunk.len() >= MANY)
+        .map(|chunk| (chunk[0].at, chunk))
+}
+
+/// What the scenario asks for, and what was never done.
+fn never_injected(scenario: &Scenario, injected: &BTreeMap<FaultKind, u64>) -> Vec<FaultKind> {
+    let asked_for: BTreeSet<_> = scenario.faults.iter().map(|rule| rule.kind).collect();
+    asked_for.into_iter().filter(|kind| injected.get(kind).is_none_or(|times| *times == 0)).collect()
+}
+
+fn marks(injections: &[Injection], from: Duration) -> Vec<(u64, String)> {
+    let mark = |at: Duration, text| (u64::try_from((from + at).as_millis()).unwrap_or(u64::MAX), text);
+    let of_many = together(injections)
+        .map(|(at, many)| mark(at, format!("{} × {}", super::scenario::fault_name(many[0].kind), many.len())));
+    let ours = injections
+        .iter()
+        .filter(|injection| !matches!(injection.victim, Victim::Instance(_)))
+        .map(|injection| mark(injection.at, super::scenario::fault_name(injection.kind).to_owned()));
+    let mut marks: Vec<_> = of_many.chain(ours).collect();
+    marks.sort();
+    marks
+}
+
+fn impossible(plan: &Plan, missed: BTreeMap<FaultKind, u64>) -> BTreeMap<FaultKind, u64> {
+    let mut impossible = missed;
+    for (kind, count) in &plan.impossible {
+        *impossible.entry(*kind).or_insert(0) += *count as u64;
+    }
+    impossible
+}
+
+/// Of each promise the first that were broken: a thousand of one kind say no more than a few.
+fn firsts(violations: Vec<Violation>) -> Vec<Violation> {
+    const OF_EACH: usize = 10;
+    let mut seen: BTreeMap<Invariant, usize> = BTreeMap::new();
+    let is_first = |violation: &Violation| {
+        let count = seen.entry(violation.invariant).or_insert(0);
+        *count += 1;
+        *count <= OF_EACH
+    };
+    violations
+        .into_iter()
+        .filter({
+            let mut is_first = is_first;
+            move |violation| is_first(violation)
+        })
+        .collect()
+}

@@ -1,0 +1,265 @@
+//! Whole runs in paused time, each on a thread of its own, which is also what its memory is counted by.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::chance::Seed;
+use super::scenario::{self, Load, Overrides, Scenario};
+use super::seams::Seams;
+use super::types::{FaultKind, Findings, Invariant, Mode, Sample, Setup, Show};
+use super::{hush, run, threads};
+
+struct Counting;
+
+thread_local! {
+    static HEAP: Cell<u64> = const { Cell::new(0) };
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What this thread has allocated, less what it has freed.
+fn heap() -> u64 {
+    HEAP.get()
+}
+
+fn count(change: impl FnOnce(u64) -> u64) {
+    // A thread that is ending counts no more.
+    let _ = HEAP.try_with(|heap| heap.set(change(heap.get())));
+}
+
+// SAFETY: everything is left to the system's allocator; counting touches no memory of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(|heap| heap.wrapping_add(layout.size() as u64));
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // Another test's thread may free what this one has allocated, which then counts for neither.
+        count(|heap| heap.saturating_sub(layout.size() as u64));
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+struct Blind;
+
+impl Show for Blind {
+    fn phase(&self, _name: &'static str) {}
+    fn online(&self, _online: usize, _of: usize) {}
+    fn sample(&self, _sample: &Sample, _injected: u64, _violations: u64) {}
+}
+
+/// Nothing is broken, and memory is that of the test's own thread.
+pub(super) fn honest() -> Seams {
+    Seams { memory: heap, ..Seams::default() }
+}
+
+/// `mixed`, small and with few calls: they are made without optimization here.
+fn mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), seams: Seams) -> Findings {
+    hush();
+    let (instances, teams) = (Some(instances), Some(instances / 10));
+    let overrides = Overrides { instances, teams, duration: Some(Duration::from_secs(seconds)) };
+    let mut scenario = scenario::load("mixed").unwrap().with(overrides).unwrap();
+    if let Load::Open { per_second, .. } = &mut scenario.load {
+        *per_second = 20.0;
+    }
+    change(&mut scenario);
+    found(scenario, seed, seams)
+}
+
+/// A scenario that is given as a file would be.
+pub(super) fn told(text: &str, seed: u64, seams: Seams) -> Findings {
+    hush();
+    found(scenario::parse("test", text).unwrap(), seed, seams)
+}
+
+fn found(scenario: Scenario, seed: u64, seams: Seams) -> Findings {
+    let setup = Setup {
+        scenario,
+        seed: Seed(seed),
+        mode: Mode::Virtual,
+        gateway: false,
+        program: PathBuf::new(),
+        repeat: String::new(),
+        // To look into a run that is red.
+        trace: std::env::var_os("LOAD_TRACE").map(PathBuf::from),
+        seams,
+    };
+    threads(Mode::Virtual).unwrap().block_on(run(setup, &Blind)).unwrap()
+}
+
+/// The promises that such a runtime breaks.
+pub(super) fn broken_by(seams: Seams) -> Vec<Invariant> {
+    broken_under(|_| (), seams)
+}
+
+/// The same with other faults.
+pub(super) fn broken_under(change: fn(&mut Scenario), seams: Seams) -> Vec<Invariant> {
+    let violations = mixed(7, 100, 120, change, seams).violations;
+    let mut broken: Vec<_> = violations.iter().map(|violation| violation.invariant).collect();
+    broken.sort_unstable();
+    broken.dedup();
+    assert!(broken.len() <= 1, "more than one promise is broken: {violations:#?}");
+    broken
+}
+
+#[test]
+fn an_honest_runtime_breaks_no_promise() {
+    let found = mixed(seed(), 200, 300, |_| (), honest());
+    assert_eq!(found.violations, []);
+    assert!(found.calls.answered > 4000, "{:?}", found.calls);
+    assert!(found.injected.len() > 20, "{:?}", found.injected);
+}
+
+/// Another one to look for what this one does not show.
+fn seed() -> u64 {
+    std::env::var("LOAD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7)
+}
+
+#[test]
+fn the_same_seed_gives_the_same_order_of_events_of_each_instance_and_another_does_not() {
+    let order = |seed| mixed(seed, 100, 120, |_| (), honest()).order;
+    let first = order(3);
+    assert_eq!(order(3), first);
+    assert_ne!(order(4), first);
+}
+
+/// Ten servers of one kind, whom this befalls.
+fn ten(rest: &str) -> String {
+    format!(
+        r#"
+about = "Ten of a kind."
+fleet = {{ instances = 10, teams = 2 }}
+servers = [{{ name = "tools" }}]
+limits = {{ growth = 100.0 }}
+{rest}"#
+    )
+}
+
+/// Every fault has come to something, and it is known to what.
+fn assert_all_accounted(found: &Findings) {
+    for (kind, outcome) in &found.outcomes {
+        let injected = found.injected.get(kind).copied().unwrap_or_default();
+        let of_instances = !matches!(kind, FaultKind::TeamPanic);
+        assert!(!of_instances || outcome.all() == injected, "{kind:?}: {outcome:?} of {injected}");
+    }
+}
+
+#[test]
+fn those_who_are_given_up_are_pardoned_however_late_that_is_told_and_wait_for_no_one_else() {
+    let found = told(
+        &ten(r#"
+seconds = 60
+load = { loop = "open", per_second = 5 }
+policy = { max_crashes = 1, window = "1h" }
+faults = [{ kind = "crash", at = "20 %", share = 1.0 }, { kind = "worker_panic", at = "25 %", share = 1.0 }]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    assert_eq!(found.pardons, 10);
+    assert_eq!(found.outcomes[&FaultKind::Crash].given_up, 10);
+    assert_eq!(found.impossible[&FaultKind::WorkerPanic], 10, "they found nobody: {:?}", found.injected);
+    assert_all_accounted(&found);
+}
+
+#[test]
+fn those_who_hang_and_whom_nobody_calls_are_asked_at_the_end_and_load_lasts_its_time() {
+    let found = told(
+        &ten(r#"
+seconds = 200
+load = { loop = "open", per_second = 0.001 }
+policy = { silence = "5s", ping_timeout = "2s", request_timeout = "10s" }
+faults = [{ kind = "hang", at = "99 %", share = 1.0 }]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    assert_eq!(found.outcomes[&FaultKind::Hang].back, 10, "{:?}", found.outcomes);
+    assert!(found.seconds >= 200.0, "{}", found.seconds);
+    assert_all_accounted(&found);
+}
+
+#[test]
+fn a_supervisor_that_dies_again_and_again_is_waited_for_by_its_own_delays() {
+    let found = told(
+        &ten(r#"
+seconds = 100
+load = { loop = "open", per_second = 5 }
+policy = { delays = ["100ms"] }
+faults = [
+    { kind = "team_panic", at = "20 %", teams = 1.0 },
+    { kind = "team_panic", at = "40 %", teams = 1.0 },
+    { kind = "team_panic", at = "60 %", teams = 1.0 },
+]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    let longest = found.recoveries[&FaultKind::TeamPanic].quantile(1.0);
+    assert!(longest > Duration::from_secs(2), "it has waited longer than a server would: {longest:?}");
+}
+
+#[test]
+fn who_is_given_up_while_events_are_dropped_is_pardoned_all_the_same() {
+    let found = told(
+        &ten(r#"
+seconds = 60
+load = { loop = "open", per_second = 50 }
+policy = { max_crashes = 1, window = "1h" }
+events = { queue_max = 20 }
+faults = [
+    { kind = "sink_fails", at = "20 %", lasts = "20s" },
+    { kind = "crash", at = "30 %", share = 1.0 },
+]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    assert!(found.events.dropped > 0 && found.permanently_failed < 10, "{:?}", found.events);
+    assert_eq!(found.pardons, 10);
+}
+
+#[test]
+fn what_lasts_longer_than_the_load_ends_with_it() {
+    let found = told(
+        &ten(r#"
+seconds = 20
+load = { loop = "open", per_second = 5 }
+faults = [{ kind = "crash_loop", at = "50 %", share = 0.5, lasts = "1h" }]"#),
+        1,
+        honest(),
+    );
+    assert_eq!(found.violations, []);
+    assert!(found.seconds < 200.0, "{}", found.seconds);
+}
+
+#[test]
+fn every_fault_of_a_mixed_run_comes_to_something() {
+    let found = mixed(7, 300, 60, |_| (), honest());
+    assert_eq!(found.violations, []);
+    assert_all_accounted(&found);
+    let cut = found.outcomes[&FaultKind::StreamCut];
+    assert!(cut.back + cut.unharmed > 0, "{cut:?}");
+}
+
+#[test]
+fn a_fleet_that_flaps_is_judged_by_its_policy_alone() {
+    for seed in 1..=2 {
+        let scenario = scenario::load("flap").unwrap();
+        let overrides = Overrides { instances: Some(200), teams: Some(10), duration: None };
+        hush();
+        let mut scenario = scenario.with(overrides).unwrap();
+        if let Load::Closed { callers, .. } = &mut scenario.load {
+            *callers = 4;
+        }
+        let found = found(scenario, seed, honest());
+        assert_eq!(found.violations, [], "seed {seed}");
+        assert_all_accounted(&found);
+    }
+}

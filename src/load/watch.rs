@@ -1,0 +1,146 @@
+//! The curves: one task that looks at everything from time to time, and asks for nothing but to be told how long the
+//! supervisors and the registry let others wait. That is asked at fixed times, whether or not what was asked before has
+//! been answered, and measured from when it was to be asked: who is late makes all wait that come meanwhile.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::runtime::RuntimeHandle;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval_at};
+use tokio_util::sync::CancellationToken;
+
+use super::drive::Tally;
+use super::measure::{Latency, Memory, descriptors};
+use super::recorder::Recorder;
+use super::types::{Mode, Sample, Show};
+
+/// Points of a curve.
+const SAMPLES: u32 = 600;
+/// The shortest time between two, and how much longer for each instance that is looked at.
+const EVERY_MIN: Duration = Duration::from_millis(100);
+const EACH: Duration = Duration::from_micros(10);
+/// Between two questions to a supervisor, and to the registry.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long the runtime's own parts take to answer.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    supervisors: Mutex<Latency>,
+    registry: Mutex<Latency>,
+    /// The longest answer of the registry since somebody looked, in microseconds.
+    longest: AtomicU64,
+}
+
+impl Waits {
+    /// Of supervisors, and of the registry.
+    pub(crate) fn take(&self) -> (Latency, Latency) {
+        let take = |of: &Mutex<Latency>| std::mem::take(&mut *of.lock().unwrap_or_else(PoisonError::into_inner));
+        (take(&self.supervisors), take(&self.registry))
+    }
+}
+
+/// What was to be asked at a time. However it ends, it took until then: an answer that never came has a place, too.
+struct Wait {
+    due: Instant,
+    waits: Arc<Waits>,
+    of: fn(&Waits) -> &Mutex<Latency>,
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        let took = self.due.elapsed();
+        (self.of)(&self.waits).lock().unwrap_or_else(PoisonError::into_inner).record(took);
+    }
+}
+
+/// See the module.
+pub(crate) struct Watch<'a> {
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) ids: Arc<[InstanceId]>,
+    pub(crate) waits: Arc<Waits>,
+    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) tally: Arc<Tally>,
+    pub(crate) injected: Arc<AtomicU64>,
+    pub(crate) mode: Mode,
+    pub(crate) show: &'a dyn Show,
+    /// Set when somebody wants it to end early.
+    pub(crate) stop: CancellationToken,
+}
+
+impl Watch<'_> {
+    /// Looks until it is dropped; what it saw is in `samples`.
+    pub(crate) async fn run(&self, lasts: Duration, samples: &mut Vec<Sample>) {
+        let each = EACH * u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
+        let every = (lasts / SAMPLES).max(EVERY_MIN + each);
+        let (mut looks, mut asks) = (interval_at(Instant::now(), every), interval_at(Instant::now(), ASK_EVERY));
+        let mut stops = interval_at(Instant::now(), EVERY_MIN);
+        let mut asked = JoinSet::new();
+        let mut ids = self.ids.iter().cycle();
+        loop {
+            tokio::select! {
+                biased;
+                // Not waited for: a sample says what was, also where Root has no time. In virtual time nobody has to wait.
+                due = asks.tick(), if self.mode != Mode::Virtual => {
+                    while asked.try_join_next().is_some() {}
+                    // How long a whole fleet takes to come up is measured by itself.
+                    let is_up = self.recorder.ledger().books.all_online.is_some();
+                    if let Some(id) = ids.next().filter(|_| is_up) {
+                        self.ask(id.clone(), due, &mut asked);
+                    }
+                }
+                _ = looks.tick() => {
+                    let sample = self.look(self.waits.longest.swap(0, Ordering::Relaxed));
+                    let violations = self.recorder.ledger().judge.count();
+                    self.show.sample(&sample, self.injected.load(Ordering::Relaxed), violations);
+                    samples.push(sample);
+                }
+                // Points of a long curve are far from one another.
+                _ = stops.tick() => {
+                    if self.show.is_stopped() {
+                        self.stop.cancel();
+                    }
+                }
+            }
+        }
+    }
+
+    fn ask(&self, id: InstanceId, due: Instant, asked: &mut JoinSet<()>) {
+        let wait = |of| Wait { due, waits: Arc::clone(&self.waits), of };
+        let (runtime, team) = (self.runtime.clone(), wait(|waits| &waits.supervisors));
+        asked.spawn(async move {
+            let _team = team;
+            // Nobody in a run is stopped by hand, and to all others this changes nothing.
+            let _ = runtime.start(&id).await;
+        });
+        let (runtime, registry) = (self.runtime.clone(), wait(|waits| &waits.registry));
+        asked.spawn(async move {
+            runtime.see().await;
+            let took = u64::try_from(registry.due.elapsed().as_micros()).unwrap_or(u64::MAX);
+            registry.waits.longest.fetch_max(took, Ordering::Relaxed);
+        });
+    }
+
+    fn look(&self, lag_us: u64) -> Sample {
+        let (snapshot, events) = (self.runtime.snapshot(), self.runtime.event_statistics());
+        let mut sample = Sample {
+            at_ms: u64::try_from(self.recorder.clock.now().as_millis()).unwrap_or(u64::MAX),
+            rss: Memory::now().anonymous,
+            descriptors: u32::try_from(descriptors()).unwrap_or(u32::MAX),
+            backlog: events.queue_size as u64,
+            dropped: events.dropped,
+            calls: self.tally.ended.load(Ordering::Relaxed),
+            failed: self.tally.failed.load(Ordering::Relaxed),
+            in_flight: u32::try_from(self.tally.in_flight.load(Ordering::Relaxed)).unwrap_or(u32::MAX),
+            lag_us,
+            ..Sample::default()
+        };
+        for view in snapshot.iter() {
+            sample.by_status[view.status as usize] += 1;
+            sample.dormant += u32::from(view.dormant);
+        }
+        sample
+    }
+}

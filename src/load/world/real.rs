@@ -1,0 +1,412 @@
+//! Servers that are processes: `satellite sim-server` over pipes, and over HTTP where they are remote. What a process does
+//! is a file that it reads when it starts; a fault of it is another file in the same place, or a signal.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::runtime::RuntimeHandle;
+use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Unserved};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::value::RawValue;
+use tempfile::TempDir;
+use tokio::task::spawn_blocking;
+
+use super::{GROWTH, GROWTH_MAX, Times, World, changed, is_online, reached};
+use crate::connect::Connectors;
+use crate::connect::process::raise_descriptor_limit;
+use crate::connect::remote::RemoteConnector;
+use crate::connect::sim::Script;
+use crate::connect::stdio::StdioConnector;
+use crate::load::fleet::Fleet;
+use crate::load::plan::script_of;
+use crate::load::scenario::Scenario;
+use crate::load::types::{FaultKind, Injection, Nth, Target, Victim};
+use crate::reaper::is_orphan;
+
+/// Remote servers that are started at once.
+const STARTS: usize = 8;
+
+/// Servers that are processes.
+pub(crate) struct RealWorld {
+    connectors: Gate,
+    fleet: Arc<Fleet>,
+    /// By kind and place: see [`script_of`].
+    scripts: Vec<Vec<Arc<Script>>>,
+    program: PathBuf,
+    /// The files of scripts.
+    home: TempDir,
+    remote: Mutex<HashMap<Nth, Remote>>,
+    times: Times,
+}
+
+/// A remote server, which keeps its place while it is down.
+struct Remote {
+    address: SocketAddr,
+    process: Option<Child>,
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Remote {
+    /// As abruptly as a machine that fails.
+    fn end(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            // An error says that it is gone already.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// The way to servers, until it is closed: whoever still holds it then reaches nothing any more.
+#[derive(Clone)]
+struct Gate(Arc<Mutex<Option<Connectors>>>);
+
+impl Gate {
+    fn connectors(&self) -> MutexGuard<'_, Option<Connectors>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connector for Gate {
+    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+        match &*self.connectors() {
+            Some(connectors) => connectors.open(spec, run),
+            None => futures::future::ready(Err(OpenError("the harness has ended".to_owned()))).boxed(),
+        }
+    }
+
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+        match &*self.connectors() {
+            Some(connectors) => connectors.dial(spec, run),
+            None => Box::new(Unserved::default()),
+        }
+    }
+}
+
+impl RealWorld {
+    /// Writes every server's script, and starts those that are remote.
+    pub(crate) async fn new(
+        scenario: &Scenario,
+        fleet: &Arc<Fleet>,
+        scripts: Vec<Vec<Arc<Script>>>,
+        program: &Path,
+    ) -> io::Result<Self> {
+        // Three pipes and more for each; where the limit cannot be raised there are fewer of them.
+        let _ = raise_descriptor_limit();
+        let connectors = Connectors { stdio: StdioConnector::new(Vec::new())?, remote: RemoteConnector::new()? };
+        let world = Self {
+            connectors: Gate(Arc::new(Mutex::new(Some(connectors)))),
+            fleet: Arc::clone(fleet),
+            scripts,
+            program: program.to_owned(),
+            home: TempDir::with_prefix("satellite-load-")?,
+            remote: Mutex::default(),
+            times: Times::of(scenario),
+        };
+        for nth in fleet.shape.all() {
+            world.write(nth, &world.own(nth))?;
+        }
+        let remote = fleet.shape.all().filter(|nth| fleet.is_remote(*nth));
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let start = |nth| world.start(nth, any);
+        let start = futures::stream::iter(remote).map(start).buffer_unordered(STARTS);
+        start.try_for_each(|()| futures::future::ready(Ok(()))).await?;
+        Ok(world)
+    }
+
+    fn remote(&self) -> MutexGuard<'_, HashMap<Nth, Remote>> {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn own(&self, nth: Nth) -> Arc<Script> {
+        Arc::clone(&self.scripts[self.fleet.kind(nth)][script_of(nth)])
+    }
+
+    fn file(&self, nth: Nth) -> PathBuf {
+        self.home.path().join(format!("i{}.json", nth.0))
+    }
+
+    /// What it does from its next start on. A process that starts in this moment reads the one file or the other.
+    fn write(&self, nth: Nth, script: &Script) -> io::Result<()> {
+        let (file, fresh) = (self.file(nth), self.home.path().join(format!("i{}.new", nth.0)));
+        fs::write(&fresh, serde_json::to_vec(script)?)?;
+        fs::rename(fresh, file)
+    }
+
+    /// Starts a remote server there.
+    async fn start(&self, nth: Nth, address: SocketAddr) -> io::Result<()> {
+        let mut command = Command::new(&self.program);
+        command.args(["sim-server", "--http", &address.to_string(), "--script-file"]).arg(self.file(nth));
+        // Not by tokio, which would keep descriptors of its own for it.
+        let started = spawn_blocking(move || listening(command)).await.map_err(io::Error::other)??;
+        self.remote().insert(nth, started);
+        Ok(())
+    }
+
+    fn stop(&self, nth: Nth) -> Result<SocketAddr, String> {
+        let mut remote = self.remote();
+        let remote = remote.get_mut(&nth).ok_or("it is no remote server")?;
+        remote.end();
+        Ok(remote.address)
+    }
+
+    async fn start_again(&self, nth: Nth) -> Result<(), String> {
+        let address = self.remote().get(&nth).map(|remote| remote.address).ok_or("it is no remote server")?;
+        self.start(nth, address).await.map_err(|error| error.to_string())
+    }
+
+    fn signal(&self, nth: Nth, signal: Signal, runtime: &RuntimeHandle) -> Result<(), String> {
+        let pid = runtime.status(self.fleet.id(nth)).and_then(|view| view.pid).ok_or("it has no process now")?;
+        kill(Pid::from_raw(pid.cast_signed()), signal).map_err(|error| error.to_string())
+    }
+
+    fn overlay(&self, nth: Nth, kind: FaultKind) -> Result<(), String> {
+        match changed(kind, &self.own(nth), self.times) {
+            Some(script) => self.write(nth, &script).map_err(|error| error.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    fn own_again(&self, nth: Nth) -> Result<(), String> {
+        self.write(nth, &self.own(nth)).map_err(|error| error.to_string())
+    }
+
+    async fn restart(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
+        runtime.restart(self.fleet.id(nth)).await.map_err(|error| error.to_string())
+    }
+
+    /// Calls it as anybody would, and comes back when the call has come to something. A tool that is a fault has no
+    /// answer; it is an error if the server has not got the call.
+    async fn poke(&self, nth: Nth, tool: &str, arguments: &str, runtime: &RuntimeHandle) -> Result<(), String> {
+        let arguments = RawValue::from_string(arguments.to_owned()).ok();
+        reached(runtime.call(self.fleet.id(nth), tool, arguments, Some(self.times.call)).await)
+    }
+
+    async fn echo(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
+        self.poke(nth, "echo", r#"{"text":"poke"}"#, runtime).await
+    }
+
+    /// Has the runtime find out how its server is: what comes of the call is not the point.
+    async fn notice(&self, nth: Nth, runtime: &RuntimeHandle) {
+        let _ = self.echo(nth, runtime).await;
+    }
+
+    /// Brings up a server that does what such a fault makes it do, and none after it.
+    async fn bring_up(&self, nth: Nth, kind: FaultKind, runtime: &RuntimeHandle) -> Result<(), String> {
+        self.overlay(nth, kind)?;
+        let up = self.restart(nth, runtime).await;
+        let up = up.and(self.echo(nth, runtime).await);
+        self.own_again(nth)?;
+        up
+    }
+
+    async fn befall(&self, nth: Nth, what: &Injection, runtime: &RuntimeHandle) -> Result<(), String> {
+        match what.kind {
+            FaultKind::Crash => self.signal(nth, Signal::SIGKILL, runtime)?,
+            FaultKind::Exit0 => self.poke(nth, "crash", r#"{"code":0}"#, runtime).await?,
+            FaultKind::CrashLoop | FaultKind::SlowHandshake | FaultKind::NoHandshake => {
+                self.overlay(nth, what.kind)?;
+                if let Err(why) = self.signal(nth, Signal::SIGKILL, runtime) {
+                    self.own_again(nth)?;
+                    return Err(why);
+                }
+            }
+            // One who has yet to come up would end as one that never came up.
+            FaultKind::Hang => {
+                is_online(self.fleet.id(nth), runtime)?;
+                self.signal(nth, Signal::SIGSTOP, runtime)?;
+            }
+            FaultKind::SlowSigterm | FaultKind::IgnoreSigterm => {
+                self.bring_up(nth, what.kind, runtime).await?;
+                self.restart(nth, runtime).await?;
+            }
+            FaultKind::StderrFlood | FaultKind::Garbage | FaultKind::StrayAnswers => {
+                self.overlay(nth, what.kind)?;
+                self.restart(nth, runtime).await?;
+            }
+            FaultKind::MemoryGrowth => {
+                self.bring_up(nth, what.kind, runtime).await?;
+                for _ in 0..GROWTH_MAX / GROWTH {
+                    self.echo(nth, runtime).await?;
+                }
+            }
+            FaultKind::Huge => self.poke(nth, "huge", "{}", runtime).await?,
+            // Another process at the same place knows no session of the one before it.
+            FaultKind::SessionLost => {
+                self.stop(nth)?;
+                self.start_again(nth).await?;
+                self.notice(nth, runtime).await;
+            }
+            FaultKind::Refused => {
+                self.stop(nth)?;
+                self.notice(nth, runtime).await;
+            }
+            FaultKind::Unauthorized | FaultKind::StreamCut => return Err("no real server does that".to_owned()),
+            FaultKind::WorkerPanic
+            | FaultKind::TeamPanic
+            | FaultKind::RegistryPanic
+            | FaultKind::BatcherPanic
+            | FaultKind::SinkFails
+            | FaultKind::SinkPanics => return Err("no server does that".to_owned()),
+        }
+        Ok(())
+    }
+
+    async fn recover(&self, nth: Nth, what: &Injection, runtime: &RuntimeHandle) -> Result<(), String> {
+        match what.kind {
+            FaultKind::SlowHandshake | FaultKind::NoHandshake => self.own_again(nth),
+            FaultKind::CrashLoop | FaultKind::StderrFlood | FaultKind::Garbage | FaultKind::StrayAnswers => {
+                self.own_again(nth)?;
+                self.restart(nth, runtime).await
+            }
+            FaultKind::Refused => self.start_again(nth).await,
+            FaultKind::Crash
+            | FaultKind::Exit0
+            | FaultKind::Hang
+            | FaultKind::SlowSigterm
+            | FaultKind::IgnoreSigterm
+            | FaultKind::Huge
+            | FaultKind::MemoryGrowth
+            | FaultKind::Unauthorized
+            | FaultKind::SessionLost
+            | FaultKind::StreamCut
+            | FaultKind::WorkerPanic
+            | FaultKind::TeamPanic
+            | FaultKind::RegistryPanic
+            | FaultKind::BatcherPanic
+            | FaultKind::SinkFails
+            | FaultKind::SinkPanics => Ok(()),
+        }
+    }
+}
+
+/// Starts a server and waits until it says where it listens.
+fn listening(mut command: Command) -> io::Result<Remote> {
+    let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let stdout = process.stdout.take();
+    // From here on it is ended with what holds it.
+    let mut remote = Remote { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), process: Some(process) };
+    let mut line = String::new();
+    if let Some(stdout) = stdout {
+        BufReader::new(stdout).read_line(&mut line)?;
+    }
+    let address = line.trim_end().strip_prefix("listening on http://").and_then(|rest| rest.strip_suffix("/mcp"));
+    let address = address.and_then(|address| address.parse().ok());
+    remote.address = address.ok_or_else(|| io::Error::other("a remote server does not say where it listens"))?;
+    Ok(remote)
+}
+
+impl World for RealWorld {
+    fn connector(&self) -> Arc<dyn Connector> {
+        Arc::new(self.connectors.clone())
+    }
+
+    fn target(&self, nth: Nth, _kind: usize) -> Target {
+        if let Some(remote) = self.remote().get(&nth) {
+            return Target::Remote(format!("http://{}/mcp", remote.address));
+        }
+        let file = self.file(nth).display().to_string();
+        let arguments = ["sim-server", "--script-file", &file].map(str::to_owned);
+        Target::Process(self.program.display().to_string(), arguments.into())
+    }
+
+    fn hurt<'a>(&'a self, what: &'a Injection, runtime: &'a RuntimeHandle) -> BoxFuture<'a, Result<(), String>> {
+        match what.victim {
+            Victim::Instance(nth) => self.befall(nth, what, runtime).boxed(),
+            Victim::Team(_) | Victim::Us => futures::future::ready(Err("it is no server".to_owned())).boxed(),
+        }
+    }
+
+    fn heal<'a>(&'a self, what: &'a Injection, runtime: &'a RuntimeHandle) -> BoxFuture<'a, Result<(), String>> {
+        match what.victim {
+            Victim::Instance(nth) => self.recover(nth, what, runtime).boxed(),
+            Victim::Team(_) | Victim::Us => futures::future::ready(Ok(())).boxed(),
+        }
+    }
+
+    fn close(&self) {
+        self.connectors.connectors().take();
+        self.remote().clear();
+    }
+
+    fn left(&self) -> usize {
+        // Those that the runtime has started are counted as processes.
+        self.remote().len()
+    }
+
+    fn processes(&self) -> usize {
+        below(std::process::id()).len()
+    }
+}
+
+/// Processes below this one, zombies too, and those that a reaper above it has adopted.
+fn below(ours: u32) -> Vec<u32> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        let Some((pid, parent)) = pid.and_then(|pid| Some((pid, parent_of(pid)?))) else { continue };
+        children.entry(parent).or_default().push(pid);
+    }
+    // The reaper has no other children of its own than us.
+    let top = if is_orphan(ours) { Some(ours) } else { parent_of(ours) };
+    let mut open = Vec::from_iter(top);
+    let mut found = Vec::new();
+    while let Some(pid) = open.pop() {
+        for child in children.remove(&pid).unwrap_or_default() {
+            if child != ours {
+                found.push(child);
+            }
+            open.push(child);
+        }
+    }
+    found
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may hold anything: the state, and then the parent.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_a_child_has_started_and_left_behind_is_counted_too() {
+        // It prints the process that it leaves, and goes on until its stdin is closed: a shell takes that from what it puts
+        // into the background, unless it has another number.
+        let mut child = Command::new("sh")
+            .args(["-c", "exec 3<&0; sh -c 'read line <&3' & echo $!; wait"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let left: u32 = line.trim().parse().unwrap();
+        let found = below(std::process::id());
+        assert!(found.contains(&child.id()) && found.contains(&left), "{left} and {} in {found:?}", child.id());
+        child.stdin.take().unwrap().write_all(b"end\n").unwrap();
+        let ended = child.id();
+        child.wait().unwrap();
+        assert!(!below(std::process::id()).contains(&ended));
+    }
+}
