@@ -22,7 +22,7 @@ use super::fleet::Fleet;
 use super::recorder::{Mood, Recorder};
 use super::scenario::fault_name;
 use super::types::{FaultKind, Injection, Nth, Pardon, Victim};
-use super::world::{World, heals_by_restart, hurts_by_restart};
+use super::world::{Hand, heals_by_restart, hurts_by_restart};
 
 /// After so long a person has seen that an instance was given up, and restarts it.
 const PERSON: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// See the module.
 pub(crate) struct Injector {
     pub(crate) runtime: RuntimeHandle,
-    pub(crate) world: Arc<dyn World>,
+    pub(crate) hand: Hand,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) recorder: Arc<Recorder>,
     /// When the plan's time begins.
@@ -214,7 +214,7 @@ impl Injector {
             (FaultKind::BatcherPanic, _) => self.panics(Part::Batcher),
             (FaultKind::SinkFails, _) => self.sink(Mood::Fails),
             (FaultKind::SinkPanics, _) => self.sink(Mood::Panics),
-            _ => match self.world.hurt(what, &self.runtime).await {
+            _ => match self.hand.hurt(what).await {
                 Ok(()) => true,
                 Err(why) => {
                     tracing::debug!(kind = ?what.kind, victim = ?what.victim, why, "a fault found nobody");
@@ -250,7 +250,7 @@ impl Injector {
         match what.kind {
             FaultKind::SinkFails | FaultKind::SinkPanics => drop(self.sink(Mood::Takes)),
             _ => {
-                if let Err(why) = self.world.heal(what, &self.runtime).await {
+                if let Err(why) = self.hand.heal(what).await {
                     tracing::debug!(kind = ?what.kind, victim = ?what.victim, why, "a fault is not taken back");
                 }
             }

@@ -30,7 +30,7 @@ use super::types::{
     Violation,
 };
 use super::watch::{Waits, Watch};
-use super::world::{Counting, RealWorld, SimWorld, World};
+use super::world::{Counting, Hand, RealWorld, Scripts, SimWorld, World};
 
 /// Installations that wait for their answers at once.
 const INSTALLS: usize = 64;
@@ -126,6 +126,7 @@ struct Stage<'a> {
     plan: Arc<Plan>,
     fleet: Arc<Fleet>,
     world: Arc<dyn World>,
+    scripts: Arc<Scripts>,
     /// Where calls go through the MCP endpoint.
     lobby: Option<Lobby>,
     recorder: Arc<Recorder>,
@@ -189,10 +190,11 @@ impl<'a> Stage<'a> {
         let scenario = &setup.scenario;
         let plan = plan::plan(scenario, setup.seed, setup.mode);
         let fleet = Arc::new(Fleet::new(scenario, setup.seed, setup.seams.spec));
+        let scripts = Arc::new(Scripts { fleet: Arc::clone(&fleet), scripts: plan.scripts.clone() });
         let world: Arc<dyn World> = match setup.mode {
-            Mode::Simulated | Mode::Virtual => Arc::new(SimWorld::new(scenario, &fleet, plan.scripts.clone())),
+            Mode::Simulated | Mode::Virtual => Arc::new(SimWorld::new(scenario, &scripts)),
             Mode::Real => {
-                let world = RealWorld::new(scenario, &fleet, plan.scripts.clone(), &setup.program).await;
+                let world = RealWorld::new(&scripts, &setup.program).await;
                 Arc::new(world.map_err(LoadError::World)?)
             }
         };
@@ -232,6 +234,7 @@ impl<'a> Stage<'a> {
             plan: Arc::new(plan),
             fleet,
             world,
+            scripts,
             lobby,
             recorder,
             runtime,
@@ -437,7 +440,12 @@ impl<'a> Stage<'a> {
         let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
         Injector {
             runtime: self.runtime.clone(),
-            world: Arc::clone(&self.world),
+            hand: Hand::new(
+                Arc::clone(&self.world),
+                Arc::clone(&self.scripts),
+                self.runtime.clone(),
+                &self.setup.scenario,
+            ),
             fleet: Arc::clone(&self.fleet),
             recorder: Arc::clone(&self.recorder),
             from,

@@ -1,5 +1,6 @@
 //! Where the servers are.
 
+mod hand;
 mod real;
 mod sim;
 
@@ -7,19 +8,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
 
+use super::fleet::Fleet;
+use super::plan::script_of;
 use super::recorder::Recorder;
 use super::scenario::Scenario;
 use super::types::{FaultKind, Injection, Nth, Target};
 
 use crate::connect::sim::Script;
 
+pub(crate) use hand::Hand;
 pub(crate) use real::RealWorld;
 pub(crate) use sim::SimWorld;
 
@@ -36,29 +38,27 @@ const LIFETIME: Duration = Duration::from_millis(100);
 /// What a server takes for a call of the harness's own, so that a fault can come while it is under way.
 const POKE: Duration = Duration::from_millis(20);
 
-/// Whether the server has got a call, whatever has come of it.
-fn reached<T>(called: Result<T, CallError>) -> Result<(), String> {
-    match called {
-        Err(error) if error.fate() == Some(Fate::NotSent) => Err(error.to_string()),
-        _ => Ok(()),
-    }
-}
+/// Whether a fault was brought about; the error says what was in the way.
+type Done<'a> = BoxFuture<'a, Result<(), String>>;
 
-fn is_online(id: &InstanceId, runtime: &RuntimeHandle) -> Result<(), String> {
-    let status = runtime.status(id).map(|view| view.status);
-    status.filter(|status| *status == Status::Online).map(drop).ok_or_else(|| "it is not online".to_owned())
-}
-
-/// Servers, and how they are hurt.
+/// Servers, and what can be done to one. What a fault is made of is [`Hand`]'s.
 pub(crate) trait World: Send + Sync {
     /// What the runtime starts them with.
     fn connector(&self) -> Arc<dyn Connector>;
     /// What an instance's configuration says.
     fn target(&self, nth: Nth, kind: usize) -> Target;
-    /// Carries out a fault of a server. The error says what was in the way.
-    fn hurt<'a>(&'a self, what: &'a Injection, runtime: &'a RuntimeHandle) -> BoxFuture<'a, Result<(), String>>;
+    /// What it does from its next start on; nothing is what it does of itself.
+    fn act(&self, nth: Nth, script: Option<Script>) -> Result<(), String>;
+    /// Its process dies at once.
+    fn kill(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String>;
+    /// Its process does nothing any more.
+    fn freeze(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String>;
+    /// It ends by itself, with code 0.
+    fn exit<'a>(&'a self, nth: Nth, hand: &'a Hand) -> Done<'a>;
+    /// Carries out a fault of a remote server.
+    fn hurt_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a>;
     /// Takes it back.
-    fn heal<'a>(&'a self, what: &'a Injection, runtime: &'a RuntimeHandle) -> BoxFuture<'a, Result<(), String>>;
+    fn heal_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a>;
     /// Lets go of everything of its own that is no server of the runtime's, once that has ended.
     fn close(&self) {}
     /// Servers and lines to servers that are there.
@@ -66,6 +66,19 @@ pub(crate) trait World: Send + Sync {
     /// Processes that are there, where servers are processes: their own children too.
     fn processes(&self) -> usize {
         0
+    }
+}
+
+/// What servers do of themselves.
+pub(crate) struct Scripts {
+    pub(crate) fleet: Arc<Fleet>,
+    /// By kind and place: see [`script_of`].
+    pub(crate) scripts: Vec<Vec<Arc<Script>>>,
+}
+
+impl Scripts {
+    fn own(&self, nth: Nth) -> &Arc<Script> {
+        &self.scripts[self.fleet.kind(nth)][script_of(nth)]
     }
 }
 
@@ -123,60 +136,14 @@ fn changed(kind: FaultKind, own: &Script, times: Times) -> Option<Script> {
 /// Whether such a fault is brought upon an instance by restarting it: how a server treats SIGTERM or what it writes is
 /// settled when it starts.
 pub(crate) fn hurts_by_restart(kind: FaultKind) -> bool {
-    match kind {
-        FaultKind::SlowSigterm
-        | FaultKind::IgnoreSigterm
-        | FaultKind::StderrFlood
-        | FaultKind::Garbage
-        | FaultKind::StrayAnswers
-        | FaultKind::MemoryGrowth => true,
-        FaultKind::Crash
-        | FaultKind::Exit0
-        | FaultKind::CrashLoop
-        | FaultKind::SlowHandshake
-        | FaultKind::NoHandshake
-        | FaultKind::Hang
-        | FaultKind::Huge
-        | FaultKind::Unauthorized
-        | FaultKind::SessionLost
-        | FaultKind::Refused
-        | FaultKind::StreamCut
-        | FaultKind::WorkerPanic
-        | FaultKind::TeamPanic
-        | FaultKind::RegistryPanic
-        | FaultKind::BatcherPanic
-        | FaultKind::SinkFails
-        | FaultKind::SinkPanics => false,
-    }
+    use FaultKind::{Garbage, IgnoreSigterm, MemoryGrowth, SlowSigterm, StderrFlood, StrayAnswers};
+    matches!(kind, SlowSigterm | IgnoreSigterm | StderrFlood | Garbage | StrayAnswers | MemoryGrowth)
 }
 
 /// Whether it is taken back by restarting or updating the instance.
 pub(crate) fn heals_by_restart(kind: FaultKind) -> bool {
-    match kind {
-        FaultKind::CrashLoop
-        | FaultKind::StderrFlood
-        | FaultKind::Garbage
-        | FaultKind::StrayAnswers
-        | FaultKind::Unauthorized => true,
-        FaultKind::Crash
-        | FaultKind::Exit0
-        | FaultKind::SlowHandshake
-        | FaultKind::NoHandshake
-        | FaultKind::Hang
-        | FaultKind::SlowSigterm
-        | FaultKind::IgnoreSigterm
-        | FaultKind::Huge
-        | FaultKind::MemoryGrowth
-        | FaultKind::SessionLost
-        | FaultKind::Refused
-        | FaultKind::StreamCut
-        | FaultKind::WorkerPanic
-        | FaultKind::TeamPanic
-        | FaultKind::RegistryPanic
-        | FaultKind::BatcherPanic
-        | FaultKind::SinkFails
-        | FaultKind::SinkPanics => false,
-    }
+    use FaultKind::{CrashLoop, Garbage, StderrFlood, StrayAnswers, Unauthorized};
+    matches!(kind, CrashLoop | StderrFlood | Garbage | StrayAnswers | Unauthorized)
 }
 
 /// Counts every start on its way to the world.

@@ -17,20 +17,16 @@ use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Unserved};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::value::RawValue;
 use tempfile::TempDir;
 use tokio::task::spawn_blocking;
 
-use super::{GROWTH, GROWTH_MAX, Times, World, changed, is_online, reached};
+use super::{Done, Hand, Scripts, World};
 use crate::connect::Connectors;
 use crate::connect::process::raise_descriptor_limit;
 use crate::connect::remote::RemoteConnector;
 use crate::connect::sim::Script;
 use crate::connect::stdio::StdioConnector;
-use crate::load::fleet::Fleet;
-use crate::load::plan::script_of;
-use crate::load::scenario::Scenario;
-use crate::load::types::{FaultKind, Injection, Nth, Target, Victim};
+use crate::load::types::{FaultKind, Injection, Nth, Target};
 use crate::reaper::is_orphan;
 
 /// Remote servers that are started at once.
@@ -39,14 +35,11 @@ const STARTS: usize = 8;
 /// Servers that are processes.
 pub(crate) struct RealWorld {
     connectors: Gate,
-    fleet: Arc<Fleet>,
-    /// By kind and place: see [`script_of`].
-    scripts: Vec<Vec<Arc<Script>>>,
+    scripts: Arc<Scripts>,
     program: PathBuf,
     /// The files of scripts.
     home: TempDir,
     remote: Mutex<HashMap<Nth, Remote>>,
-    times: Times,
 }
 
 /// A remote server, which keeps its place while it is down.
@@ -100,26 +93,20 @@ impl Connector for Gate {
 
 impl RealWorld {
     /// Writes every server's script, and starts those that are remote.
-    pub(crate) async fn new(
-        scenario: &Scenario,
-        fleet: &Arc<Fleet>,
-        scripts: Vec<Vec<Arc<Script>>>,
-        program: &Path,
-    ) -> io::Result<Self> {
+    pub(crate) async fn new(scripts: &Arc<Scripts>, program: &Path) -> io::Result<Self> {
         // Three pipes and more for each; where the limit cannot be raised there are fewer of them.
         let _ = raise_descriptor_limit();
         let connectors = Connectors { stdio: StdioConnector::new(Vec::new())?, remote: RemoteConnector::new()? };
         let world = Self {
             connectors: Gate(Arc::new(Mutex::new(Some(connectors)))),
-            fleet: Arc::clone(fleet),
-            scripts,
+            scripts: Arc::clone(scripts),
             program: program.to_owned(),
             home: TempDir::with_prefix("satellite-load-")?,
             remote: Mutex::default(),
-            times: Times::of(scenario),
         };
+        let fleet = &scripts.fleet;
         for nth in fleet.shape.all() {
-            world.write(nth, &world.own(nth))?;
+            world.write(nth, scripts.own(nth))?;
         }
         let remote = fleet.shape.all().filter(|nth| fleet.is_remote(*nth));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -131,10 +118,6 @@ impl RealWorld {
 
     fn remote(&self) -> MutexGuard<'_, HashMap<Nth, Remote>> {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn own(&self, nth: Nth) -> Arc<Script> {
-        Arc::clone(&self.scripts[self.fleet.kind(nth)][script_of(nth)])
     }
 
     fn file(&self, nth: Nth) -> PathBuf {
@@ -171,127 +154,9 @@ impl RealWorld {
     }
 
     fn signal(&self, nth: Nth, signal: Signal, runtime: &RuntimeHandle) -> Result<(), String> {
-        let pid = runtime.status(self.fleet.id(nth)).and_then(|view| view.pid).ok_or("it has no process now")?;
+        let pid =
+            runtime.status(self.scripts.fleet.id(nth)).and_then(|view| view.pid).ok_or("it has no process now")?;
         kill(Pid::from_raw(pid.cast_signed()), signal).map_err(|error| error.to_string())
-    }
-
-    fn overlay(&self, nth: Nth, kind: FaultKind) -> Result<(), String> {
-        match changed(kind, &self.own(nth), self.times) {
-            Some(script) => self.write(nth, &script).map_err(|error| error.to_string()),
-            None => Ok(()),
-        }
-    }
-
-    fn own_again(&self, nth: Nth) -> Result<(), String> {
-        self.write(nth, &self.own(nth)).map_err(|error| error.to_string())
-    }
-
-    async fn restart(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
-        runtime.restart(self.fleet.id(nth)).await.map_err(|error| error.to_string())
-    }
-
-    /// Calls it as anybody would, and comes back when the call has come to something. A tool that is a fault has no
-    /// answer; it is an error if the server has not got the call.
-    async fn poke(&self, nth: Nth, tool: &str, arguments: &str, runtime: &RuntimeHandle) -> Result<(), String> {
-        let arguments = RawValue::from_string(arguments.to_owned()).ok();
-        reached(runtime.call(self.fleet.id(nth), tool, arguments, Some(self.times.call)).await)
-    }
-
-    async fn echo(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
-        self.poke(nth, "echo", r#"{"text":"poke"}"#, runtime).await
-    }
-
-    /// Has the runtime find out how its server is: what comes of the call is not the point.
-    async fn notice(&self, nth: Nth, runtime: &RuntimeHandle) {
-        let _ = self.echo(nth, runtime).await;
-    }
-
-    /// Brings up a server that does what such a fault makes it do, and none after it.
-    async fn bring_up(&self, nth: Nth, kind: FaultKind, runtime: &RuntimeHandle) -> Result<(), String> {
-        self.overlay(nth, kind)?;
-        let up = self.restart(nth, runtime).await;
-        let up = up.and(self.echo(nth, runtime).await);
-        self.own_again(nth)?;
-        up
-    }
-
-    async fn befall(&self, nth: Nth, what: &Injection, runtime: &RuntimeHandle) -> Result<(), String> {
-        match what.kind {
-            FaultKind::Crash => self.signal(nth, Signal::SIGKILL, runtime)?,
-            FaultKind::Exit0 => self.poke(nth, "crash", r#"{"code":0}"#, runtime).await?,
-            FaultKind::CrashLoop | FaultKind::SlowHandshake | FaultKind::NoHandshake => {
-                self.overlay(nth, what.kind)?;
-                if let Err(why) = self.signal(nth, Signal::SIGKILL, runtime) {
-                    self.own_again(nth)?;
-                    return Err(why);
-                }
-            }
-            // One who has yet to come up would end as one that never came up.
-            FaultKind::Hang => {
-                is_online(self.fleet.id(nth), runtime)?;
-                self.signal(nth, Signal::SIGSTOP, runtime)?;
-            }
-            FaultKind::SlowSigterm | FaultKind::IgnoreSigterm => {
-                self.bring_up(nth, what.kind, runtime).await?;
-                self.restart(nth, runtime).await?;
-            }
-            FaultKind::StderrFlood | FaultKind::Garbage | FaultKind::StrayAnswers => {
-                self.overlay(nth, what.kind)?;
-                self.restart(nth, runtime).await?;
-            }
-            FaultKind::MemoryGrowth => {
-                self.bring_up(nth, what.kind, runtime).await?;
-                for _ in 0..GROWTH_MAX / GROWTH {
-                    self.echo(nth, runtime).await?;
-                }
-            }
-            FaultKind::Huge => self.poke(nth, "huge", "{}", runtime).await?,
-            // Another process at the same place knows no session of the one before it.
-            FaultKind::SessionLost => {
-                self.stop(nth)?;
-                self.start_again(nth).await?;
-                self.notice(nth, runtime).await;
-            }
-            FaultKind::Refused => {
-                self.stop(nth)?;
-                self.notice(nth, runtime).await;
-            }
-            FaultKind::Unauthorized | FaultKind::StreamCut => return Err("no real server does that".to_owned()),
-            FaultKind::WorkerPanic
-            | FaultKind::TeamPanic
-            | FaultKind::RegistryPanic
-            | FaultKind::BatcherPanic
-            | FaultKind::SinkFails
-            | FaultKind::SinkPanics => return Err("no server does that".to_owned()),
-        }
-        Ok(())
-    }
-
-    async fn recover(&self, nth: Nth, what: &Injection, runtime: &RuntimeHandle) -> Result<(), String> {
-        match what.kind {
-            FaultKind::SlowHandshake | FaultKind::NoHandshake => self.own_again(nth),
-            FaultKind::CrashLoop | FaultKind::StderrFlood | FaultKind::Garbage | FaultKind::StrayAnswers => {
-                self.own_again(nth)?;
-                self.restart(nth, runtime).await
-            }
-            FaultKind::Refused => self.start_again(nth).await,
-            FaultKind::Crash
-            | FaultKind::Exit0
-            | FaultKind::Hang
-            | FaultKind::SlowSigterm
-            | FaultKind::IgnoreSigterm
-            | FaultKind::Huge
-            | FaultKind::MemoryGrowth
-            | FaultKind::Unauthorized
-            | FaultKind::SessionLost
-            | FaultKind::StreamCut
-            | FaultKind::WorkerPanic
-            | FaultKind::TeamPanic
-            | FaultKind::RegistryPanic
-            | FaultKind::BatcherPanic
-            | FaultKind::SinkFails
-            | FaultKind::SinkPanics => Ok(()),
-        }
     }
 }
 
@@ -325,18 +190,41 @@ impl World for RealWorld {
         Target::Process(self.program.display().to_string(), arguments.into())
     }
 
-    fn hurt<'a>(&'a self, what: &'a Injection, runtime: &'a RuntimeHandle) -> BoxFuture<'a, Result<(), String>> {
-        match what.victim {
-            Victim::Instance(nth) => self.befall(nth, what, runtime).boxed(),
-            Victim::Team(_) | Victim::Us => futures::future::ready(Err("it is no server".to_owned())).boxed(),
-        }
+    fn act(&self, nth: Nth, script: Option<Script>) -> Result<(), String> {
+        self.write(nth, script.as_ref().unwrap_or_else(|| self.scripts.own(nth))).map_err(|error| error.to_string())
     }
 
-    fn heal<'a>(&'a self, what: &'a Injection, runtime: &'a RuntimeHandle) -> BoxFuture<'a, Result<(), String>> {
-        match what.victim {
-            Victim::Instance(nth) => self.recover(nth, what, runtime).boxed(),
-            Victim::Team(_) | Victim::Us => futures::future::ready(Ok(())).boxed(),
+    fn kill(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
+        self.signal(nth, Signal::SIGKILL, runtime)
+    }
+
+    fn freeze(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
+        self.signal(nth, Signal::SIGSTOP, runtime)
+    }
+
+    fn exit<'a>(&'a self, nth: Nth, hand: &'a Hand) -> Done<'a> {
+        hand.poke(nth, "crash", r#"{"code":0}"#).boxed()
+    }
+
+    fn hurt_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a> {
+        async move {
+            match what.kind {
+                // Another process at the same place knows no session of the one before it.
+                FaultKind::SessionLost => {
+                    self.stop(nth)?;
+                    self.start_again(nth).await?;
+                }
+                FaultKind::Refused => drop(self.stop(nth)?),
+                _ => return Err("no real server does that".to_owned()),
+            }
+            hand.notice(nth).await;
+            Ok(())
         }
+        .boxed()
+    }
+
+    fn heal_remote<'a>(&'a self, nth: Nth, _what: &'a Injection, _hand: &'a Hand) -> Done<'a> {
+        self.start_again(nth).boxed()
     }
 
     fn close(&self) {
