@@ -14,6 +14,9 @@ use super::plan;
 use super::scenario::{FleetShape, Limits};
 use super::types::{FaultKind, Nth, Outcome, TeamNo, Violation};
 
+/// What events tell is told by then.
+const UNNOTICED: Duration = Duration::from_secs(10);
+
 /// What is known of each instance, and of all together.
 pub(crate) struct Books {
     cards: Vec<Card>,
@@ -113,6 +116,14 @@ impl Books {
         // A supervisor that dies again waits before it is there again, as a server does.
         let delay = if kind == FaultKind::TeamPanic { plan::longest_delay_of_a_team() } else { Duration::ZERO };
         let left = card.status != Some(Status::Online);
+        // What has been over for a while and was never noticed has harmed nobody, and is not recovered from by what comes now.
+        let is_past = |fault: &mut Fault| {
+            let over = fault.healed.unwrap_or(fault.from);
+            fault.kind.is_withstood() && !fault.left && over + UNNOTICED < at
+        };
+        for fault in card.faults.extract_if(.., is_past) {
+            self.outcomes.entry(fault.kind).or_default().unharmed += 1;
+        }
         let is_disturbed = self.throttled.contains(&self.shape.team_of(nth));
         card.faults.iter_mut().for_each(|fault| fault.is_disturbed = true);
         card.faults.push(Fault { serial, kind, from: at, healed: None, left, found_ill: left, is_disturbed, delay });

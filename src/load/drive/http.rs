@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::Caller;
 use super::direct::said;
@@ -35,6 +35,8 @@ use crate::load::types::{Answered, PlannedCall};
 const OPENING: usize = 32;
 /// A client gives up so long after the deadline of its call, which the endpoint knows too.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A connection that nobody has used for so long is closed.
+const IDLE_MAX: Duration = Duration::from_secs(30);
 /// What a session may take to be opened.
 const OPEN_MAX: Duration = Duration::from_secs(30);
 /// An answer that is longer is none of ours.
@@ -238,8 +240,8 @@ struct Session {
     /// All of a request before the length of its body.
     head: String,
     next: AtomicU64,
-    /// Connections on which nothing is under way.
-    idle: Mutex<Vec<BufReader<TcpStream>>>,
+    /// Connections on which nothing is under way, and since when: what was used last is used next.
+    idle: Mutex<Vec<(Instant, BufReader<TcpStream>)>>,
 }
 
 struct Reply {
@@ -270,14 +272,14 @@ impl Session {
         if reply.status == 202 { Ok(session) } else { Err(refused(&reply)) }
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<BufReader<TcpStream>>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<(Instant, BufReader<TcpStream>)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn post(&self, body: &str) -> io::Result<Reply> {
         let request = format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len());
         let kept = self.idle().pop();
-        if let Some(mut kept) = kept {
+        if let Some((_, mut kept)) = kept {
             // One that was idle may have been closed, and then nobody has read the request.
             if kept.get_mut().write_all(request.as_bytes()).await.is_ok() && !kept.fill_buf().await?.is_empty() {
                 return self.reply(kept).await;
@@ -293,7 +295,10 @@ impl Session {
     async fn reply(&self, mut stream: BufReader<TcpStream>) -> io::Result<Reply> {
         let reply = reply(&mut stream).await?;
         if reply.stays {
-            self.idle().push(stream);
+            let mut idle = self.idle();
+            // Who has once had many calls at a time does not keep a connection for each.
+            idle.retain(|(since, _)| since.elapsed() < IDLE_MAX);
+            idle.push((Instant::now(), stream));
         }
         Ok(reply)
     }
