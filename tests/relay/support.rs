@@ -234,7 +234,8 @@ impl Play {
     pub(crate) fn relays_within(&self, client: u64, call: u64, request: &str, limit: Option<Duration>) -> Relayed {
         let message = Message::read(request.to_owned().into()).unwrap();
         let tool = (message.method() == Some("tools/call")).then(|| "work".to_owned());
-        let relay = Relay { message, origin: Origin { client, call }, repeatable: false, tool };
+        let origin = Origin { client, call };
+        let relay = Relay { message, origin, repeatable: false, tool, era, client: None };
         let (withdraw, withdrawn) = oneshot::channel();
         let (runtime, id) = (self.runtime.clone(), self.id.clone());
         let answer = tokio::spawn(async move { runtime.relay(&id, relay, limit, withdrawn).await });
