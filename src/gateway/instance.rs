@@ -26,7 +26,7 @@ use super::session::Session;
 use super::session::guest::Presence;
 use super::subscription::Filter;
 use super::tools::Callers;
-use super::tools::raw::{place, quoted, respelled};
+use super::tools::raw::{place, quoted};
 use super::wishes::{SUBSCRIPTIONS_MAX, TooMuch, URI_BYTES_MAX, Wish};
 
 /// How long a client that connects waits for a server that has to be started.
@@ -63,9 +63,9 @@ impl Instances {
         async move {
             let server = runtime.greeting(&id, GREETING_TIMEOUT).await;
             let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
-            let version = era::agreed(&greeting.version, &server.protocol);
-            let result = respelled(server.greeting.get(), &["protocolVersion"], |_| version.clone());
-            Ok(Welcome { result, version })
+            let spoken = if server.era == Era::Sessions { &server.protocol } else { era::NEWEST };
+            let version = era::agreed(&greeting.version, spoken);
+            Ok(Welcome { result: change::introduction(&server, &version), version })
         }
         .boxed()
     }

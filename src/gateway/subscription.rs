@@ -89,7 +89,7 @@ impl Filter {
             (self.prompts, "promptsListChanged"),
             (self.resources, "resourcesListChanged"),
         ];
-        let kinds = kinds.into_iter().filter_map(|(is, name)| is.then(|| format!(r#""{name}":true"#)));
+        let kinds = kinds.into_iter().filter(|(is, _)| *is).map(|(_, name)| format!(r#""{name}":true"#));
         let uris = (!self.uris.is_empty()).then(|| format!(r#""resourceSubscriptions":{}"#, written(&self.uris)));
         format!("{{{}}}", kinds.chain(uris).collect::<Vec<_>>().join(","))
     }

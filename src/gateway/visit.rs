@@ -56,6 +56,8 @@ pub(super) struct Visit {
     coming: BoxFuture<'static, Answer>,
     guest: Guest,
     bound: Bound,
+    /// It is withdrawn by hanging up, and never in words.
+    _withdraw: oneshot::Sender<Message>,
     /// Of what its user may have under way.
     _admission: Box<dyn Send>,
     /// What its message takes.
@@ -79,11 +81,11 @@ impl Visit {
         }
         let client = session.opening.greeting.facts.clone();
         let origin = Origin { client: session.number(), call: FIRST };
-        // It is withdrawn by hanging up, and not in words.
-        let (_, withdrawn) = oneshot::channel();
+        let (withdraw, withdrawn) = oneshot::channel();
         let call = Call { message, origin, withdrawn, timeout, era: Era::Stateless, client };
         let coming = guest.front.faces.request(session.clone(), call);
-        Self { coming, guest, bound, _admission: Box::new(admission), _memory: Box::new(memory) }
+        let (_admission, _memory) = (Box::new(admission), Box::new(memory));
+        Self { coming, guest, bound, _withdraw: withdraw, _admission, _memory }
     }
 
     /// Whether there is nobody any more for whom it would go on.
@@ -115,7 +117,7 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
             answer = &mut visit.coming => {
                 let (status, answer) = finished(answer, &visit.bound);
                 let is_first = session.is_answered_first(call);
-                if status != StatusCode::OK && is_first || is_first && manner.form != Form::Stream {
+                if is_first && (status != StatusCode::OK || manner.form != Form::Stream) {
                     return reply::answer_as(status, &answer, &id);
                 }
                 visit.coming = Box::pin(ready(answer));
@@ -177,7 +179,7 @@ async fn stream(mut visit: Visit, open: Open, id: Arc<str>, work: impl Send + 's
     };
     let (answer, visit) = answer;
     reply::parts(&answer, &id, |parts| session.finish(open.call, parts));
-    let rest = visit.map(|Visit { guest, coming: _, bound: _, _admission: _, _memory: _ }| guest);
+    let rest = visit.map(|Visit { guest, .. }| guest);
     read(&open).await;
     drop((work, rest));
 }

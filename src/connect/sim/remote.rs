@@ -408,7 +408,7 @@ impl Line for RemoteLine {
         // What has happened before this was sent happens before it.
         self.advance(now);
         match message {
-            Outgoing::Request { id, body, header_timeout } => {
+            Outgoing::Request { id, body, header_timeout, routing: _ } => {
                 let is_handshake = Parsed::of(&body).method == "initialize";
                 let attempt = is_handshake.then(|| self.endpoint.attempt_began(self.run, now));
                 self.ask(now, id, header_timeout, attempt);

@@ -6,7 +6,7 @@ use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::rpc::{Malformed, Message, member};
 
 use super::super::refusal::{INVALID_PARAMS, SERVER_ERROR};
-use super::super::tools::raw::{Pairs, quoted, spliced, written};
+use super::super::tools::raw::{Pairs, quoted, respelled, spliced, written};
 use super::{SERVED, terms};
 
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
@@ -54,6 +54,21 @@ pub(crate) fn discovery(server: &ServerInfo) -> String {
     };
     told.set("supportedVersions", written(&SERVED));
     completed(&told.written(), "server/discover", None)
+}
+
+/// The result of `initialize`, of what a server said of itself in either era, at a version that its client speaks.
+pub(crate) fn introduction(server: &ServerInfo, version: &str) -> String {
+    if server.era == Era::Sessions {
+        return respelled(server.greeting.get(), &["protocolVersion"], |_| version.to_owned());
+    }
+    let mut told = Pairs::read(server.greeting.get()).unwrap_or_default();
+    let named = told.get("_meta").and_then(|meta| member(meta, SERVER_INFO)).map(str::to_owned);
+    // A server need not say who it is in this era, and must in the other.
+    let nobody = || format!(r#"{{"name":{},"version":{}}}"#, quoted(&server.name), quoted(&server.version));
+    told.set("protocolVersion", quoted(version));
+    told.set("serverInfo", named.unwrap_or_else(nobody));
+    told.remove(&["resultType", "supportedVersions", "ttlMs", "cacheScope"]);
+    told.written()
 }
 
 /// What is said of itself by something of ours that has these capabilities.
@@ -149,12 +164,10 @@ pub(crate) fn tagged(message: &Message, id: &str) -> Option<String> {
     };
     pairs.set("_meta", with_meta(params.and_then(|params| member(params, "_meta")), SUBSCRIPTION_ID, id.to_owned()));
     let tagged = pairs.written();
-    match params {
-        Some(params) => Some(spliced(message.text(), params, &tagged)),
-        None => {
-            let mut whole = Pairs::read(message.text())?;
-            whole.set("params", tagged);
-            Some(whole.written())
-        }
+    if let Some(params) = params {
+        return Some(spliced(message.text(), params, &tagged));
     }
+    let mut whole = Pairs::read(message.text())?;
+    whole.set("params", tagged);
+    Some(whole.written())
 }

@@ -56,7 +56,7 @@ impl State {
     pub(super) fn last_words(&self) -> Answer {
         match &self.hearing {
             Some(Hearing { id, .. }) => {
-                let meta = format!(r#"{{{}:{id}}}"#, quoted(change::SUBSCRIPTION_ID));
+                let meta = format!("{{{}:{id}}}", quoted(change::SUBSCRIPTION_ID));
                 Answer::Result(format!(r#"{{"resultType":"complete","_meta":{meta}}}"#))
             }
             None if self.is_guest => Answer::Error(RpcError::new(change::INTERNAL_ERROR, ENDED)),
