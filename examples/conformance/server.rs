@@ -247,7 +247,7 @@ impl ServerHandler for Fixture {
 impl Fixture {
     /// Says that something has changed: to whoever listens, and to the session that a call came in.
     async fn change(&self, context: &Context, method: &str) -> Result<Value, ErrorData> {
-        let change: ServerNotification = told(json!({"method": method}))?;
+        let change: ServerNotification = serde_json::from_value(json!({"method": method})).map_err(internal)?;
         // An error says that nobody listens.
         let _ = self.changes.send(change.clone());
         if context.meta.protocol_version().is_none() {
@@ -349,8 +349,11 @@ pub(crate) fn value(text: &str) -> Result<Value, ErrorData> {
     serde_json::from_str(text).map_err(internal)
 }
 
-/// As rmcp tells it.
-pub(crate) fn told<T: DeserializeOwned>(value: Value) -> Result<T, ErrorData> {
+/// A result, as rmcp tells it: to a client of 2025-11-25 without its type.
+pub(crate) fn told<T: DeserializeOwned>(mut value: Value) -> Result<T, ErrorData> {
+    if let Some(result) = value.as_object_mut() {
+        result.entry("resultType").or_insert_with(|| json!("complete"));
+    }
     serde_json::from_value(value).map_err(internal)
 }
 
