@@ -188,6 +188,7 @@ impl Guest {
                 break;
             }
             assert!(began.elapsed() < GIVE_UP, "it is not answered any more: {seen}");
+            std::thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(self.call(), answered);
     }
