@@ -1,0 +1,71 @@
+"""A server made with the Python SDK of both eras. eras_old.py has the same to offer.
+
+eras_new.py          over stdio
+eras_new.py PORT     over streamable HTTP
+"""
+
+import sys
+from typing import Annotated
+
+import uvicorn
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context, Elicit, Resolve
+from mcp_types import ToolAnnotations
+from pydantic import BaseModel
+
+server = MCPServer("eras", version="2.0.0", instructions="Add, ask, work and grow.")
+
+
+class Name(BaseModel):
+    name: str
+
+
+async def who() -> Elicit[Name]:
+    return Elicit("Who are you?", Name)
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True))
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+@server.tool()
+async def ask(answer: Annotated[Name, Resolve(who)]) -> str:
+    """Asks the user who they are."""
+    return f"Hello, {answer.name}!"
+
+
+@server.tool()
+async def work(steps: int, context: Context) -> str:
+    """Works, and tells how far it is."""
+    for step in range(1, steps + 1):
+        await context.report_progress(step, steps)
+    return f"{steps} steps done."
+
+
+@server.tool()
+async def grow(name: str, context: Context) -> str:
+    """Grows another tool, and says that it has, in either era."""
+    server.add_tool(lambda: name, name=name, description="A tool that was grown.")
+    await context.notify_tools_changed()
+    await context.session.send_tool_list_changed()
+    return "Grown."
+
+
+@server.resource("note://today")
+def today() -> str:
+    """What is to be done today."""
+    return "Nothing."
+
+
+@server.prompt()
+def review(code: str) -> str:
+    """Asks for a review."""
+    return f"Please review:\n\n{code}"
+
+
+if len(sys.argv) == 1:
+    server.run()
+else:
+    uvicorn.run(server.streamable_http_app(), host="127.0.0.1", port=int(sys.argv[1]), log_level="info")
