@@ -10,14 +10,14 @@ use toml_span::Span;
 use toml_span::value::{Value, ValueInner};
 
 use super::{
-    FAULTS, FaultRule, FleetShape, Limits, Load, MANY_MAX, Moment, RATE_MAX, Scenario, ServerKind, When, Whom, beyond,
-    fault_name, fits, is_healed,
+    FAULTS, FaultRule, FleetShape, Limits, Load, MANY_MAX, Moment, QUIET, RATE_MAX, Scenario, ServerKind, When, Whom,
+    beyond, fault_name, fits, is_healed,
 };
 use crate::config::errors::Findings;
 use crate::config::reader::{Fields, nearest};
 use crate::connect::sim::Script;
 use crate::load::chance::{SPREADS, Spread};
-use crate::load::types::{Befalls, FaultKind, Transport};
+use crate::load::types::{Befalls, Transport};
 
 pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut Findings) -> Option<Scenario> {
     let mut file = Fields::open(tree, Span::new(0, 0), "the scenario".to_owned(), findings)?;
