@@ -98,8 +98,10 @@ class Satellite:
         if self.consents == CONSENTS:
             sys.exit(f"{CONSENTS} consents are not enough: {view['status_message']}")
         self.consents += 1
-        command = [self.binary, "auth", "suite", "--data-dir", self.home / "data"]
-        asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [self.binary, "auth", "suite", "--no-wait", "--data-dir", self.home / "data"]
+        asking = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         said = []
         for line in asking.stdout:
             said.append(line)
@@ -113,7 +115,13 @@ class Satellite:
 
 def credentials():
     """What the suite has given, as an operator writes it."""
-    return ""
+    if SCENARIO == "auth/basic-cimd":
+        return 'oauth = { client_metadata_url = "https://conformance-test.local/client-metadata.json" }\n'
+    if "client_secret" not in CONTEXT:
+        return ""
+    os.environ["SUITE_SECRET"] = CONTEXT["client_secret"]
+    grant = 'grant = "client_credentials", ' if SCENARIO.startswith("auth/client-credentials") else ""
+    return f'oauth = {{ {grant}client_id = "{CONTEXT["client_id"]}", client_secret = "env:SUITE_SECRET" }}\n'
 
 
 def value_of(schema):
