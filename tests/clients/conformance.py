@@ -172,9 +172,10 @@ async def uses_all(satellite):
         await client.list_tools()
         for name, arguments in calls_of(tools):
             result = await client.call_tool(name, arguments)
-            print(f"{name}: {'error: ' if result.is_error else ''}{[content.text for content in result.content]}", flush=True)
+            said = "\n".join(content.text for content in result.content)
             if result.is_error:
-                raise RuntimeError(f"{name} has failed")
+                raise RuntimeError(f"{name} has failed: {said}")
+            print(f"{name}: {said}", flush=True)
         offers = client.server_capabilities
         if offers.resources:
             for resource in (await client.list_resources()).resources:
