@@ -2,9 +2,10 @@
 
 conformance.py SATELLITE URL   the binary, and where the suite's server is
 
-MCP_CONFORMANCE_SCENARIO, MCP_CONFORMANCE_PROTOCOL_VERSION and MCP_CONFORMANCE_CONTEXT are the suite's. The satellite is told nothing but the
-address (and credentials, where there are some): how to talk to the server it finds out. It is asked for a user's consent as a
-user is, by `satellite auth`, and each tool, prompt and resource that it then offers is used through its endpoint.
+MCP_CONFORMANCE_SCENARIO, MCP_CONFORMANCE_PROTOCOL_VERSION and MCP_CONFORMANCE_CONTEXT are of the suite. The satellite is told the address,
+and credentials where there are some. What a server speaks it finds out by itself; but where the suite counts the very first
+message as one of 2026-07-28, it must be told. It is walked through a user's consent by `satellite auth`, and each tool, prompt
+and resource that it then offers is used through its endpoint.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ class Satellite:
     def __init__(self, binary, url, home):
         self.binary, self.home, self.consents = binary, home, 0
         config = home / "satellite.toml"
-        config.write_text(CONFIGURATION.format(url=json.dumps(url)) + credentials())
+        config.write_text(CONFIGURATION.format(url=json.dumps(url)) + protocol() + credentials())
         command = [binary, "run", "--config", config, "--data-dir", home / "data"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         said = next((line for line in self.process.stdout if "MCP: http" in line), None)
@@ -111,6 +112,10 @@ class Satellite:
             sys.exit(f"no consent: {''.join(said)}")
         # It goes on by itself, sooner or later.
         self.until(lambda view: view["status"] != "requires_reauth", seconds=3)
+
+
+def protocol():
+    return 'protocol = "2026-07-28"\n' if VERSION == "2026-07-28" and not SCENARIO.startswith("auth/") else ""
 
 
 def credentials():
