@@ -140,6 +140,7 @@ fn http_status(kind: &FailureKind) -> Option<u16> {
         | FailureKind::Broken(_)
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut
+        | FailureKind::OtherEra(_)
         | FailureKind::NotMcp { .. }
         | FailureKind::TooLong(_)
         | FailureKind::ForeignEndpoint { .. }

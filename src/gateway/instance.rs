@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::rpc::{Kind, Message, joined};
@@ -128,7 +129,7 @@ async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<Inst
     let known =
         tool.as_ref().and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
     let repeatable = known.unwrap_or_else(|| is_repeatable(&method));
-    let relay = Relay { message, origin, repeatable, tool };
+    let relay = Relay { message, origin, repeatable, tool, era: Era::Sessions, client: None };
     match runtime.relay(id, relay, timeout, withdrawn).await {
         Ok(Some(answer)) => Answer::Message(answer),
         Ok(None) => Answer::Withdrawn,

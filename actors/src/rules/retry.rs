@@ -14,7 +14,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
 pub enum Class {
     /// It is not there, or the way to it is broken: `offline`.
     Unreachable,
-    /// It is there and has forgotten the session: `offline` until there is another.
+    /// It is there and has forgotten the session, or has become a server of another era: `offline` until there is another.
     Expired,
     /// It does not accept our credentials: `requires_reauth`.
     Unauthorized,
@@ -35,7 +35,7 @@ pub fn class(kind: &FailureKind) -> Class {
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut
         | FailureKind::Unhealthy(_) => Class::Unreachable,
-        FailureKind::SessionExpired { .. } => Class::Expired,
+        FailureKind::SessionExpired { .. } | FailureKind::OtherEra(_) => Class::Expired,
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } => Class::Unauthorized,
         FailureKind::Throttled { .. } | FailureKind::ServerError { .. } => Class::Busy,
         // It is bad, came too slowly, is too large, has too long an address, the wrong type or content, too large a head:
@@ -74,6 +74,7 @@ fn may_heal(kind: &FailureKind) -> bool {
         | FailureKind::Unauthorized { .. }
         | FailureKind::Forbidden { .. }
         | FailureKind::SessionExpired { .. }
+        | FailureKind::OtherEra(_)
         | FailureKind::Throttled { .. }
         | FailureKind::ServerError { .. }
         | FailureKind::Redirected { .. }

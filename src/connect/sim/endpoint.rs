@@ -78,6 +78,7 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
         | FailureKind::Unauthorized { .. }
         | FailureKind::Forbidden { .. }
         | FailureKind::SessionExpired { .. }
+        | FailureKind::OtherEra(_)
         | FailureKind::Throttled { .. }
         | FailureKind::ServerError { .. }
         | FailureKind::Redirected { .. }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::rpc::Message;
 use mcp_satellite_actors::{Relay, RuntimeHandle, is_repeatable};
@@ -184,7 +185,8 @@ impl Flat {
         } else {
             is_repeatable(method)
         };
-        let relay = Relay { message: renamed, origin, repeatable, tool: is_tool.then_some(own) };
+        let tool = is_tool.then_some(own);
+        let relay = Relay { message: renamed, origin, repeatable, tool, era: Era::Sessions, client: None };
         match self.runtime.relay(&id, relay, timeout, withdrawn).await {
             Ok(Some(answer)) => Answer::Message(answer),
             Ok(None) => Answer::Withdrawn,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::rpc::Message;
@@ -85,6 +86,6 @@ pub(super) async fn pass_on(
         }
         Passed::Resource => (true, None),
     };
-    let relay = Relay { message, origin: asked.origin, repeatable, tool };
+    let relay = Relay { message, origin: asked.origin, repeatable, tool, era: Era::Sessions, client: None };
     runtime.relay(&view.spec.id, relay, asked.timeout, asked.withdrawn).await
 }
