@@ -11,6 +11,7 @@ use toml_span::{Span, Spanned};
 
 use super::errors::{Findings, Source};
 use super::file;
+use super::oauth::OAuthPlan;
 use super::plan::{KEEP, ROTATE_BYTES, SinkPlan};
 use super::policy::Batching;
 use super::reader::{Text, Typed, nearest};
@@ -49,6 +50,8 @@ pub(super) struct Server {
     pub(super) target: Option<Target>,
     pub(super) layer: Layer,
     pub(super) user_required: Vec<String>,
+    /// With its place.
+    pub(super) oauth: Option<(Span, OAuthPlan)>,
 }
 
 impl<'a, 's> Check<'a, 's> {
@@ -284,7 +287,8 @@ impl<'a, 's> Check<'a, 's> {
         // What stands in the URL goes the way of all query parameters: it is a secret more often than not.
         query.extend(typed.tier.query);
         self.layer(who, target.as_ref(), file::Tier { query, ..typed.tier }, &mut layer);
-        Server { target, layer, user_required: self.user_required(&typed.user_required) }
+        let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.meant(who, self)));
+        Server { target, layer, user_required: self.user_required(&typed.user_required), oauth }
     }
 
     /// Where a tier has health checks go. It is shown like any URL, so it holds no secret: what is sent with a request

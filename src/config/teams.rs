@@ -12,6 +12,7 @@ use super::check::{Check, Server, Unique};
 use super::errors::{Findings, Source};
 use super::file;
 use super::gateway::{GatewayUser, TokenHash};
+use super::oauth;
 use super::plan::{self, Base, Plan, Profile};
 use super::policy::Held;
 use super::reader::{Text, Typed, nearest};
@@ -274,6 +275,11 @@ impl Teams<'_, '_> {
             self.name(&instance, typed.id.given().map_or(at, |id| id.span));
             instances.push(instance);
         }
+        if let Some((at, oauth)) = server.oauth {
+            oauth::contradicts(&who, at, &instances, &mut self.check);
+            let oauth = Arc::new(oauth);
+            self.plan.oauth.extend(instances.iter().map(|instance| (plan::id(instance), Arc::clone(&oauth))));
+        }
         self.check.health(&who, at, &instances);
         self.check.on_the_way(&who, url_at, &instances);
         self.plan.instances.extend(instances);
@@ -340,7 +346,7 @@ impl Teams<'_, '_> {
 
     /// A template as an installation of it has it.
     fn adapted(&mut self, who: &str, slug: &str, template: Server, own: file::Server, team: &mut Layer) -> Server {
-        let Server { mut target, layer, mut user_required } = template;
+        let Server { mut target, layer, mut user_required, oauth } = template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
             if let Some(text) = typed.given() {
                 let message = format!("{who} has a `{key}`, and so has its template `{slug}`");
@@ -362,7 +368,8 @@ impl Teams<'_, '_> {
         user_required.extend(self.check.user_required(&own.user_required));
         user_required.sort();
         user_required.dedup();
-        Server { target, layer, user_required }
+        let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.meant(who, &mut self.check))).or(oauth);
+        Server { target, layer, user_required, oauth }
     }
 
     fn shared(&mut self, policy: Policy) -> Arc<Policy> {
