@@ -15,6 +15,7 @@ pub(super) async fn begin(State(console): State<Arc<Console>>, Json(request): Js
     let AuthRequest { redirect_uri, device, scopes, .. } = request;
     let wanted = Wanted { redirect_uri, device, scopes };
     let begun = console.grants.begin_flow(&view.spec, wanted).await.map_err(|trouble| unauthorized(&view, &trouble))?;
+    console.runtime.see().await;
     let Json(instance) = shown(&console, &view)?;
     let nothing = AuthBegun {
         instance,
@@ -46,6 +47,8 @@ pub(super) async fn finish(State(console): State<Arc<Console>>, Json(request): J
     };
     let finished = console.grants.finish_flow(request.flow, answered).await;
     let id = finished.map_err(|trouble| Failure::new("authorization", trouble.to_string()))?;
+    // It was told of a new token: what that has changed is to be seen.
+    console.runtime.see().await;
     let snapshot = console.runtime.snapshot();
     let view = snapshot.get(&id).ok_or(ControlError::NotFound)?;
     shown(&console, view)

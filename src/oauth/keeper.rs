@@ -84,6 +84,12 @@ pub(super) struct Held {
 }
 
 impl Held {
+    /// When there is something to do. What nobody is installed for waits for that.
+    fn next(&self) -> Option<Instant> {
+        let due = self.due.filter(|_| self.holder.is_some());
+        [due, self.keep_at].into_iter().flatten().min()
+    }
+
     /// The grant, if it is one for this server and this client.
     pub(super) fn grant(&self, holder: &Holder, plan: &OAuthPlan) -> Option<&Arc<Grant>> {
         let is_of = |grant: &Grant| plan.client_id.as_ref().is_none_or(|id| *id == grant.client.id);
@@ -167,7 +173,7 @@ impl Grants {
     pub(crate) async fn tend(self) {
         loop {
             let changed = self.0.changed.notified();
-            let next = self.state().held.values().flat_map(|held| [held.due, held.keep_at]).flatten().min();
+            let next = self.state().held.values().filter_map(Held::next).min();
             match next {
                 None => changed.await,
                 Some(at) => tokio::select! {
@@ -181,9 +187,10 @@ impl Grants {
     async fn act(&self, now: Instant) {
         let (mut renewed, mut kept) = (Vec::new(), Vec::new());
         for held in self.state().held.values_mut() {
-            if held.due.is_some_and(|due| due <= now) {
-                held.due = None;
-                renewed.extend(held.holder.clone());
+            if let Some(holder) = &held.holder
+                && held.due.take_if(|due| *due <= now).is_some()
+            {
+                renewed.push(holder.clone());
             }
             if held.keep_at.take_if(|at| *at <= now).is_some() {
                 kept.extend(held.grant.clone());
