@@ -734,8 +734,11 @@ fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<Applied>>) ->
             let _applied = applied.lock().await;
             let Some(view) = runtime.status(&id) else { return };
             let mask = view.spec.mask.exchange(before.as_ref().map(Secret::expose), after.expose());
-            if let Err(error) = runtime.update(InstanceSpec { mask, ..(*view.spec).clone() }).await {
-                tracing::error!(instance = %id, %error, "cannot have a new token masked");
+            let after = InstanceSpec { mask, ..(*view.spec).clone() };
+            match runtime.update(after.clone()).await {
+                // Until its team has it, what the server says is masked by what there was before.
+                Ok(_) => drop(runtime.wait_for(&id, |view| *view.spec == after).await),
+                Err(error) => tracing::error!(instance = %id, %error, "cannot have a new token masked"),
             }
         }
         .boxed()

@@ -32,7 +32,7 @@ use crate::connect::remote::{Clients, Holder};
 /// A grant that could not be written is written again after this long.
 const KEEP_AGAIN: Duration = Duration::from_secs(30);
 /// The runtime takes a new mask on in no time; if not, a renewal is not held up for it.
-const TELL_MAX: Duration = Duration::from_secs(5);
+const TELL_MAX: Duration = Duration::from_secs(2);
 /// So long the end waits for renewals and revocations that are under way.
 const LAST_ANSWERS: Duration = Duration::from_secs(3);
 
