@@ -87,12 +87,18 @@ fn mirror(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) ->
 }
 
 impl Mirror {
+    /// Whether the parameter is a number, which can be written in several ways.
+    pub fn is_number(&self, arguments: &str) -> bool {
+        self.value_in(arguments).is_some_and(|value| value.starts_with(|c: char| c == '-' || c.is_ascii_digit()))
+    }
+
+    fn value_in<'a>(&self, arguments: &'a str) -> Option<&'a str> {
+        self.path.iter().try_fold(arguments, |value, name| member(value, name))
+    }
+
     /// What the header says for these arguments, a JSON object; nothing if the parameter is not among them.
     pub fn value(&self, arguments: &str) -> Option<String> {
-        let mut value = arguments;
-        for name in &self.path {
-            value = member(value, name)?;
-        }
+        let value = self.value_in(arguments)?;
         match value.as_bytes().first()? {
             b'"' => serde_json::from_str(value).ok(),
             b't' | b'f' | b'-' | b'0'..=b'9' => Some(value.to_owned()),
