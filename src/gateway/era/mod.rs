@@ -82,10 +82,7 @@ pub(crate) fn is_stateless_header(headers: &HeaderMap) -> bool {
 
 /// What the other era has and this one has not. A server of the other era would understand it all the same.
 pub(crate) fn is_removed(method: &str) -> bool {
-    matches!(
-        method,
-        "initialize" | "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe"
-    )
+    matches!(method, "initialize" | "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe")
 }
 
 /// Methods that may be answered by asking for more.

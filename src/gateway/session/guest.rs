@@ -143,16 +143,9 @@ impl Session {
 
     /// It begins to hear what it listens for: what was agreed on is the first that is said.
     pub(crate) fn agree(&self, id: &Arc<str>, filter: Filter) {
-        let params = format!(
-            r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#,
-            quoted(change::SUBSCRIPTION_ID),
-            filter.written()
-        );
-        let parts = [
-            r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#,
-            &params,
-            "}",
-        ];
+        let params =
+            format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, quoted(change::SUBSCRIPTION_ID), filter.written());
+        let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
         let mut state = self.state();
         let said = state.say(None, &parts);
         state.hearing = Some(Hearing { id: id.clone(), filter });
