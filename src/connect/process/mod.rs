@@ -46,7 +46,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::pipe;
 
+// What the reaper needs.
+#[cfg(feature = "cli")]
 pub(crate) use self::census::{Census, Stat, children_of};
+#[cfg(feature = "cli")]
 pub(crate) use self::cgroup::LeftBy;
 pub(super) use self::cgroup::{CgroupLimits, Controllers};
 pub use self::descriptors::raise_descriptor_limit;
@@ -70,6 +73,7 @@ const SAID_MAX: u64 = 1024;
 static REAPER: OnceLock<u32> = OnceLock::new();
 
 /// Says that `pid`, the parent of this process, is its reaper.
+#[cfg(feature = "cli")]
 pub(crate) fn set_reaper(pid: u32) {
     let _ = REAPER.set(pid);
 }

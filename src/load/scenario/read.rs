@@ -1,0 +1,462 @@
+//! From a scenario as typed to one as meant. Every key is checked, and all errors are told at once, each with its place.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite_actors::model::policy::{BatchPolicy, Policy, TeamBudgetPolicy};
+use mcp_satellite_actors::model::spec::Keep;
+use toml_span::Span;
+use toml_span::value::{Value, ValueInner};
+
+use super::{
+    FAULTS, FaultRule, FleetShape, Limits, Load, MANY_MAX, Moment, QUIET, RATE_MAX, Scenario, ServerKind, When, Whom,
+    beyond, fault_name, fits, is_healed,
+};
+use crate::config::errors::Findings;
+use crate::config::reader::{Fields, nearest};
+use crate::connect::sim::Script;
+use crate::load::chance::{SPREADS, Spread};
+use crate::load::types::{Befalls, Transport};
+
+pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut Findings) -> Option<Scenario> {
+    let mut file = Fields::open(tree, Span::new(0, 0), "the scenario".to_owned(), findings)?;
+    let missing = ["about", "seconds", "fleet", "servers", "load"].map(|key| !file.has(key));
+    let about = file.text("about").given().map(|about| about.value.clone());
+    let seconds = file.count::<1, u64>("seconds");
+    let fleet = file.section("fleet", fleet);
+    let kinds = file.list("servers", server);
+    let load = file.section("load", load_of);
+    let policies = file.section("policy", |fields| Some(policies(fields)));
+    let batch = file.section("events", |fields| Some(events(fields)));
+    let faults: Vec<_> = file.list("faults", |fields| (fields.at, fault(fields)));
+    let limits = file.section("limits", |fields| Some(limits(fields)));
+
+    let at = Span::new(0, 0);
+    let hints = [
+        ("about", "say in a sentence what it shows: about = \"…\""),
+        ("seconds", "say how long there is load: seconds = 60"),
+        ("fleet", "say how many there are: [fleet] with instances and teams"),
+        ("servers", "describe at least one kind of server under [[servers]]"),
+        ("load", "say who calls: [load] with loop = \"open\" or \"closed\""),
+    ];
+    for (key, hint) in hints.into_iter().zip(missing).filter_map(|(hint, missing)| missing.then_some(hint)) {
+        file.findings.error(at, format!("`{key}` is missing"), hint);
+    }
+    if !missing[3] && kinds.is_empty() {
+        file.findings.error(at, "there is no kind of server", "describe at least one under [[servers]]");
+    }
+    let mut names = BTreeSet::new();
+    for (at, name) in kinds.iter().flatten().map(|(at, kind)| (at, &kind.name)) {
+        if !names.insert(name.clone()) {
+            file.findings.error(*at, format!("there are two kinds of server named `{name}`"), "rename one of them");
+        }
+    }
+    let whole = kinds.iter().all(Option::is_some);
+    let kinds: Vec<ServerKind> = kinds.into_iter().flatten().map(|(_, kind)| kind).collect();
+    let duration = seconds.map(Duration::from_secs);
+    for (at, rule) in faults.iter().filter_map(|(at, rule)| Some((at, rule.as_ref()?))) {
+        if let Some(duration) = duration {
+            for (message, hint) in beyond(rule, duration, fleet.as_ref()) {
+                file.findings.error(*at, message, hint);
+            }
+        }
+        if whole && !kinds.is_empty() && !kinds.iter().any(|kind| fits(rule.kind, kind.transport)) {
+            let kind = fault_name(rule.kind);
+            let message = format!("there is no kind of server here that `{kind}` could befall");
+            let transport = if rule.kind.befalls() == Befalls::Remote { "remote" } else { "stdio" };
+            file.findings.error(*at, message, format!("add one with transport = \"{transport}\", or leave it out"));
+        }
+    }
+    file.close();
+    let Policies { policy, team_budget, start_permits, connect_permits } = policies.unwrap_or_default();
+    Some(Scenario {
+        name,
+        about: about?,
+        duration: duration?,
+        fleet: fleet?,
+        kinds,
+        load: load?,
+        policy: Arc::new(policy),
+        team_budget,
+        start_permits,
+        connect_permits,
+        batch: batch.unwrap_or_else(default_batch),
+        faults: faults.into_iter().filter_map(|(_, rule)| rule).collect(),
+        limits: limits.unwrap_or_default(),
+    })
+}
+
+fn fleet(fields: &mut Fields<'_, '_>) -> Option<FleetShape> {
+    let at = fields.at;
+    if !fields.has("instances") {
+        fields.findings.error(at, "`instances` is missing", "say how many servers there are: instances = 1000");
+    }
+    let [instances, teams, users] = ["instances", "teams", "users"].map(|key| at_most(fields, key));
+    let (teams, users) = (teams.unwrap_or(1), users.unwrap_or(1));
+    let instances = instances?;
+    if teams > instances {
+        let message = format!("{teams} teams are more than {instances} instances");
+        fields.findings.error(at, message, "each team has at least one instance");
+    }
+    Some(FleetShape { instances: instances as usize, teams: teams as usize, users: users as usize })
+}
+
+fn server(fields: &mut Fields<'_, '_>) -> Option<(Span, ServerKind)> {
+    let at = fields.at;
+    if !fields.has("name") {
+        fields.findings.error(at, "a kind of server has no name", "give it one: name = \"tools\"");
+    }
+    let name = fields.text("name").given().cloned();
+    if let Some(name) = &name {
+        let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
+        if name.value.is_empty() || !name.value.chars().all(plain) {
+            let message = format!("`{}` cannot be part of a server's name", name.value);
+            fields.findings.error(name.span, message, "use small letters, digits and hyphens");
+        }
+    }
+    let transports = [("stdio", Transport::Stdio), ("remote", Transport::Remote)];
+    let keeps = [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn), ("lazy", Keep::Lazy)];
+    let kind = ServerKind {
+        name: name.map(|name| name.value).unwrap_or_default(),
+        weight: fields.count::<1, _>("weight").unwrap_or(1),
+        transport: fields.one_of("transport", &transports).unwrap_or(Transport::Stdio),
+        handshake: spread(fields, "handshake").unwrap_or_default(),
+        call: spread(fields, "call").unwrap_or_default(),
+        keep: fields.one_of("keep", &keeps).unwrap_or(Keep::AlwaysOn),
+        request_logging: fields.flag("request_logging").given().is_none_or(|logging| logging.value),
+        script: script(fields),
+    };
+    (!kind.name.is_empty()).then_some((at, kind))
+}
+
+/// What of a script a file cannot say, and who says it instead.
+const DRAWN: [(&str, &str); 7] = [
+    ("handshake_delay", "give it as `handshake` of the server"),
+    ("seed", "it is drawn from the seed of the run"),
+    ("exit_after", "ends are faults: give them under [[faults]]"),
+    ("exit_before_handshake", "ends are faults: give them under [[faults]]"),
+    ("exit_code", "ends are faults: give them under [[faults]]"),
+    ("exit_on_call", "ends are faults: give them under [[faults]]"),
+    ("exit_signal", "ends are faults: give them under [[faults]]"),
+];
+
+/// Each key by itself, so that each error has its own place.
+fn script(fields: &mut Fields<'_, '_>) -> Script {
+    let Some((name, mut value)) = fields.take("script") else { return Script::default() };
+    let ValueInner::Table(table) = value.take() else {
+        fields.findings.error(name.span, "`script` must be a table", "write it as a table: { key = value }");
+        return Script::default();
+    };
+    let known = match serde_json::to_value(Script::default()) {
+        Ok(serde_json::Value::Object(known)) => known,
+        // It is a struct, so it is an object.
+        _ => serde_json::Map::new(),
+    };
+    let words: Vec<&str> = known.keys().map(String::as_str).collect();
+    let mut said = serde_json::Map::new();
+    for (key, mut value) in table {
+        let (key, at, value_at) = (key.name.into_owned(), key.span, value.span);
+        if let Some((_, hint)) = DRAWN.iter().find(|(drawn, _)| *drawn == key) {
+            fields.findings.error(at, format!("`{key}` is not for a script of a scenario"), *hint);
+            continue;
+        }
+        if !known.contains_key(&key) {
+            let hint = match nearest(&key, &words) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => "the keys are the flags of `satellite sim-server`, with underscores".to_owned(),
+            };
+            fields.findings.error(at, format!("unknown key `{key}` in `script`"), hint);
+            continue;
+        }
+        let value = json(value.take());
+        let alone = serde_json::Value::Object([(key.clone(), value.clone())].into_iter().collect());
+        match serde_json::from_value::<Script>(alone) {
+            Ok(_) => drop(said.insert(key, value)),
+            Err(error) => {
+                let hint = "the flag of this name tells more: `satellite sim-server --help`";
+                fields.findings.error(value_at, format!("`{key}` cannot be read: {error}"), hint);
+            }
+        }
+    }
+    // What holds alone holds together.
+    serde_json::from_value(serde_json::Value::Object(said)).unwrap_or_default()
+}
+
+fn json(value: ValueInner<'_>) -> serde_json::Value {
+    match value {
+        ValueInner::String(text) => text.into_owned().into(),
+        ValueInner::Integer(number) => number.into(),
+        ValueInner::Float(number) => number.into(),
+        ValueInner::Boolean(flag) => flag.into(),
+        ValueInner::Array(items) => items.into_iter().map(|mut item| json(item.take())).collect(),
+        ValueInner::Table(table) => {
+            let entry =
+                |(key, mut value): (toml_span::value::Key<'_>, Value<'_>)| (key.name.into_owned(), json(value.take()));
+            serde_json::Value::Object(table.into_iter().map(entry).collect())
+        }
+    }
+}
+
+fn load_of(fields: &mut Fields<'_, '_>) -> Option<Load> {
+    let at = fields.at;
+    if !fields.has("loop") {
+        let hint = "write loop = \"open\" (so many calls a second) or loop = \"closed\" (so many callers)";
+        fields.findings.error(at, "`loop` is missing", hint);
+    }
+    let open = fields.one_of("loop", &[("open", true), ("closed", false)]);
+    let [callers_there, think_there, rate_there, limit_there] =
+        ["callers", "think", "per_second", "in_flight_max"].map(|key| fields.has(key));
+    let [callers, in_flight_max] =
+        ["callers", "in_flight_max"].map(|key| at_most(fields, key).map(|count| count as usize));
+    let think = spread(fields, "think");
+    let per_second = above_zero(fields, "per_second");
+    if let Some(rate) = per_second.filter(|rate| *rate > RATE_MAX) {
+        let message = format!("{rate:.0} calls a second are too many");
+        fields.findings.error(at, message, "a million is the most: make `per_second` smaller");
+    }
+    let skew = fields.number("skew").given().map_or(0.0, |skew| {
+        if !(skew.value >= 0.0 && skew.value <= 10.0) {
+            fields.findings.error(skew.span, "`skew` makes no sense here", "give 0 (even) to about 2 (very uneven)");
+        }
+        skew.value
+    });
+    let timeout = fields.positive("timeout").unwrap_or(Duration::from_secs(30));
+    let mut stray = |there: bool, key: &str, of: &str| {
+        if there {
+            let hint = format!("leave it out, or write loop = \"{of}\"");
+            fields.findings.error(at, format!("`{key}` is of a load whose loop is {of}"), hint);
+        }
+    };
+    if open? {
+        stray(callers_there, "callers", "closed");
+        stray(think_there, "think", "closed");
+        if !rate_there {
+            fields.findings.error(at, "`per_second` is missing", "say how many calls there are: per_second = 100");
+        }
+        Some(Load::Open { per_second: per_second?, in_flight_max: in_flight_max.unwrap_or(1000), skew, timeout })
+    } else {
+        stray(rate_there, "per_second", "open");
+        stray(limit_there, "in_flight_max", "open");
+        if !callers_there {
+            fields.findings.error(at, "`callers` is missing", "say how many there are: callers = 32");
+        }
+        Some(Load::Closed { callers: callers?, think: think.unwrap_or_default(), skew, timeout })
+    }
+}
+
+#[derive(Default)]
+struct Policies {
+    policy: Policy,
+    team_budget: TeamBudgetPolicy,
+    start_permits: Option<usize>,
+    connect_permits: Option<usize>,
+}
+
+fn put<T>(typed: Option<T>, meant: &mut T) {
+    if let Some(typed) = typed {
+        *meant = typed;
+    }
+}
+
+fn policies(fields: &mut Fields<'_, '_>) -> Policies {
+    let Policies { mut policy, mut team_budget, .. } = Policies::default();
+    let Policy { restart, reconnect, health, remote, watchdog, idle, session, .. } = &mut policy;
+    put(fields.count::<1, _>("max_crashes"), &mut restart.max_crashes);
+    put(fields.positive("window"), &mut restart.window);
+    put(fields.durations("delays"), &mut restart.delays);
+    put(fields.duration("quick"), &mut restart.quick);
+    put(fields.positive("handshake_timeout"), &mut session.handshake_timeout);
+    put(fields.positive("request_timeout"), &mut session.request_timeout);
+    put(fields.duration("terminate_grace"), &mut session.terminate_grace);
+    let line_max = fields.bytes("line_max").given().and_then(|size| usize::try_from(size.value).ok());
+    put(line_max, &mut session.line_max);
+    put(fields.positive("silence"), &mut watchdog.silence);
+    put(fields.positive("ping_timeout"), &mut watchdog.ping_timeout);
+    put(fields.duration("idle"), &mut idle.idle);
+    put(fields.positive("connect_timeout"), &mut remote.connect_timeout);
+    put(fields.positive("reconnect_min"), &mut reconnect.backoff_min);
+    put(fields.positive("reconnect_max"), &mut reconnect.backoff_max);
+    put(fields.positive("health_interval"), &mut health.interval);
+    put(fields.positive("health_timeout"), &mut health.timeout);
+    put(fields.count::<1, _>("team_exits_max"), &mut team_budget.max_exits);
+    let (start_permits, connect_permits) =
+        (fields.count::<1, _>("start_permits"), fields.count::<1, _>("connect_permits"));
+    // One that sleeps after a second of quiet must not be kept up for a minute.
+    idle.grace = idle.grace.min(idle.idle);
+    idle.sweep = idle.sweep.min(idle.idle.max(Duration::from_millis(100)));
+    // Two limits that nobody can give here follow those that they include.
+    session.request_timeout_max = session.request_timeout_max.max(session.request_timeout);
+    remote.header_timeout = remote.header_timeout.max(remote.connect_timeout);
+    if reconnect.backoff_min > reconnect.backoff_max {
+        let message = "`reconnect_min` is longer than `reconnect_max`";
+        fields.findings.error(fields.at, message, "give both; by default they are \"1s\" and \"3m\"");
+    }
+    if session.line_max < 1024 {
+        fields.findings.error(fields.at, "`line_max` has no room for a message", "give at least \"1KiB\"");
+    }
+    Policies { policy, team_budget, start_permits, connect_permits }
+}
+
+/// A batch is as large as that of a satellite with a journal.
+fn default_batch() -> BatchPolicy {
+    BatchPolicy { batch_max: 2000, ..BatchPolicy::default() }
+}
+
+fn events(fields: &mut Fields<'_, '_>) -> BatchPolicy {
+    let mut batch = default_batch();
+    put(fields.count::<1, _>("queue_max"), &mut batch.queue_max);
+    let batch_max = fields.count::<1, _>("batch_max");
+    if batch_max.is_some_and(|batch_max| batch_max > batch.queue_max) {
+        let message = "`batch_max` is larger than `queue_max`: a full batch could never be gathered";
+        fields.findings.error(fields.at, message, "make `queue_max` at least as large; its default is 10000");
+    }
+    batch.batch_max = batch_max.unwrap_or(batch.batch_max).min(batch.queue_max);
+    batch
+}
+
+fn fault(fields: &mut Fields<'_, '_>) -> Option<FaultRule> {
+    let at = fields.at;
+    if !fields.has("kind") {
+        fields.findings.error(at, "a fault has no kind", "give it one: kind = \"crash\"");
+    }
+    let kind = fields.one_of("kind", &FAULTS);
+    let [at_there, every_there, from_there, until_there] = ["at", "every", "from", "until"].map(|key| fields.has(key));
+    let once = moment(fields, "at");
+    let every = fields.positive("every");
+    let from = moment(fields, "from").unwrap_or(Moment::Share(QUIET));
+    let until = moment(fields, "until").unwrap_or(Moment::Share(0.75));
+    let [share_there, teams_there] = ["share", "teams"].map(|key| fields.has(key));
+    let (share, teams) = (portion(fields, "share"), portion(fields, "teams"));
+    let lasts_there = fields.has("lasts");
+    let lasts = spread(fields, "lasts");
+    let kind = kind?;
+    let name = fault_name(kind);
+
+    let mut wrong = |message: String, hint: &str| fields.findings.error(at, message, hint);
+    let when = match (at_there, every_there) {
+        (true, false) => {
+            if from_there || until_there {
+                wrong("`from` and `until` are for a fault with `every`".to_owned(), "leave them out");
+            }
+            once.map(When::At)
+        }
+        (false, true) => every.map(|mean| When::Every { mean, from, until }),
+        (true, true) => {
+            wrong(
+                format!("`{name}` has both `at` and `every`"),
+                "`at` is for once, `every` for again and again: keep one",
+            );
+            None
+        }
+        (false, false) => {
+            wrong(format!("`{name}` has no time"), "give at = \"40 %\" (once) or every = \"2s\" (again and again)");
+            None
+        }
+    };
+    let whom = match (share_there, teams_there) {
+        (false, false) => Some(Whom::One),
+        (true, true) => {
+            wrong(
+                format!("`{name}` has both `share` and `teams`"),
+                "`share` is of instances, `teams` of teams: keep one",
+            );
+            None
+        }
+        _ if kind.befalls() == Befalls::Us => {
+            wrong(format!("`{name}` befalls the satellite, of which there is one"), "leave `share` and `teams` out");
+            None
+        }
+        (true, false) if kind.befalls() == Befalls::Team => {
+            wrong(format!("`{name}` befalls teams"), "write `teams` instead of `share`");
+            None
+        }
+        (true, false) => share.map(Whom::Share),
+        (false, true) => teams.map(Whom::TeamsShare),
+    };
+    let healed = is_healed(kind);
+    if lasts_there && !healed {
+        wrong(format!("`{name}` is over as soon as it has been done"), "leave `lasts` out");
+    }
+    let lasts = match lasts {
+        Some(lasts) => lasts,
+        None if healed => Spread::Fixed(Duration::from_secs(5)),
+        None => Spread::default(),
+    };
+    Some(FaultRule { kind, when: when?, whom: whom?, lasts })
+}
+
+fn limits(fields: &mut Fields<'_, '_>) -> Limits {
+    let mut limits = Limits::default();
+    put(above_zero(fields, "growth"), &mut limits.growth);
+    put(fields.duration("recovery_slack"), &mut limits.recovery_slack);
+    limits.neighbours = above_zero(fields, "neighbours");
+    limits.flat = above_zero(fields, "flat");
+    limits
+}
+
+/// A count from 1 to [`MANY_MAX`].
+fn at_most(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<u32> {
+    let at = fields.at;
+    let count = fields.count::<1, u32>(key)?;
+    if count > MANY_MAX {
+        fields.findings.error(at, format!("`{key}` is too large"), "a million is the most");
+        return None;
+    }
+    Some(count)
+}
+
+fn spread(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Spread> {
+    let typed = fields.text(key);
+    let text = typed.given()?;
+    match text.value.parse() {
+        Ok(spread) => Some(spread),
+        Err(why) => {
+            fields.findings.error(text.span, format!("`{key}` {why}"), SPREADS);
+            None
+        }
+    }
+}
+
+fn above_zero(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<f64> {
+    let typed = fields.number(key);
+    let number = typed.given()?;
+    if number.value.is_finite() && number.value > 0.0 {
+        return Some(number.value);
+    }
+    fields.findings.error(number.span, format!("`{key}` makes no sense here"), "give a number above 0");
+    None
+}
+
+/// More than nothing, and all at most.
+fn portion(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<f64> {
+    let typed = fields.number(key);
+    let number = typed.given()?;
+    if number.value > 0.0 && number.value <= 1.0 {
+        return Some(number.value);
+    }
+    fields.findings.error(
+        number.span,
+        format!("`{key}` is no share"),
+        "give a number above 0, and 1 at most: a third is 0.333",
+    );
+    None
+}
+
+fn moment(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Moment> {
+    let typed = fields.text(key);
+    let text = typed.given()?;
+    let share = text.value.strip_suffix('%').map(|number| number.trim().parse::<f64>());
+    let hint = "write a share of the run, such as \"40 %\", or a time after its start, such as \"90s\"";
+    match share {
+        Some(Ok(share)) if (0.0..=100.0).contains(&share) => return Some(Moment::Share(share / 100.0)),
+        Some(_) => {}
+        None => {
+            if let Ok(after) = humantime::parse_duration(&text.value) {
+                return Some(Moment::After(after));
+            }
+        }
+    }
+    fields.findings.error(text.span, format!("`{key}` is no moment of the run"), hint);
+    None
+}
