@@ -1195,3 +1195,53 @@ fn what_a_user_is_to_give_to_a_server_that_is_reached_in_the_clear_is_warned_abo
     let warnings = parse(text).unwrap().warnings;
     assert!(matches!(&warnings[..], [warning] if warning.contains("unencrypted")), "{warnings:?}");
 }
+
+/// A remote server with this table, and what stands in `more` beside it.
+fn with_oauth(table: &str, more: &str) -> String {
+    format!(
+        "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{{ id = \"u\", slug = \"u\" }}]\n\
+         [[teams.installations]]\nid = \"x\"\nserver = \"x\"\n{more}\noauth = {{ {table} }}\n"
+    )
+}
+
+const REMOTE: &str = "transport = \"http\"\nurl = \"https://mcp.example.com/mcp\"";
+
+#[test]
+fn how_a_server_is_authorized_is_told_beside_its_instance_and_no_secret_of_it_is_shown() {
+    let table =
+        "grant = \"client_credentials\", client_id = \"me\", client_secret = \"env:SEARCH_TOKEN\", scopes = [\"a\"]";
+    let plan = parse(&with_oauth(table, REMOTE)).unwrap();
+    let [oauth] = &plan.oauth.values().collect::<Vec<_>>()[..] else { panic!("{plan:?}") };
+    assert!(oauth.machine && oauth.client_id.as_deref() == Some("me") && oauth.scopes == ["a"]);
+    assert_eq!(oauth.client_secret.as_ref().unwrap().expose(), "search-token");
+    assert!(!format!("{plan:?}").contains("search-token"));
+    assert!(plan.secret_variables.contains("SEARCH_TOKEN"), "no server inherits it");
+}
+
+#[test]
+fn every_error_of_an_oauth_table_is_told_at_once() {
+    let table = "grant = \"password\", client_secret = \"hunter2\", scopes = [\"a b\"], client_metadata_url = \"http://x.example.com/\", color = \"red\"";
+    let errors = parse(&with_oauth(table, &format!("{REMOTE}\nbearer_token = \"env:SEARCH_TOKEN\""))).unwrap_err();
+    let told: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
+    for wanted in [
+        "`password` is no grant",
+        "is nobody's",
+        "is written out",
+        "is no scope",
+        "no https address",
+        "unknown key `color`",
+        "a credential of its own",
+    ] {
+        assert!(told.iter().any(|message| message.contains(wanted)), "{wanted}: {told:#?}");
+    }
+    assert!(!format!("{errors}").contains("hunter2"));
+    for (table, more, wanted) in [
+        ("grant = \"client_credentials\"", REMOTE, "no client to present"),
+        ("client_id = \"me\"", "command = \"x\"", "a stdio server with `oauth`"),
+        ("client_id = \"me\", client_metadata_url = \"https://x.example.com/me\"", REMOTE, "a `client_id` and a"),
+    ] {
+        let errors = parse(&with_oauth(table, more)).unwrap_err();
+        let told: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
+        assert!(told.iter().any(|message| message.contains(wanted)), "{told:#?}");
+    }
+}

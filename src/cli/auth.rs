@@ -20,7 +20,8 @@ use crate::console::client::Client;
 /// Where a browser comes back to.
 const CALLBACK: &str = "/callback";
 /// What the browser shows then.
-const GOODBYE: &str = "<!doctype html><meta charset=utf-8><title>satellite</title><p>The satellite has it. You can close this page.";
+const GOODBYE: &str =
+    "<!doctype html><meta charset=utf-8><title>satellite</title><p>The satellite has it. You can close this page.";
 
 /// Authorize a remote server by OAuth, or take that back.
 ///
@@ -74,7 +75,11 @@ impl Auth {
             (Some(flow), Some(page)) if self.device => {
                 let page = begun.page_with_code.as_ref().unwrap_or(&page);
                 let code = begun.user_code.unwrap_or_default();
-                say(&format!("Open this page on any device:\n  {}\nand type the code {}", printable(page), printable(&code)));
+                say(&format!(
+                    "Open this page on any device:\n  {}\nand type the code {}",
+                    printable(page),
+                    printable(&code)
+                ));
                 finish(&client, AuthFinish { flow, redirect: None, code: None }).await?
             }
             (Some(flow), Some(page)) => self.by_page(&client, listener, flow, &page).await?,
@@ -98,12 +103,16 @@ impl Auth {
         flow: u64,
         page: &str,
     ) -> Result<InstanceStatus, Failed> {
-        let url = Url::parse(page).map_err(|error| Failed::new(FAILED, format!("there is no page to open: {error}")))?;
+        let url =
+            Url::parse(page).map_err(|error| Failed::new(FAILED, format!("there is no page to open: {error}")))?;
         let state = url.query_pairs().find(|(name, _)| name == "state").map(|(_, state)| state.into_owned());
         let (back, mut came) = mpsc::channel(1);
         let _listening = listen(listener, state, back.clone());
         let opened = !self.no_browser && open(page);
-        say(&format!("{}:\n  {page}", if opened { "A browser opens this page" } else { "Open this page in a browser" }));
+        say(&format!(
+            "{}:\n  {page}",
+            if opened { "A browser opens this page" } else { "Open this page in a browser" }
+        ));
         if self.no_browser || !opened {
             say("and paste here the address that it ends at, or the code in it:");
             read(back);

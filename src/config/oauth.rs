@@ -55,7 +55,11 @@ impl OAuth {
         let machine = check.word(&self.grant, "grant", &grants).unwrap_or_default();
         let client_id = self.client_id.given().map(|id| id.value.clone());
         if let Some(empty) = self.client_id.given().filter(|id| id.value.is_empty()) {
-            check.findings.error(empty.span, "`client_id` is empty", "leave it out, and the satellite registers itself");
+            check.findings.error(
+                empty.span,
+                "`client_id` is empty",
+                "leave it out, and the satellite registers itself",
+            );
         }
         let what = format!("the client_secret of {who}");
         let client_secret = self.client_secret.given();
@@ -95,7 +99,11 @@ impl OAuth {
 /// installation that has an `oauth`.
 pub(super) fn contradicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut Check<'_, '_>) {
     if instances.iter().any(|instance| matches!(instance.target, Target::Stdio { .. })) {
-        check.findings.error(at, format!("{who} is a stdio server with `oauth`"), "remove it: OAuth is for remote servers");
+        check.findings.error(
+            at,
+            format!("{who} is a stdio server with `oauth`"),
+            "remove it: OAuth is for remote servers",
+        );
         return;
     }
     let is_there = |name: &str| name.eq_ignore_ascii_case("authorization");

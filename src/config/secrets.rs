@@ -197,7 +197,10 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
         ValueInner::String(leaf) if reference(leaf).is_some() => {}
         ValueInner::String(leaf) => match place {
             Place::Named | Place::Policy
-                if matches!(key, "url" | "health_url" | "public_url" | "client_metadata_url" | "authorization_servers") =>
+                if matches!(
+                    key,
+                    "url" | "health_url" | "public_url" | "client_metadata_url" | "authorization_servers"
+                ) =>
             {
                 mask(bytes, url_secrets(text, value.span));
             }

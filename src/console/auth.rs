@@ -17,14 +17,8 @@ pub(super) async fn begin(State(console): State<Arc<Console>>, Json(request): Js
     let begun = console.grants.begin_flow(&view.spec, wanted).await.map_err(|trouble| unauthorized(&view, &trouble))?;
     console.runtime.see().await;
     let Json(instance) = shown(&console, &view)?;
-    let nothing = AuthBegun {
-        instance,
-        flow: None,
-        page: None,
-        page_with_code: None,
-        user_code: None,
-        expires_in_seconds: None,
-    };
+    let nothing =
+        AuthBegun { instance, flow: None, page: None, page_with_code: None, user_code: None, expires_in_seconds: None };
     Ok(Json(match begun {
         Begun::Granted => nothing,
         Begun::Page { flow, url } => AuthBegun { flow: Some(flow), page: Some(url), ..nothing },
@@ -39,7 +33,10 @@ pub(super) async fn begin(State(console): State<Arc<Console>>, Json(request): Js
     }))
 }
 
-pub(super) async fn finish(State(console): State<Arc<Console>>, Json(request): Json<AuthFinish>) -> Answer<InstanceStatus> {
+pub(super) async fn finish(
+    State(console): State<Arc<Console>>,
+    Json(request): Json<AuthFinish>,
+) -> Answer<InstanceStatus> {
     let answered = match (request.redirect, request.code) {
         (Some(redirect), _) => Answered::Redirect(redirect.into()),
         (None, Some(code)) => Answered::Code(code.into()),

@@ -18,11 +18,11 @@ use tokio::net::UnixListener;
 use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::auth;
 use super::api::{
     CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED,
     Reconnected, SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
+use super::auth;
 use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::delivery::Delivery;

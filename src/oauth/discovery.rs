@@ -42,8 +42,9 @@ pub(super) struct Page {
 
 /// Finds out who authorizes for the server at `url`, by the challenge that it has sent, or else by asking it.
 pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>) -> Result<Found, Trouble> {
-    let unusable = |error: &AuthError| Trouble::Unusable(error.to_string());
-    let mut manager = AuthorizationManager::new_with_oauth_http_client(url, way.clone()).await.map_err(|error| unusable(&error))?;
+    let mut manager = AuthorizationManager::new_with_oauth_http_client(url, way.clone())
+        .await
+        .map_err(|error| Trouble::Unusable(error.to_string()))?;
     let resolved = manager.resolve_metadata_from_challenge(challenge).await.map_err(|error| match error {
         AuthError::DiscoveryRequestFailed { source, .. } => match source.downcast::<Trouble>() {
             Ok(trouble) => *trouble,
@@ -74,7 +75,9 @@ pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>)
         issuer: match &metadata.issuer {
             Some(issuer) => issuer.clone(),
             // One that describes nothing is known by where it is.
-            None => Url::parse(&metadata.token_endpoint).map(|url| url.origin().ascii_serialization()).unwrap_or_default(),
+            None => {
+                Url::parse(&metadata.token_endpoint).map(|url| url.origin().ascii_serialization()).unwrap_or_default()
+            }
         },
         token_endpoint: metadata.token_endpoint.clone(),
         revocation_endpoint: text("revocation_endpoint"),
@@ -114,7 +117,12 @@ impl Found {
     }
 
     /// Who we are to this server: as configured, as we describe ourselves, or as we are registered now.
-    pub(super) async fn client(&mut self, plan: &OAuthPlan, redirect_uri: &str, scopes: &[String]) -> Result<Client, Trouble> {
+    pub(super) async fn client(
+        &mut self,
+        plan: &OAuthPlan,
+        redirect_uri: &str,
+        scopes: &[String],
+    ) -> Result<Client, Trouble> {
         let takes_documents = self.field("client_id_metadata_document_supported").and_then(serde_json::Value::as_bool);
         let (id, secret) = match (&plan.client_id, &plan.client_metadata_url) {
             (Some(id), _) => (id.clone(), plan.client_secret.clone()),
@@ -136,7 +144,12 @@ impl Found {
     }
 
     /// The address that a person opens, with PKCE.
-    pub(super) async fn page(mut self, client: &Client, redirect_uri: &str, scopes: &[String]) -> Result<Page, Trouble> {
+    pub(super) async fn page(
+        mut self,
+        client: &Client,
+        redirect_uri: &str,
+        scopes: &[String],
+    ) -> Result<Page, Trouble> {
         let unusable =
             |error: AuthError| Trouble::Unusable(format!("its authorization server cannot be used: {error}"));
         let states = InMemoryStateStore::new();

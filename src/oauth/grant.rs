@@ -63,7 +63,7 @@ pub(super) struct Client {
 
 /// The file. No `Debug`: it holds secrets.
 #[derive(Serialize, Deserialize)]
-struct Form {
+struct Kept {
     version: u32,
     team: String,
     user: String,
@@ -83,7 +83,7 @@ struct Form {
     expires_in: Option<u64>,
 }
 
-impl From<&Grant> for Form {
+impl From<&Grant> for Kept {
     fn from(grant: &Grant) -> Self {
         let Grant { id, url, resource, authority, client, scopes, .. } = grant;
         let text = |secret: &Secret| secret.expose().to_owned();
@@ -109,24 +109,24 @@ impl From<&Grant> for Form {
     }
 }
 
-impl From<Form> for Grant {
-    fn from(form: Form) -> Self {
+impl From<Kept> for Grant {
+    fn from(kept: Kept) -> Self {
         Self {
-            id: InstanceId::new(form.team.as_str().into(), form.user.as_str().into(), form.installation.into()),
-            url: form.url,
-            resource: form.resource,
+            id: InstanceId::new(kept.team.as_str().into(), kept.user.as_str().into(), kept.installation.into()),
+            url: kept.url,
+            resource: kept.resource,
             authority: Authority {
-                issuer: form.issuer,
-                token_endpoint: form.token_endpoint,
-                revocation_endpoint: form.revocation_endpoint,
-                secret_in_form: form.secret_in_form,
+                issuer: kept.issuer,
+                token_endpoint: kept.token_endpoint,
+                revocation_endpoint: kept.revocation_endpoint,
+                secret_in_form: kept.secret_in_form,
             },
-            client: Client { id: form.client_id, secret: form.client_secret.map(Secret::from) },
-            scopes: form.scopes,
-            access_token: form.access_token.into(),
-            refresh_token: form.refresh_token.map(Secret::from),
-            received_at: form.received_at,
-            lifetime: form.expires_in.map(Duration::from_secs),
+            client: Client { id: kept.client_id, secret: kept.client_secret.map(Secret::from) },
+            scopes: kept.scopes,
+            access_token: kept.access_token.into(),
+            refresh_token: kept.refresh_token.map(Secret::from),
+            received_at: kept.received_at,
+            lifetime: kept.expires_in.map(Duration::from_secs),
         }
     }
 }
@@ -162,11 +162,11 @@ impl Store {
     fn load(&self, path: &Path) -> Result<Grant, String> {
         let bytes = private::read(path, FILE_MAX)?.ok_or("it is gone")?;
         // What it says of a value of the wrong type would be the value.
-        let form: Form = serde_json::from_slice(&bytes).map_err(|_| "it does not hold what was stored there")?;
-        if form.version != VERSION {
-            return Err(format!("it is of version {}, and this satellite knows {VERSION}", form.version));
+        let kept: Kept = serde_json::from_slice(&bytes).map_err(|_| "it does not hold what was stored there")?;
+        if kept.version != VERSION {
+            return Err(format!("it is of version {}, and this satellite knows {VERSION}", kept.version));
         }
-        let grant = Grant::from(form);
+        let grant = Grant::from(kept);
         // Whoever copies a file under another name makes no grant for another.
         if self.path(&grant.id) != path {
             return Err("it is another instance's".to_owned());
@@ -176,7 +176,7 @@ impl Store {
 
     /// In the place of what was there. It waits for the disk.
     pub(super) fn keep(&self, grant: &Grant) -> io::Result<()> {
-        private::replace(&self.path(&grant.id), &serde_json::to_vec_pretty(&Form::from(grant))?)
+        private::replace(&self.path(&grant.id), &serde_json::to_vec_pretty(&Kept::from(grant))?)
     }
 
     /// Whether there was one.
@@ -191,10 +191,10 @@ impl Store {
     /// Ids may hold anything, so a file is named by a digest.
     fn path(&self, id: &InstanceId) -> PathBuf {
         let parts = [id.team.to_string(), id.user.to_string(), id.installation.to_string()];
-        let text = parts.iter().map(|part| format!("{}:{part}", part.len())).collect::<String>();
+        let text = serde_json::json!(parts).to_string();
         let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-        let name: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        self.directory.join(format!("{name}.json"))
+        let (half, _) = digest.as_ref().split_first_chunk().unwrap_or((&[0; 16], &[]));
+        self.directory.join(format!("{:032x}.json", u128::from_be_bytes(*half)))
     }
 }
 

@@ -148,7 +148,8 @@ impl Grants {
         let before = std::mem::replace(&mut state.plans, plans);
         let State { held, plans, .. } = &*state;
         let changed = held.keys().filter(|id| before.get(*id) != plans.get(*id)).cloned().collect();
-        let gone: Vec<_> = gone.into_iter().map(|grant| (before.get(&grant.id).cloned().unwrap_or_default(), grant)).collect();
+        let gone: Vec<_> =
+            gone.into_iter().map(|grant| (before.get(&grant.id).cloned().unwrap_or_default(), grant)).collect();
         drop(state);
         for (plan, grant) in gone {
             let grants = self.clone();
@@ -200,7 +201,9 @@ impl Grants {
             self.keep(&grant).await;
         }
         // Nobody waits for them here: each is its own task.
-        renewed.iter().for_each(|holder| drop(self.renew(holder)));
+        for holder in &renewed {
+            drop(self.renew(holder));
+        }
     }
 
     /// Waits for what is under way, for a moment.

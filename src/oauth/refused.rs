@@ -41,8 +41,9 @@ impl Grants {
         let held = state.held(&holder.id);
         held.lacking = rules::union(held.lacking.iter().chain(&wanted));
         let scopes = wanted.join(" ");
-        let flags: String = wanted.iter().map(|scope| format!(" --scope {scope}")).collect();
-        let next = format!("{}{flags}", next(holder));
+        let mut words = vec![next(holder)];
+        words.extend(wanted.iter().map(|scope| format!("--scope {scope}")));
+        let next = words.join(" ");
         if refusal.first {
             let why = format!("its authorization lacks the scopes `{scopes}` (HTTP 403)");
             return Err(FailureKind::Ungranted { why, next });

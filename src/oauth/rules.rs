@@ -16,7 +16,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 pub(super) fn renew_after(lifetime: Duration, chance: f64) -> Duration {
     let lifetime = lifetime.max(LIFETIME_MIN);
     let margin = (lifetime / 5).min(MARGIN_MAX);
-    lifetime - margin + margin.mul_f64(chance.clamp(0.0, 1.0) / 2.0)
+    lifetime.saturating_sub(margin) + margin.mul_f64(chance.clamp(0.0, 1.0) / 2.0)
 }
 
 /// How long what was received `age` ago still has until then. The machine's clock may have been set back meanwhile: a
@@ -52,10 +52,10 @@ mod tests {
 
     #[test]
     fn a_token_is_renewed_before_its_end_and_not_all_at_once() {
-        let seconds = |lifetime, chance| renew_after(Duration::from_secs(lifetime), chance).as_secs_f64();
-        assert_eq!((seconds(3600, 0.0), seconds(3600, 1.0)), (3300.0, 3450.0));
-        assert_eq!((seconds(10, 0.0), seconds(10, 1.0)), (8.0, 9.0));
-        assert_eq!(seconds(0, 0.0), 0.8);
+        let after = |lifetime, chance| renew_after(Duration::from_secs(lifetime), chance).as_millis();
+        assert_eq!((after(3600, 0.0), after(3600, 1.0)), (3_300_000, 3_450_000));
+        assert_eq!((after(10, 0.0), after(10, 1.0)), (8_000, 9_000));
+        assert_eq!(after(0, 0.0), 800);
     }
 
     #[test]

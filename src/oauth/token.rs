@@ -149,14 +149,14 @@ pub(super) async fn request(
 
 fn issued(body: &[u8]) -> Result<Issued, &'static str> {
     #[derive(Deserialize)]
-    struct Token {
+    struct Answered {
         access_token: String,
         token_type: String,
         expires_in: Option<serde_json::Value>,
         refresh_token: Option<String>,
         scope: Option<String>,
     }
-    let Token { access_token, token_type, expires_in, refresh_token, scope } =
+    let Answered { access_token, token_type, expires_in, refresh_token, scope } =
         serde_json::from_slice(body).map_err(|_| "what is no token")?;
     if !token_type.eq_ignore_ascii_case("bearer") {
         return Err("a token that is no bearer token");
@@ -211,7 +211,8 @@ pub(super) async fn device(
     let answer = form.send(way, what, url, client, authority.secret_in_form).await?;
     let answered: Answered = serde_json::from_slice(&answer.body)
         .map_err(|_| Trouble::Unusable(format!("{what} answers with what is no device code")))?;
-    let Answered { device_code, user_code, verification_uri, verification_uri_complete, expires_in, interval } = answered;
+    let Answered { device_code, user_code, verification_uri, verification_uri_complete, expires_in, interval } =
+        answered;
     for uri in [Some(&verification_uri), verification_uri_complete.as_ref()].into_iter().flatten() {
         let url = uri.parse().map_err(|_| Trouble::Unusable(format!("{what} names a page that is no address")))?;
         way.admits("the page for the code,", &url)?;

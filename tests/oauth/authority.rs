@@ -14,9 +14,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use oauth2::basic::{BasicErrorResponse, BasicErrorResponseType, BasicTokenResponse, BasicTokenType};
-use oauth2::{
-    AccessToken, EmptyExtraTokenFields, PkceCodeChallenge, PkceCodeVerifier, RefreshToken, Scope,
-};
+use oauth2::{AccessToken, EmptyExtraTokenFields, PkceCodeChallenge, PkceCodeVerifier, RefreshToken, Scope};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 

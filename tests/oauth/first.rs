@@ -68,7 +68,8 @@ fn a_client_that_was_registered_by_hand_is_used_where_nobody_can_register() {
     assert!(refused.stderr.contains("oauth = { client_id"), "{refused:#?}");
     satellite.terminate().exits(0);
 
-    let satellite = yard.run("oauth = { client_id = \"by-hand\", client_secret = \"env:CLIENT_SECRET\", scopes = [\"write\"] }");
+    let satellite =
+        yard.run("oauth = { client_id = \"by-hand\", client_secret = \"env:CLIENT_SECRET\", scopes = [\"write\"] }");
     yard.home.wait_status("files", "requires_reauth");
     yard.authorize(&[]).exits(0);
     assert_eq!(yard.call("write"), "written");

@@ -2,8 +2,7 @@
 
 use super::yard::{Yard, wait_until};
 
-const OAUTH: &str =
-    "oauth = { grant = \"client_credentials\", client_id = \"robot\", client_secret = \"file:secret\", scopes = [\"write\"] }";
+const OAUTH: &str = "oauth = { grant = \"client_credentials\", client_id = \"robot\", client_secret = \"file:secret\", scopes = [\"write\"] }";
 
 #[test]
 fn a_machine_needs_no_person_and_renews_by_itself() {

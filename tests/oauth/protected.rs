@@ -104,7 +104,8 @@ async fn mcp(State(seen): State<Arc<Seen>>, method: Method, headers: HeaderMap, 
         }
         "ping" => Json(answer(id, &json!({}))).into_response(),
         "tools/list" => {
-            let tools = ["whoami", "write", "leak", "stream"].map(|name| json!({"name": name, "inputSchema": {"type": "object"}}));
+            let tools = ["whoami", "write", "leak", "stream"]
+                .map(|name| json!({"name": name, "inputSchema": {"type": "object"}}));
             Json(answer(id, &json!({"tools": tools}))).into_response()
         }
         "tools/call" => match message["params"]["name"].as_str().unwrap_or_default() {

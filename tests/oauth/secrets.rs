@@ -41,9 +41,8 @@ fn no_token_code_verifier_or_secret_is_seen_anywhere() {
     yard.authority.forget_all();
     seen += &yard.call("whoami");
     yard.home.wait_status("files", "requires_reauth");
-    seen += &format!("{:?}", yard.home.rows());
-    seen += &format!("{:?}", yard.home.events());
-    seen += &cmdlines();
+    let told = (yard.home.rows(), yard.home.events());
+    seen += &(format!("{told:?}") + &cmdlines());
     let outcome = satellite.terminate().exits(0);
     seen += &(outcome.stdout + &outcome.stderr);
     assert!(seen.contains("your header was Bearer [secret]"));

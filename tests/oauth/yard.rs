@@ -34,8 +34,7 @@ impl Yard {
 
     /// A configuration with the server `files` for these users, and what stands in `more` of it.
     pub(crate) fn config(&self, users: &[&str], more: &str) -> PathBuf {
-        let users: Vec<_> =
-            users.iter().map(|user| format!("{{ id = \"user_{user}\", slug = \"{user}\" }}")).collect();
+        let users: Vec<_> = users.iter().map(|user| format!("{{ id = \"user_{user}\", slug = \"{user}\" }}")).collect();
         let text = format!(
             "{POLICY}[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = [{}]\n\
              [[teams.installations]]\nid = \"f1\"\nserver = \"files\"\ntransport = \"http\"\nurl = \"{}\"\n{more}\n",
@@ -79,7 +78,10 @@ impl Yard {
     }
 
     pub(crate) fn message(&self) -> String {
-        self.home.row("files").map(|row| row["status_message"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
+        self.home
+            .row("files")
+            .map(|row| row["status_message"].as_str().unwrap_or_default().to_owned())
+            .unwrap_or_default()
     }
 
     /// The file of the one grant that there is.

@@ -107,8 +107,7 @@ impl Access {
         let health = health_url.map(|url| Ok((client(&url)?, url))).transpose()?;
         let client = client(&url)?;
         let (mask, policy) = (spec.mask.clone(), Arc::clone(&spec.policy));
-        let purse = Purse::of(spec, tokens);
-        Ok(Self { client, url, health, headers, query, purse, mask, policy })
+        Ok(Self { client, url, health, headers, query, purse: Purse::of(spec, tokens), mask, policy })
     }
 
     /// Where the token for a request to `url` comes from. It was issued for this server, and goes nowhere else.
