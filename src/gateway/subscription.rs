@@ -37,7 +37,9 @@ impl Filter {
             resource_subscriptions: Option<BTreeSet<String>>,
         }
         let given = params.and_then(|params| member(params, "notifications"));
-        let given = given.ok_or_else(|| "`notifications` is missing: it says what is listened for".to_owned())?;
+        // An array is read by nobody as an object, here neither.
+        let given = given.filter(|given| given.starts_with('{'));
+        let given = given.ok_or("`notifications` must be an object: it says what is listened for")?;
         let read: Notifications = serde_json::from_str(given).map_err(|error| format!("`notifications`: {error}"))?;
         let uris = read.resource_subscriptions.unwrap_or_default();
         if uris.len() > SUBSCRIPTIONS_MAX {
