@@ -646,11 +646,7 @@ impl CallPort {
     }
 
     /// What the server says of itself in the stateless era; `None` if it does not speak it.
-    pub(crate) async fn discover(
-        &self,
-        place: Place,
-        timeout: Duration,
-    ) -> Result<Option<Arc<ServerInfo>>, CallError> {
+    pub(crate) async fn discover(&self, place: Place, timeout: Duration) -> Result<Option<Arc<ServerInfo>>, CallError> {
         let (reply, answer) = oneshot::channel();
         let discover = Discover { place, until: Instant::now() + timeout.min(TIMEOUT_MAX), reply };
         let _ = self.0.commands.send(Box::new(Command::Discover(discover)));

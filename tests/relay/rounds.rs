@@ -9,7 +9,8 @@ use tokio::time::{Duration, Instant};
 use crate::eras::{VERSION, stateless};
 use crate::support::{Play, Told};
 
-const CALL: &str = r#"{"jsonrpc":"2.0","id":"its-own","method":"tools/call","params":{"name":"work","arguments":{"x":1e400}}}"#;
+const CALL: &str =
+    r#"{"jsonrpc":"2.0","id":"its-own","method":"tools/call","params":{"name":"work","arguments":{"x":1e400}}}"#;
 const ELICIT: &str = r#"{"method":"elicitation/create","params":{"message":"who?","n":1e400}}"#;
 
 fn wants(state: &str, requests: &str) -> String {
@@ -59,7 +60,8 @@ async fn a_call_is_asked_again_with_the_answers_of_its_client() {
     let third = play.hears_loosely().await;
     assert_eq!(third["params"]["inputResponses"], json!({"b": {"action": "decline"}}));
     assert_eq!(third["params"]["requestState"], Value::Null);
-    let answer = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{"resultType":"complete","content":[]}}}}"#, third["id"]);
+    let answer =
+        format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{"resultType":"complete","content":[]}}}}"#, third["id"]);
     play.says(&answer).await;
     assert_eq!(relayed.answered().await, Ok(Some(answer)));
     play.end().await;

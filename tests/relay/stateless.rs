@@ -60,7 +60,9 @@ async fn a_request_of_a_sessions_client_gets_what_this_era_must_have_and_loses_n
     let sent = Message::read(line.clone().into()).unwrap();
     let ours = sent.id().unwrap().to_owned();
     assert_eq!(sent.token(), Some(&*ours), "{line}");
-    for kept in [r#""a/b":[1e400]"#, r#""big":98765432109876543210"#, r#""unknown":true"#, r#""name":"work""#, "\"2026-07-28\""] {
+    for kept in
+        [r#""a/b":[1e400]"#, r#""big":98765432109876543210"#, r#""unknown":true"#, r#""name":"work""#, "\"2026-07-28\""]
+    {
         assert_eq!(line.matches(kept).count(), 1, "{kept} in {line}");
     }
     play.says(&format!(
@@ -69,7 +71,8 @@ async fn a_request_of_a_sessions_client_gets_what_this_era_must_have_and_loses_n
     .await;
     let Told::Progress(_, text) = play.told().await else { panic!("it is not told as progress") };
     assert!(text.contains(r#""progressToken":"p""#), "{text}");
-    let answer = format!(r#"{{"jsonrpc":"2.0","id":{ours},"result":{{"resultType":"complete","content":[],"ttlMs":7}}}}"#);
+    let answer =
+        format!(r#"{{"jsonrpc":"2.0","id":{ours},"result":{{"resultType":"complete","content":[],"ttlMs":7}}}}"#);
     play.says(&answer).await;
     assert_eq!(relayed.answered().await, Ok(Some(answer)));
 
@@ -104,7 +107,10 @@ async fn a_request_of_this_era_goes_as_it_came_and_so_does_its_answer() {
     let asked = play.hears_loosely().await;
     relayed.drop();
     let cancelled = play.hears().await;
-    assert_eq!((&cancelled["method"], &cancelled["params"]["requestId"]), (&json!("notifications/cancelled"), &asked["id"]));
+    assert_eq!(
+        (&cancelled["method"], &cancelled["params"]["requestId"]),
+        (&json!("notifications/cancelled"), &asked["id"])
+    );
     play.end().await;
 }
 
@@ -116,7 +122,10 @@ async fn a_result_of_an_unknown_kind_is_no_result_for_a_client_that_knows_no_kin
         let asked = play.hears().await;
         play.answers(&asked, &format!(r#"{{"resultType":{kind}}}"#)).await;
         let error = relayed.answered().await.unwrap_err();
-        assert_eq!(error.to_string(), "server error -32603: the server answered with a kind of result that is not known");
+        assert_eq!(
+            error.to_string(),
+            "server error -32603: the server answered with a kind of result that is not known"
+        );
     }
     play.end().await;
 }

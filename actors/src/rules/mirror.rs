@@ -122,8 +122,7 @@ mod tests {
             "deep":{"type":"object","properties":{"n":{"type":"integer","x-mcp-header":"N"},"b":{"type":"boolean","x-mcp-header":"B"}}}}}"#;
         let mirrors = tool(schema).unwrap();
         let said = |arguments: &str| {
-            let mut said: Vec<_> =
-                mirrors.iter().map(|mirror| (&*mirror.header, mirror.value(arguments))).collect();
+            let mut said: Vec<_> = mirrors.iter().map(|mirror| (&*mirror.header, mirror.value(arguments))).collect();
             said.sort_unstable();
             said
         };

@@ -133,9 +133,7 @@ impl<O: Outlet> Conversation<O> {
                 Era::Sessions => greeting(result),
                 Era::Stateless => discovered(result),
             },
-            Err(error) => {
-                Err(NoAnswer { may_be_other: era::may_be_other(self.era, &error), why: error.to_string() })
-            }
+            Err(error) => Err(NoAnswer { may_be_other: era::may_be_other(self.era, &error), why: error.to_string() }),
         };
         match opened {
             Ok((server, offers)) => {
@@ -157,9 +155,7 @@ impl<O: Outlet> Conversation<O> {
         let may_be_other = match self.era {
             Era::Sessions => era::may_be_stateless(&failure.kind),
             // Some fail at what they do not know.
-            Era::Stateless => {
-                era::is_refusal(&failure.kind) || matches!(failure.kind, FailureKind::ServerError { .. })
-            }
+            Era::Stateless => era::is_refusal(&failure.kind) || matches!(failure.kind, FailureKind::ServerError { .. }),
         };
         let refused = Refused::Failed(failure);
         if may_be_other && self.opens_other(&refused) {
@@ -261,8 +257,8 @@ fn discovered(result: &RawValue) -> Result<(ServerInfo, Offers), NoAnswer> {
         let known = supported_versions.join(", ");
         return Err(no_answer(format!("the server speaks the protocol versions {known}, none of which is known")));
     }
-    let offers = serde_json::from_str(capabilities.get())
-        .map_err(|error| malformed(format!("its capabilities: {error}")))?;
+    let offers =
+        serde_json::from_str(capabilities.get()).map_err(|error| malformed(format!("its capabilities: {error}")))?;
     let info = member(result.get(), "_meta").and_then(|meta| member(meta, "io.modelcontextprotocol/serverInfo"));
     // It need not say who it is.
     let info = info.and_then(|info| serde_json::from_str(info).ok());

@@ -85,9 +85,9 @@ impl<O: Outlet> Conversation<O> {
             None => None,
             Some(Some(Purpose::Caller { behalf, .. })) => Some(behalf.as_ref().map(|behalf| behalf.origin)),
             // It is said on the stream of something that we have asked by ourselves.
-            Some(Some(
-                Purpose::Handshake | Purpose::List | Purpose::Check | Purpose::Listen | Purpose::Discover,
-            )) => return Cause::Nobody,
+            Some(Some(Purpose::Handshake | Purpose::List | Purpose::Check | Purpose::Listen | Purpose::Discover)) => {
+                return Cause::Nobody;
+            }
             // Of a call that is over. It is no other's.
             Some(None) => Some(None),
         };
@@ -177,19 +177,17 @@ impl<O: Outlet> Conversation<O> {
                 }
                 drop(place);
             }
-            Command::Answer { question, message } => {
-                match self.questions.close(question) {
-                    Some(Open::Request(id)) => self.outlet.respond(&message.answering(&id)),
-                    Some(Open::Input(input)) => {
-                        let answer = match (message.kind(), message.outcome()) {
-                            (Kind::Result, Some(result)) => Ok(result),
-                            (_, error) => Err(not_given(error)),
-                        };
-                        self.on_input(input, answer);
-                    }
-                    None => {}
+            Command::Answer { question, message } => match self.questions.close(question) {
+                Some(Open::Request(id)) => self.outlet.respond(&message.answering(&id)),
+                Some(Open::Input(input)) => {
+                    let answer = match (message.kind(), message.outcome()) {
+                        (Kind::Result, Some(result)) => Ok(result),
+                        (_, error) => Err(not_given(error)),
+                    };
+                    self.on_input(input, answer);
                 }
-            }
+                None => {}
+            },
             Command::Decline { question, code, why } => match self.questions.close(question) {
                 Some(Open::Request(id)) => self.refuse(&id, code, &why),
                 Some(Open::Input(input)) => {

@@ -383,8 +383,7 @@ impl Session {
         if class == Class::Busy && !gone {
             let doubted = retry::doubts_session(&failure.kind)
                 || (self.talk.era == Era::Stateless && era::is_refusal(&failure.kind));
-            if doubted && let Some(checks) = &mut self.checks
-            {
+            if doubted && let Some(checks) = &mut self.checks {
                 checks.doubt(Instant::now().into_std());
             }
             ticket.fail(error);

@@ -152,9 +152,8 @@ impl<O: Outlet> Conversation<O> {
     pub(super) fn withdraw_inputs(&mut self, call: u64) {
         for number in self.questions.of_call(call) {
             self.questions.close(number);
-            let words = format!(
-                r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{number}}}}}"#
-            );
+            let words =
+                format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{number}}}}}"#);
             if let Ok(words) = Message::read(Bytes::from(words)) {
                 self.stage.audience.withdrawn(&self.stage.source, number, words);
             }

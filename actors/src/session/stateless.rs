@@ -202,7 +202,9 @@ impl<O: Outlet> Conversation<O> {
             },
             "resources/subscribe" | "resources/unsubscribe" => match param("uri") {
                 None => Err((INVALID_PARAMS, "it has no `uri`")),
-                Some(_) if !self.kept().offers.resources.subscribe => Err((METHOD_NOT_FOUND, "the server has no subscriptions")),
+                Some(_) if !self.kept().offers.resources.subscribe => {
+                    Err((METHOD_NOT_FOUND, "the server has no subscriptions"))
+                }
                 Some(uri) => {
                     let uris = &mut self.kept().uris;
                     let changed = if method == "resources/subscribe" { uris.insert(uri) } else { uris.remove(&uri) };

@@ -57,7 +57,8 @@ async fn ask(
         None => session.terms()?,
     };
     let post = terms.post(body);
-    let post = routing.into_iter().flat_map(routing::headers).fold(post, |post, (name, value)| post.header(name, value));
+    let post =
+        routing.into_iter().flat_map(routing::headers).fold(post, |post, (name, value)| post.header(name, value));
     let response = terms.ask(post, header_timeout).await?;
     if !response.status().is_success() {
         let is_known = routing.is_some() || terms.has_begun();

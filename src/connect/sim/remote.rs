@@ -276,6 +276,8 @@ impl RemoteLine {
                 self.hand_over(now, &what, body);
             }
             What::Alone(_) => {
+                // Of a handshake that was refused nothing is left.
+                self.session.take_if(|session| session.number.is_none());
                 // Another server behind the same address: nobody is told, and it knows of nothing.
                 let script = self.served_by();
                 if self.alone.as_ref().is_none_or(|server| !Arc::ptr_eq(&server.script, &script)) {
@@ -429,7 +431,8 @@ impl RemoteLine {
     fn closed(&mut self, now: Instant, id: u64) {
         let is_alone = self.open.get(&id).is_some_and(|exchange| exchange.alone);
         if let Some(server) = self.alone.as_mut().filter(|_| is_alone) {
-            let words = format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
+            let words =
+                format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
             server.line(now, words.as_bytes());
         }
     }

@@ -35,13 +35,7 @@ impl Alone {
 
 impl Server {
     /// Whether a request is seen to with this: it is of this era, or of the wrong one.
-    pub(super) fn is_settled(
-        &mut self,
-        now: Instant,
-        method: &str,
-        id: &RawValue,
-        params: Option<&RawValue>,
-    ) -> bool {
+    pub(super) fn is_settled(&mut self, now: Instant, method: &str, id: &RawValue, params: Option<&RawValue>) -> bool {
         let speaks = self.script.speaks;
         if speaks == Speaks::Sessions {
             return false;
@@ -180,7 +174,8 @@ impl Server {
         if can.get(capability).is_none() {
             return self.refuse(id, MISSING_CAPABILITY, &format!("the client has no {capability}"));
         }
-        let done = alone.request_state.as_ref().map_or(0, |state| state.0.trim_start_matches("round ").parse().unwrap_or(0));
+        let done =
+            alone.request_state.as_ref().map_or(0, |state| state.0.trim_start_matches("round ").parse().unwrap_or(0));
         if done >= rounds {
             let given = alone.input_responses.map_or("{}", RawValue::get);
             return self.answer(id, |line| put_result(line, given, Some(given), false));
