@@ -433,7 +433,9 @@ impl Front {
                 return Ok(reply::wrong(StatusCode::OK, id, error));
             }
         };
-        session.agree(id, agreed);
+        if !session.agree(id, agreed) {
+            return Err(Refused::new(reply::crowded(CROWDED_PAUSE)));
+        }
         let Some(listening) = session.listen(call, None, manner.keep_alive) else {
             return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));
         };

@@ -156,8 +156,8 @@ struct State {
     questions_put: u64,
     /// Whether it is there for one request alone.
     is_guest: bool,
-    /// What a guest is asked, and has not been told yet, takes this much.
-    untold: Share,
+    /// What is kept for a guest takes this much: what it is asked and has not answered, and what it listens for.
+    kept: Share,
     /// The progress token of a guest's request, as JSON text, if it has one.
     token: Option<Box<str>>,
     /// What a guest listens for.
@@ -314,7 +314,7 @@ impl Session {
             questions: HashMap::new(),
             questions_put: 0,
             is_guest: opening.presence != Presence::Session,
-            untold: budget.share(),
+            kept: budget.share(),
             token: None,
             hearing: None,
         };

@@ -58,10 +58,8 @@ pub(super) struct Visit {
     bound: Bound,
     /// It is withdrawn by hanging up, and never in words.
     _withdraw: oneshot::Sender<Message>,
-    /// Of what its user may have under way.
-    _admission: Box<dyn Send>,
-    /// What its message takes.
-    _memory: Box<dyn Send>,
+    /// Of what its user may have under way, and what its message takes.
+    _holds: Box<dyn Send>,
 }
 
 impl Visit {
@@ -76,16 +74,12 @@ impl Visit {
     ) -> Self {
         let session = &guest.session;
         session.asks_with(message.token());
-        if message.method() == Some("tools/call") {
-            session.count_tool();
-        }
         let client = session.opening.greeting.facts.clone();
         let origin = Origin { client: session.number(), call: FIRST };
         let (withdraw, withdrawn) = oneshot::channel();
         let call = Call { message, origin, withdrawn, timeout, era: Era::Stateless, client };
         let coming = guest.front.faces.request(session.clone(), call);
-        let (_admission, _memory) = (Box::new(admission), Box::new(memory));
-        Self { coming, guest, bound, _withdraw: withdraw, _admission, _memory }
+        Self { coming, guest, bound, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
     }
 
     /// Whether there is nobody any more for whom it would go on.

@@ -44,7 +44,7 @@ pub(super) struct Hearing {
 impl State {
     /// A question of a server to a guest. It comes back if there is no room for it.
     pub(super) fn keep(&mut self, of: Source, question: Question) -> Option<Question> {
-        if !self.untold.try_take(question.message().text().len()) {
+        if !self.kept.try_take(question.message().text().len()) {
             return Some(question);
         }
         self.questions_put += 1;
@@ -141,16 +141,29 @@ impl Session {
         Err(why)
     }
 
-    /// It begins to hear what it listens for: what was agreed on is the first that is said.
-    pub(crate) fn agree(&self, id: &Arc<str>, filter: Filter) {
-        let params =
-            format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, quoted(change::SUBSCRIPTION_ID), filter.written());
-        let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
+    /// It begins to hear what it listens for: what was agreed on is the first that is said. False if there is no room to
+    /// keep it.
+    #[must_use]
+    pub(crate) fn agree(&self, id: &Arc<str>, filter: Filter) -> bool {
+        let params = format!(
+            r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#,
+            quoted(change::SUBSCRIPTION_ID),
+            filter.written()
+        );
+        let parts = [
+            r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#,
+            &params,
+            "}",
+        ];
         let mut state = self.state();
+        if !state.kept.try_take(params.len()) {
+            return false;
+        }
         let said = state.say(None, &parts);
         state.hearing = Some(Hearing { id: id.clone(), filter });
         drop(state);
         self.unless_slow(said);
+        true
     }
 
     /// Waits until a guest is asked something.
@@ -187,7 +200,7 @@ impl Session {
             let Some(asked) = number.and_then(|number: u64| {
                 let mut state = self.state();
                 let asked = state.questions.remove(&number)?;
-                state.untold.give(asked.question.message().text().len());
+                state.kept.give(asked.question.message().text().len());
                 Some(asked)
             }) else {
                 continue;
