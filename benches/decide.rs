@@ -81,6 +81,7 @@ fn charge(criterion: &mut Criterion) {
 fn introduced() -> ServerInfo {
     let object = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
     ServerInfo {
+        era: Era::Sessions,
         name: "server".to_owned(),
         version: "1".to_owned(),
         protocol: "2025-11-25".to_owned(),
