@@ -116,10 +116,10 @@ mod tests {
         let (version, session) = (|version| (PROTOCOL_VERSION, version), (SESSION_ID, "x"));
         let meta = |version| format!(r#"{{"_meta":{{"io.modelcontextprotocol/protocolVersion":{version}}}}}"#);
         assert!(of(&[], "tools/list", &meta(r#""2026-07-28""#)));
-        assert!(of(&[session.clone()], "tools/list", &meta(r#""2026-07-28""#)));
+        assert!(of(std::slice::from_ref(&session), "tools/list", &meta(r#""2026-07-28""#)));
         assert!(of(&[], "initialize", &meta(r#""2026-07-28""#)));
         assert!(of(&[], "tools/list", &meta("1")));
-        assert!(!of(&[session.clone()], "tools/list", &meta(r#""2025-11-25""#)));
+        assert!(!of(std::slice::from_ref(&session), "tools/list", &meta(r#""2025-11-25""#)));
         assert!(of(&[version("2026-07-28")], "tools/list", "{}"));
         assert!(of(&[version("v999")], "tools/list", "{}"));
         assert!(!of(&[version("2025-11-25")], "tools/list", "{}"));
