@@ -20,7 +20,14 @@ fn one_users_grant_never_serves_another() {
     assert!(bobs.stderr.contains("satellite auth files-acme-bob-f1"), "{bobs:#?}");
     authorize("bob");
     let name = |user: &str| whoami(user).exits(0).json()["content"][0]["text"].clone();
-    assert_ne!(name("alice"), name("bob"));
+    let names = (name("alice"), name("bob"));
+    assert_ne!(names.0, names.1);
+    satellite.terminate().exits(0);
+
+    // Kept apart, too.
+    let satellite = yard.home.run(&["--config", config.to_str().unwrap()]);
+    yard.home.wait_all_online();
+    assert_eq!((name("alice"), name("bob")), names);
     satellite.terminate().exits(0);
 }
 
