@@ -15,6 +15,7 @@ use mcp_satellite::config::{
     TokenHash,
 };
 use mcp_satellite::journal::Limits;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, OnDegraded, Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, OnUpdate, RemoteTransport, Target};
@@ -182,6 +183,21 @@ fn the_tiers_of_template_team_and_user_merge_in_that_order() {
     assert_eq!(exposed(&bob.args), ["--template", "--team"]);
     assert_eq!(exposed(search.headers.values()), ["Bearer search-token", "acme"]);
     assert_eq!(exposed(search.query.values()), ["search-key", "acme"]);
+}
+
+#[test]
+fn the_era_of_a_server_is_read_from_its_template_and_from_its_installation() {
+    let protocol = |text: &str| parse(text).unwrap().instances[0].policy.session.protocol;
+    let with = |more: &str, own: &str| small(&format!("[servers.s]\ncommand = \"npx\"\n{more}"), own);
+    assert_eq!(protocol(&with("", "")), None);
+    assert_eq!(protocol(&small("", "command = \"npx\"\nprotocol = \"2026-07-28\"")), Some(Era::Stateless));
+    for (word, era) in [("auto", None), ("2025-11-25", Some(Era::Sessions)), ("2026-07-28", Some(Era::Stateless))] {
+        let word = format!("protocol = \"{word}\"");
+        assert_eq!(protocol(&with(&word, "")), era);
+        assert_eq!(protocol(&with("protocol = \"2025-11-25\"", &word)), era, "its own comes first");
+    }
+    let json = r#"{"mcpServers":{"a":{"command":"npx","protocol":"2026-07-28"}}}"#;
+    assert_eq!(parse_json(json).unwrap().instances[0].policy.session.protocol, Some(Era::Stateless));
 }
 
 #[test]
@@ -470,6 +486,17 @@ fn what_makes_no_sense_is_an_error() {
         ("", &format!("{http}\nheaders = {{ \"A B\" = \"b\" }}"), "`A B` is no name for a header"),
         ("", &format!("{http}\nheaders = {{ A = \"b\\nc\" }}"), "the value of the header `A` cannot be sent"),
         ("", "command = \"x\"\nkeep = \"always\"", "`always` is no way to keep a server"),
+        ("", "command = \"x\"\nprotocol = \"2025-06-18\"", "`2025-06-18` is no protocol"),
+        (
+            "",
+            "transport = \"sse\"\nurl = \"https://example.com\"\nprotocol = \"2026-07-28\"",
+            "installation `i` speaks the older HTTP+SSE, which has no `2026-07-28`",
+        ),
+        (
+            "[servers.s]\ntransport = \"sse\"\nurl = \"https://example.com\"",
+            "protocol = \"2026-07-28\"",
+            "installation `i` speaks the older HTTP+SSE, which has no `2026-07-28`",
+        ),
         ("", "command = \"x\"\nusers = []", "`users` is empty"),
         ("", "command = \"x\"\nuser_required = [\"\"]", "`user_required` has an empty name"),
         ("", "command = \"x\"\nenv = { A = \"\\u0000\" }", "the value of `A` holds a zero byte"),

@@ -57,7 +57,7 @@ fn sse() -> InstanceSpec {
 
 fn request(id: u64, method: &str, params: &Value) -> Outgoing {
     let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string().into();
-    Outgoing::Request { id, body, header_timeout: None }
+    Outgoing::Request { id, body, header_timeout: None, routing: None }
 }
 
 fn initialize(id: u64) -> Outgoing {
@@ -316,7 +316,7 @@ async fn what_hangs_fails_at_its_header_timeout_and_is_not_heard_of_once_abandon
     let began = Instant::now();
     let Outgoing::Request { id, body, .. } = initialize(1) else { unreachable!() };
     let kind = FailureKind::HeaderTimeout(3 * SECOND);
-    let handshake = Outgoing::Request { id, body, header_timeout: Some(3 * SECOND) };
+    let handshake = Outgoing::Request { id, body, header_timeout: Some(3 * SECOND), routing: None };
     assert_eq!(client.failure(handshake).await, Failure::sent(kind));
     assert_eq!(began.elapsed(), 3 * SECOND);
 

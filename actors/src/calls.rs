@@ -18,8 +18,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Duration, Instant};
 
 use crate::audience::Origin;
+use crate::model::era::Era;
 use crate::model::exit::{CallError, Fate};
 use crate::model::ids::Run;
+use crate::model::remote::ServerInfo;
 use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
 use crate::rpc::{Kind, Message, View};
@@ -62,6 +64,20 @@ pub struct Relay {
     pub repeatable: bool,
     /// The tool that it calls, if it calls one.
     pub tool: Option<String>,
+    /// The era that it is written in. One of the stateless era goes to its server as that, and a result that asks for input
+    /// comes back as any other; one of a session's client is translated where its server has none.
+    pub era: Era,
+    /// What a server without sessions is told of the client of one; what we can do ourselves if it is not known.
+    pub client: Option<Arc<ClientFacts>>,
+}
+
+/// What the client of a session has said of itself, as JSON text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientFacts {
+    /// `capabilities`, an object.
+    pub capabilities: String,
+    /// `clientInfo`, an object.
+    pub info: String,
 }
 
 /// What goes to a server for somebody who waits for the answer.
@@ -214,6 +230,23 @@ pub(crate) enum Command {
     Decline { question: u64, code: i64, why: String },
     /// The answer of who has no client: there are no roots.
     NoRoots { question: u64 },
+    /// Somebody wants to know what the server says of itself in the stateless era.
+    Discover(Discover),
+}
+
+/// See [`Command::Discover`]. It has a place until it is answered.
+pub(crate) struct Discover {
+    pub(crate) place: Place,
+    pub(crate) until: Instant,
+    pub(crate) reply: oneshot::Sender<Result<Option<Arc<ServerInfo>>, CallError>>,
+}
+
+impl Discover {
+    pub(crate) fn answer(self, answer: Result<Option<Arc<ServerInfo>>, CallError>) {
+        drop(self.place);
+        // An error says that nobody waits any more.
+        let _ = self.reply.send(answer);
+    }
 }
 
 /// A request that has passed the door.
@@ -610,6 +643,16 @@ impl CallPort {
         let asked = Asked { id, wanted, started, timeout, repeatable, ticket };
         let _ = port.commands.send(Box::new(Command::Request(asked)));
         Asking { port, id, method, started, answered: false }
+    }
+
+    /// What the server says of itself in the stateless era; `None` if it does not speak it.
+    pub(crate) async fn discover(&self, place: Place, timeout: Duration) -> Result<Option<Arc<ServerInfo>>, CallError> {
+        let (reply, answer) = oneshot::channel();
+        let discover = Discover { place, until: Instant::now() + timeout.min(TIMEOUT_MAX), reply };
+        let _ = self.0.commands.send(Box::new(Command::Discover(discover)));
+        // Asking changes nothing, however often it is done.
+        let over = || CallError::Terminated { fate: Fate::NotSent, reason: "the run ended".to_owned() };
+        answer.await.unwrap_or_else(|_| Err(over()))
     }
 
     /// Passes a client's notification on.

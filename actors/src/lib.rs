@@ -32,7 +32,7 @@ mod wire;
 mod worker;
 
 pub use batcher::{Emitter, WallClock};
-pub use calls::{CallPort, Counters, Held, Relay, Request, is_repeatable};
+pub use calls::{CallPort, ClientFacts, Counters, Held, Relay, Request, is_repeatable};
 pub use root::{Farewell, Installed, Known, Part};
 pub use runtime::{Options, RuntimeHandle, start, start_linked};
 pub use team::{ControlError, Reconnected, Uninstalled, Verb};

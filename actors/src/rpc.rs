@@ -159,9 +159,28 @@ impl Message {
         self.with([(self.id.as_ref(), id), (self.token.as_ref(), token)])
     }
 
+    /// The same request under another id and with other params, which are an object.
+    pub fn asked_with(&self, id: &str, params: &str) -> String {
+        let (added, at);
+        let (place, params) = if let Some(place) = &self.params {
+            (place, params)
+        } else {
+            // Before the brace that ends the message.
+            let end = self.text.rfind('}').unwrap_or_default();
+            (added, at) = (format!(r#","params":{params}"#), end..end);
+            (&at, &*added)
+        };
+        self.with([(self.id.as_ref(), id), (Some(place), params)]).concat()
+    }
+
     /// The same answer, to another request.
     pub fn answering<'a>(&'a self, id: &'a str) -> [&'a str; 5] {
         self.with([(self.id.as_ref(), id), (None, "")])
+    }
+
+    /// The same notification with other params, which are an object.
+    pub fn told_with(&self, params: &str) -> String {
+        self.with([(self.params.as_ref(), params), (None, "")]).concat()
     }
 
     /// The same progress, told under another token.
@@ -216,6 +235,46 @@ pub fn member<'a>(json: &'a str, wanted: &str) -> Option<&'a str> {
     };
     object(json, &mut look).ok()?;
     found
+}
+
+/// The members of an object in their order, as they are written. `None` if it is none.
+pub fn members<'a>(json: &'a str) -> Option<Vec<(String, &'a str)>> {
+    let mut found = Vec::new();
+    let mut look = |name: &str, value: &'a RawValue| {
+        found.push((name.to_owned(), value.get()));
+        Ok(())
+    };
+    object(json, &mut look).ok()?;
+    Some(found)
+}
+
+/// An object with these members in the place of its own of the same names, and the others as they are written. What is no
+/// object is none with any member.
+pub fn with_members(json: &str, ours: &[(&str, &str)]) -> String {
+    let theirs = members(json).unwrap_or_default();
+    let theirs = theirs.iter().filter(|(name, _)| !ours.iter().any(|(our, _)| our == name));
+    let all = theirs.map(|(name, value)| (&**name, *value)).chain(ours.iter().copied());
+    written(all)
+}
+
+/// An object without its members of this name.
+pub fn without_member(json: &str, unwanted: &str) -> String {
+    let theirs = members(json).unwrap_or_default();
+    written(theirs.iter().filter(|(name, _)| name != unwanted).map(|(name, value)| (&**name, *value)))
+}
+
+fn written<'a>(members: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let mut text = String::from("{");
+    for (name, value) in members {
+        if text.len() > 1 {
+            text.push(',');
+        }
+        text.push_str(&serde_json::Value::from(name).to_string());
+        text.push(':');
+        text.push_str(value);
+    }
+    text.push('}');
+    text
 }
 
 /// The members of a message, as raw values.

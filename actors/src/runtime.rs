@@ -368,6 +368,14 @@ impl RuntimeHandle {
         view.ok().flatten().as_deref().and_then(known).ok_or_else(late)
     }
 
+    /// What an instance's server says of itself in the stateless era, once it is there. `None` if it does not speak that
+    /// era with us: over a pipe a server speaks one era, over HTTP it may speak both. A server whose session is of the other
+    /// era is asked once in a run, and only if somebody wants to know: some make a session for whatever they are asked.
+    pub async fn discover(&self, id: &InstanceId, timeout: Duration) -> Result<Option<Arc<ServerInfo>>, CallError> {
+        let view = self.status(id);
+        self.request(id, view.as_deref(), Discovering, Some(timeout), true).await
+    }
+
     /// What of a call's JSON is logged, if the calls of its instance are.
     fn payload(&self, view: Option<&InstanceView>, json: Option<&str>) -> Option<Payload> {
         let spec = &view.filter(|view| view.spec.request_logging)?.spec;
@@ -569,6 +577,17 @@ impl Wish for Passing<'_> {
             std::future::pending::<()>().await;
         }
         None
+    }
+}
+
+/// What the server says of itself in the stateless era.
+struct Discovering;
+
+impl Wish for Discovering {
+    type Answer = Option<Arc<ServerInfo>>;
+
+    async fn ask(&mut self, port: &CallPort, place: Place, timeout: Duration) -> Result<Self::Answer, CallError> {
+        port.discover(place, timeout).await
     }
 }
 

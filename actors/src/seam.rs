@@ -51,6 +51,9 @@ pub enum Outgoing {
         body: Bytes,
         /// How long the server may take to begin an answer; `None` where the deadline of its caller is enough.
         header_timeout: Option<Duration>,
+        /// Of a request without a session, on whatever line: what headers say of it. It belongs to no session that the line
+        /// may have, and its answer begins none.
+        routing: Option<Box<Routing>>,
     },
     /// A notification. One that is not delivered because the server cannot be reached or refuses the session or the
     /// credentials comes to `Lost`. Where too many wait for a server to take them, the oldest are not sent.
@@ -85,6 +88,19 @@ pub enum Outgoing {
     Credentials(Arc<InstanceSpec>),
     /// End the session tidily; comes to `Closed`. A request that was never sent comes to `Failed` before.
     Close,
+}
+
+/// What headers repeat of a request, as it is meant: how a header spells it is the line's business.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Routing {
+    /// `MCP-Protocol-Version`
+    pub version: &'static str,
+    /// `Mcp-Method`
+    pub method: String,
+    /// `Mcp-Name`: of the tool, prompt, resource or task that it is about.
+    pub name: Option<String>,
+    /// `Mcp-Param-…`: the parameters that their tool marks so, by the rest of the header's name.
+    pub params: Vec<(Box<str>, String)>,
 }
 
 /// What a line brings.

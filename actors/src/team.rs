@@ -667,6 +667,7 @@ impl State {
             spec,
             dice,
             discover,
+            era: instance.slot.era,
             connector: self.args.connector.clone(),
             audience: self.args.audience.clone(),
             counters: instance.counters.clone(),

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::audience::{Audience, Source, Stage};
 use crate::batcher::Emitter;
 use crate::calls::{CallPort, Counters, PortEnd};
+use crate::model::era::Era;
 use crate::model::event::Subject;
 use crate::model::exit::WorkerExit;
 use crate::model::ids::Run;
@@ -42,6 +43,8 @@ pub(crate) struct Args {
     pub(crate) spec: Arc<InstanceSpec>,
     pub(crate) subject: Arc<Subject>,
     pub(crate) discover: bool,
+    /// The era that its server is spoken to in first, if that is known.
+    pub(crate) era: Option<Era>,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) counters: Arc<Counters>,
@@ -68,6 +71,7 @@ impl Args {
             wall: Arc::new(move || wall.wall()),
             since,
             discover: self.discover,
+            era: self.era,
             dice: self.dice.clone(),
             news: self.news(),
             stage: Stage {
@@ -87,6 +91,7 @@ impl Args {
                 News::Discovered(catalogue) => Input::Discovered(run, catalogue),
                 News::DiscoveryFailed(why, pause) => Input::DiscoveryFailed(run, why, pause),
                 News::Recovered => Input::Recovered(run),
+                News::Leans(era) => Input::Leans(run, era),
                 News::Degraded(failures, last_error) => {
                     Input::Health(run, HealthNews::Degraded { failures, last_error })
                 }

@@ -1,5 +1,5 @@
-//! An MCP server with all that the conformance suite (`@modelcontextprotocol/conformance`) asks of a server of 2025-11-25.
-//! It is put behind an endpoint over stdio. By itself it can serve HTTP, too, by rmcp's own server: what fails there as
+//! An MCP server with all that the conformance suite (`@modelcontextprotocol/conformance`) asks of a server, of 2025-11-25
+//! and of 2026-07-28. It is put behind an endpoint over stdio. By itself it can serve HTTP, too, by rmcp's own server: what fails there as
 //! well is not the endpoint's fault.
 //!
 //! ```text
@@ -9,15 +9,18 @@
 
 #![expect(clippy::print_stdout, reason = "where it listens, for who started it")]
 
+mod rounds;
 mod server;
 
 use std::error::Error;
 use std::net::SocketAddr;
 
 use rmcp::ServiceExt;
+use rmcp::model::ServerNotification;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::net::TcpListener;
+use tokio::sync::broadcast;
 
 use server::Fixture;
 
@@ -26,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     match std::env::args().nth(1) {
         None => {
             let pipes = (tokio::io::stdin(), tokio::io::stdout());
-            Fixture::default().serve(pipes).await?.waiting().await?;
+            Fixture::new(changes()).serve(pipes).await?.waiting().await?;
         }
         Some(address) => listen(address.parse()?).await?,
     }
@@ -37,8 +40,13 @@ async fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address).await?;
     println!("http://{}/mcp", listener.local_addr()?);
     let sessions = LocalSessionManager::default().into();
-    let service =
-        StreamableHttpService::new(|| Ok(Fixture::default()), sessions, StreamableHttpServerConfig::default());
+    let changes = changes();
+    let fixture = move || Ok(Fixture::new(changes.clone()));
+    let service = StreamableHttpService::new(fixture, sessions, StreamableHttpServerConfig::default());
     axum::serve(listener, axum::Router::new().nest_service("/mcp", service)).await?;
     Ok(())
+}
+
+fn changes() -> broadcast::Sender<ServerNotification> {
+    broadcast::Sender::new(16)
 }

@@ -1,24 +1,26 @@
-//! What it has, and what it answers: the words and numbers are the suite's.
+//! What it has, and what it answers, in both eras: the words and numbers are the suite's.
 
 #![expect(deprecated, reason = "what is of 2025-11-25 is deprecated in rmcp")]
 
-use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, CompleteRequestParams, CompleteResult, CustomNotification,
     CustomRequest, ErrorData, GetPromptRequestParams, GetPromptResponse, GetPromptResult, Implementation,
-    ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
-    ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, ServerCapabilities,
-    ServerConfig, ServerNotification, ServerRequest, SetLevelRequestParams, SubscribeRequestParams,
+    ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, LoggingLevel,
+    PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, ServerCapabilities,
+    ServerConfig, ServerNotification, ServerRequest, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter,
     UnsubscribeRequestParams,
 };
-use rmcp::service::RequestContext;
+use rmcp::service::{RequestContext, SubscriptionContext};
 use rmcp::{RoleServer, ServerHandler};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::broadcast;
 use tokio::time::sleep;
+
+use crate::rounds::{self, Answers};
 
 const TOOLS: &str = include_str!("tools.json");
 const RESOURCES: &str = include_str!("resources.json");
@@ -38,19 +40,28 @@ const STEP: Duration = Duration::from_millis(50);
 type Context = RequestContext<RoleServer>;
 
 /// The server.
-#[derive(Default)]
 pub(crate) struct Fixture {
-    /// The place in [`LEVELS`] of the lowest that is told.
+    /// The place in [`LEVELS`] of the lowest that a session is told.
     level: AtomicUsize,
+    /// What has changed, for whoever listens: over HTTP each request may have a server of its own.
+    changes: broadcast::Sender<ServerNotification>,
+}
+
+impl Fixture {
+    pub(crate) fn new(changes: broadcast::Sender<ServerNotification>) -> Self {
+        Self { level: AtomicUsize::new(0), changes }
+    }
 }
 
 impl ServerHandler for Fixture {
     fn get_info(&self) -> ServerConfig {
         let mut capabilities = ServerCapabilities::builder()
             .enable_tools()
+            .enable_tool_list_changed()
             .enable_resources()
             .enable_resources_subscribe()
             .enable_prompts()
+            .enable_prompts_list_changed()
             .enable_completions()
             .build();
         capabilities.logging = Some(serde_json::Map::new());
@@ -58,15 +69,15 @@ impl ServerHandler for Fixture {
             .with_server_info(Implementation::new("mcp-satellite-conformance", env!("CARGO_PKG_VERSION")))
     }
 
-    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        Cow::Borrowed(ProtocolVersion::known_up_to(&ProtocolVersion::V_2025_11_25))
-    }
-
     async fn list_tools(&self, _: Option<PaginatedRequestParams>, _: Context) -> Result<ListToolsResult, ErrorData> {
         told(value(TOOLS)?)
     }
 
     async fn call_tool(&self, request: CallToolRequestParams, context: Context) -> Result<CallToolResponse, ErrorData> {
+        let answers = Answers { responses: request.input_responses, state: request.request_state };
+        if let Some(asked) = rounds::next(&request.name, &answers, context.client_capabilities().as_ref())? {
+            return Ok(asked.into());
+        }
         let arguments = Value::Object(request.arguments.unwrap_or_default());
         let blocks = match request.name.as_ref() {
             "test_simple_text" => json!([text("This is a simple text response for testing.")]),
@@ -100,7 +111,17 @@ impl ServerHandler for Fixture {
                 let (action, filled) = elicit(&context, form, "Please fill in the form").await?;
                 json!([text(&format!("Elicitation completed: action={action}, content={filled}"))])
             }
-            "json_schema_2020_12_tool" => json!([text(&format!("Called with {arguments}"))]),
+            "json_schema_2020_12_tool" | "test_custom_header" => json!([text(&format!("Called with {arguments}"))]),
+            "test_logging_tool" => {
+                self.tell(&context, "info", "Told where it is asked for").await?;
+                json!([text("Told what is asked for")])
+            }
+            "test_trigger_tool_change" => self.change(&context, "notifications/tools/list_changed").await?,
+            "test_trigger_prompt_change" => self.change(&context, "notifications/prompts/list_changed").await?,
+            "test_missing_capability" | "test_streaming_elicitation" => json!([text("All that was asked is answered")]),
+            name if name.starts_with("test_input_required_result_") => {
+                json!([text("All that was asked is answered: state-ok")])
+            }
             "test_error_handling" => {
                 let why = [text("This tool intentionally returns an error for testing")];
                 return told::<CallToolResult>(json!({"content": why, "isError": true})).map(Into::into);
@@ -166,7 +187,15 @@ impl ServerHandler for Fixture {
         told(value(PROMPTS)?)
     }
 
-    async fn get_prompt(&self, request: GetPromptRequestParams, _: Context) -> Result<GetPromptResponse, ErrorData> {
+    async fn get_prompt(
+        &self,
+        request: GetPromptRequestParams,
+        context: Context,
+    ) -> Result<GetPromptResponse, ErrorData> {
+        let answers = Answers { responses: request.input_responses, state: request.request_state };
+        if let Some(asked) = rounds::next(&request.name, &answers, context.client_capabilities().as_ref())? {
+            return Ok(asked.into());
+        }
         let arguments = Value::Object(request.arguments.unwrap_or_default());
         let said = match request.name.as_str() {
             "test_simple_prompt" => vec![text("This is a simple prompt for testing.")],
@@ -179,6 +208,7 @@ impl ServerHandler for Fixture {
                 text("Please process the embedded resource above."),
             ],
             "test_prompt_with_image" => vec![image(), text("Please analyze the image above.")],
+            "test_input_required_result_prompt" => vec![text("The context is known.")],
             unknown => return Err(ErrorData::invalid_params(format!("unknown prompt: {unknown}"), None)),
         };
         let messages: Vec<_> = said.into_iter().map(|content| json!({"role": "user", "content": content})).collect();
@@ -192,14 +222,40 @@ impl ServerHandler for Fixture {
     }
 
     async fn set_level(&self, request: SetLevelRequestParams, _: Context) -> Result<(), ErrorData> {
-        let name = serde_json::to_value(request.level).map_err(internal)?;
-        let level = LEVELS.iter().position(|level| name == *level).ok_or_else(|| internal("an unknown level"))?;
-        self.level.store(level, Ordering::Relaxed);
+        self.level.store(place(request.level)?, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        Some(requested.clone())
+    }
+
+    async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            tokio::select! {
+                () = context.cancelled() => return Ok(()),
+                Ok(change) = changes.recv() => {
+                    // An error says that it was not asked for, or that nobody listens any more.
+                    let _ = context.sink().send(change).await;
+                }
+            }
+        }
     }
 }
 
 impl Fixture {
+    /// Says that something has changed: to whoever listens, and to the session that a call came in.
+    async fn change(&self, context: &Context, method: &str) -> Result<Value, ErrorData> {
+        let change: ServerNotification = serde_json::from_value(json!({"method": method})).map_err(internal)?;
+        // An error says that nobody listens.
+        let _ = self.changes.send(change.clone());
+        if context.meta.protocol_version().is_none() {
+            context.peer.send_notification(change).await.map_err(internal)?;
+        }
+        Ok(json!([text("Changed")]))
+    }
+
     async fn log(&self, context: &Context) -> Result<Value, ErrorData> {
         self.tell(context, "info", "Tool execution started").await?;
         sleep(STEP).await;
@@ -210,13 +266,24 @@ impl Fixture {
     }
 
     async fn tell(&self, context: &Context, level: &str, data: &str) -> Result<(), ErrorData> {
+        let lowest = if context.meta.protocol_version().is_none() {
+            Some(self.level.load(Ordering::Relaxed))
+        } else {
+            context.meta.log_level().map(place).transpose()?
+        };
         let at = LEVELS.iter().position(|known| *known == level);
-        if at.is_none_or(|at| at < self.level.load(Ordering::Relaxed)) {
+        if lowest.is_none_or(|lowest| at < Some(lowest)) {
             return Ok(());
         }
         let params = json!({"level": level, "logger": "conformance", "data": data});
         notify(context, "notifications/message", params).await
     }
+}
+
+/// The place of a level in [`LEVELS`].
+fn place(level: LoggingLevel) -> Result<usize, ErrorData> {
+    let name = serde_json::to_value(level).map_err(internal)?;
+    LEVELS.iter().position(|level| name == *level).ok_or_else(|| internal("an unknown level"))
 }
 
 async fn progress(context: &Context) -> Result<Value, ErrorData> {
@@ -278,16 +345,19 @@ fn argument<'a>(arguments: &'a Value, name: &str) -> Result<&'a str, ErrorData> 
     arguments[name].as_str().ok_or_else(|| ErrorData::invalid_params(format!("`{name}` is missing"), None))
 }
 
-fn value(text: &str) -> Result<Value, ErrorData> {
+pub(crate) fn value(text: &str) -> Result<Value, ErrorData> {
     serde_json::from_str(text).map_err(internal)
 }
 
-/// As rmcp tells it.
-fn told<T: DeserializeOwned>(value: Value) -> Result<T, ErrorData> {
+/// A result, as rmcp tells it: to a client of 2025-11-25 without its type.
+pub(crate) fn told<T: DeserializeOwned>(mut value: Value) -> Result<T, ErrorData> {
+    if let Some(result) = value.as_object_mut() {
+        result.entry("resultType").or_insert_with(|| json!("complete"));
+    }
     serde_json::from_value(value).map_err(internal)
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as `map_err` gives it")]
-fn internal(error: impl ToString) -> ErrorData {
+pub(crate) fn internal(error: impl ToString) -> ErrorData {
     ErrorData::internal_error(error.to_string(), None)
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::policy::HealthCheck;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Layer, RemoteTransport, Target, Value};
 use reqwest::header::{HeaderName, HeaderValue};
@@ -48,6 +49,8 @@ pub(super) struct Check<'a, 's> {
 pub(super) struct Server {
     /// `None` if it could not be made out.
     pub(super) target: Option<Target>,
+    /// The era that it is spoken to in; none if that is to be found out.
+    pub(super) protocol: Option<Era>,
     pub(super) layer: Layer,
     pub(super) user_required: Vec<String>,
     /// With its place.
@@ -282,13 +285,26 @@ impl<'a, 's> Check<'a, 's> {
                 })
             }
         };
+        let protocol = self.protocol(who, &typed.protocol, target.as_ref());
         self.health_url(&typed.tier, &mut target);
         let mut layer = Layer::default();
         // What stands in the URL goes the way of all query parameters: it is a secret more often than not.
         query.extend(typed.tier.query);
         self.layer(who, target.as_ref(), file::Tier { query, ..typed.tier }, &mut layer);
         let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.meant(who, self)));
-        Server { target, layer, user_required: self.user_required(&typed.user_required), oauth }
+        Server { target, protocol, layer, user_required: self.user_required(&typed.user_required), oauth }
+    }
+
+    /// The era of the protocol that a server is spoken to in, if it is said.
+    pub(super) fn protocol(&mut self, who: &str, typed: &Typed<String>, target: Option<&Target>) -> Option<Era> {
+        let words = [("auto", None), ("2025-11-25", Some(Era::Sessions)), ("2026-07-28", Some(Era::Stateless))];
+        let protocol = self.word(typed, "protocol", &words).flatten();
+        let is_older = matches!(target, Some(Target::Remote { transport: RemoteTransport::Sse, .. }));
+        if let (Some(Era::Stateless), true, Some(word)) = (protocol, is_older, typed.given()) {
+            let message = format!("{who} speaks the older HTTP+SSE, which has no `{}`", word.value);
+            self.findings.error(word.span, message, "set transport = \"http\", or remove the protocol");
+        }
+        protocol
     }
 
     /// Where a tier has health checks go. It is shown like any URL, so it holds no secret: what is sent with a request

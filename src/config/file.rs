@@ -73,6 +73,7 @@ pub(super) struct Tier {
 pub(super) struct Server {
     pub(super) at: Span,
     pub(super) transport: Typed<String>,
+    pub(super) protocol: Typed<String>,
     pub(super) command: Typed<String>,
     pub(super) url: Typed<String>,
     pub(super) cwd: Typed<String>,
@@ -200,6 +201,7 @@ impl Server {
         Self {
             at: fields.at,
             transport: fields.text("transport"),
+            protocol: fields.text("protocol"),
             command: fields.text("command"),
             url: fields.text("url"),
             cwd: fields.text("cwd"),

@@ -212,6 +212,7 @@ fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Inst
     let mut server = Server {
         at: name.span,
         transport: transport(kind, url.given()),
+        protocol: fields.text("protocol"),
         command: fields.text("command"),
         cwd: fields.text("cwd"),
         url,

@@ -140,7 +140,7 @@ enum Place {
 }
 
 /// Keys whose strings are no secrets. A key that is not here may be a misspelled `token`.
-const SEEN: [&str; 37] = [
+const SEEN: [&str; 38] = [
     "name",
     "profile",
     "listen",
@@ -150,6 +150,7 @@ const SEEN: [&str; 37] = [
     "slug",
     "server",
     "transport",
+    "protocol",
     "type",
     "command",
     "cwd",

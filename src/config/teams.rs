@@ -236,7 +236,8 @@ impl Teams<'_, '_> {
             let message = format!("{who} is a {kind} server, so its [policy.{section}] says nothing");
             self.check.findings.warning(at, message);
         }
-        let Held { policy, .. } = typed.policy.over(&team.held, self.check.findings);
+        let Held { mut policy, .. } = typed.policy.over(&team.held, self.check.findings);
+        policy.session.protocol = server.protocol;
         let policy = self.shared(policy);
         self.check.health_url(&typed.team, &mut server.target);
         self.check.layer(&who, server.target.as_ref(), typed.team, &mut team_layer);
@@ -346,7 +347,7 @@ impl Teams<'_, '_> {
 
     /// A template as an installation of it has it.
     fn adapted(&mut self, who: &str, slug: &str, template: Server, own: file::Server, team: &mut Layer) -> Server {
-        let Server { mut target, layer, mut user_required, oauth } = template;
+        let Server { mut target, mut protocol, layer, mut user_required, oauth } = template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
             if let Some(text) = typed.given() {
                 let message = format!("{who} has a `{key}`, and so has its template `{slug}`");
@@ -368,8 +369,11 @@ impl Teams<'_, '_> {
         user_required.extend(self.check.user_required(&own.user_required));
         user_required.sort();
         user_required.dedup();
+        if !own.protocol.is_absent() {
+            protocol = self.check.protocol(who, &own.protocol, target.as_ref());
+        }
         let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.meant(who, &mut self.check))).or(oauth);
-        Server { target, layer, user_required, oauth }
+        Server { target, protocol, layer, user_required, oauth }
     }
 
     fn shared(&mut self, policy: Policy) -> Arc<Policy> {

@@ -141,6 +141,7 @@ fn http_status(kind: &FailureKind) -> Option<u16> {
         | FailureKind::Broken(_)
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut
+        | FailureKind::OtherEra(_)
         | FailureKind::Ungranted { .. }
         | FailureKind::NotRenewed(_)
         | FailureKind::NotMcp { .. }

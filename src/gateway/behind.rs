@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use futures::future::BoxFuture;
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::rpc::Message;
@@ -13,6 +14,7 @@ use super::flat::Flat;
 use super::instance::Instances;
 use super::room::Rooms;
 use super::session::Session;
+use super::subscription::Filter;
 use super::tools::face::notification;
 use super::tools::{Callers, Tools};
 
@@ -53,6 +55,33 @@ impl Faces for Behind {
             Endpoint::Instance(id) => self.instances.initialize(id, greeting),
             Endpoint::Tools => Tools::initialize(&greeting),
             Endpoint::Flat => Flat::initialize(&greeting),
+        }
+    }
+
+    fn discover(&self, _user: Arc<User>, endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>> {
+        let told = match endpoint {
+            Endpoint::Instance(id) => return self.instances.discover(id),
+            Endpoint::Tools => Tools::discover(),
+            Endpoint::Flat => Flat::discover(),
+        };
+        ready(Ok(told)).boxed()
+    }
+
+    fn definition(&self, user: Arc<User>, endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
+        match endpoint {
+            Endpoint::Instance(id) => ready(self.instances.definition(id, tool)).boxed(),
+            // None of the six has an argument that a header repeats.
+            Endpoint::Tools => ready(None).boxed(),
+            Endpoint::Flat => self.flat.definition(user, tool),
+        }
+    }
+
+    fn listen(&self, session: &Arc<Session>, wanted: Filter) -> BoxFuture<'static, Result<Filter, RpcError>> {
+        match &session.opening.endpoint {
+            Endpoint::Instance(id) => self.instances.listen(session, id.clone(), wanted),
+            // The six tools are always the same.
+            Endpoint::Tools => ready(Ok(Filter::default())).boxed(),
+            Endpoint::Flat => self.flat.listen(session, wanted),
         }
     }
 

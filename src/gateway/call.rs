@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::rpc::Message;
 use tokio::time::{Duration, sleep};
 
@@ -40,9 +41,9 @@ pub(crate) struct Manner {
 }
 
 /// A request that is open. Dropped, it is not.
-struct Open {
-    session: Arc<Session>,
-    call: u64,
+pub(crate) struct Open {
+    pub(crate) session: Arc<Session>,
+    pub(crate) call: u64,
 }
 
 impl Drop for Open {
@@ -73,7 +74,9 @@ fn begin(
     }
     let open = Open { session: session.clone(), call };
     let origin = Origin { client: session.number(), call };
-    let answer = faces.request(session.clone(), Call { message, origin, withdrawn, timeout });
+    let client = session.opening.greeting.facts.clone();
+    let call = Call { message, origin, withdrawn, timeout, era: Era::Sessions, client };
+    let answer = faces.request(session.clone(), call);
     Ok(Begun { open, id, answer })
 }
 
@@ -192,6 +195,7 @@ mod tests {
     use super::super::face::{Endpoint, Greeting, RpcError, Welcome};
     use super::super::sessions::Sessions;
     use super::super::sessions::tests::{opening, user};
+    use super::super::subscription::Filter;
     use super::*;
     use crate::config::GatewayLimits;
 
@@ -204,6 +208,18 @@ mod tests {
         }
 
         fn initialize(&self, _: Arc<User>, _: Endpoint, _: Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn discover(&self, _: Arc<User>, _: Endpoint) -> BoxFuture<'static, Result<String, RpcError>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn definition(&self, _: Arc<User>, _: &Endpoint, _: &str) -> BoxFuture<'static, Option<Box<str>>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn listen(&self, _: &Arc<Session>, _: Filter) -> BoxFuture<'static, Result<Filter, RpcError>> {
             Box::pin(std::future::pending())
         }
 

@@ -4,16 +4,22 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use mcp_satellite_actors::ClientFacts;
 use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::Message;
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use mcp_satellite_actors::rpc::{Message, member};
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 
 use super::access::User;
 use super::session::Session;
+use super::subscription::Filter;
+
+/// Bytes of what a client says it is, or can do.
+const FACTS_MAX: usize = 16 * 1024;
+/// What a client says of itself that says nothing.
+const NOBODY: &str = r#"{"name":"","version":""}"#;
 
 /// What a client is connected to. A session is bound to one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -26,8 +32,9 @@ pub enum Endpoint {
     Flat,
 }
 
-/// What a client says of itself in `initialize`. A member that is not what it should be counts as absent.
-#[derive(Debug, Clone, Default)]
+/// What a client says of itself, in `initialize` or in each of its requests. A member that is not what it should be counts
+/// as absent.
+#[derive(Debug, Clone)]
 pub struct Greeting {
     /// The protocol version that it offers.
     pub version: String,
@@ -41,49 +48,37 @@ pub struct Greeting {
     pub elicitation: bool,
     /// It answers `roots/list`.
     pub roots: bool,
+    /// What it is and can do, as it says it.
+    pub facts: Arc<ClientFacts>,
+}
+
+impl Default for Greeting {
+    fn default() -> Self {
+        Self::of(String::new(), None, None)
+    }
 }
 
 impl Greeting {
     /// Reads the params of `initialize`.
     pub fn read(params: Option<&str>) -> Self {
-        #[derive(Deserialize, Default)]
-        struct Params<'a> {
-            #[serde(borrow, rename = "protocolVersion")]
-            version: Option<&'a RawValue>,
-            #[serde(borrow)]
-            capabilities: Option<&'a RawValue>,
-            #[serde(borrow, rename = "clientInfo")]
-            info: Option<&'a RawValue>,
-        }
-        #[derive(Deserialize, Default)]
-        struct Capabilities<'a> {
-            #[serde(borrow)]
-            sampling: Option<&'a RawValue>,
-            #[serde(borrow)]
-            elicitation: Option<&'a RawValue>,
-            #[serde(borrow)]
-            roots: Option<&'a RawValue>,
-        }
-        #[derive(Deserialize, Default)]
-        struct Info<'a> {
-            #[serde(borrow)]
-            name: Option<&'a RawValue>,
-            #[serde(borrow)]
-            version: Option<&'a RawValue>,
-        }
-        fn part<'a, T: Deserialize<'a> + Default>(value: Option<&'a RawValue>) -> T {
-            value.and_then(|value| serde_json::from_str(value.get()).ok()).unwrap_or_default()
-        }
-        let params: Params<'_> = params.and_then(|params| serde_json::from_str(params).ok()).unwrap_or_default();
-        let (capabilities, info): (Capabilities<'_>, Info<'_>) = (part(params.capabilities), part(params.info));
-        Self {
-            version: part(params.version),
-            name: part(info.name),
-            client_version: part(info.version),
-            sampling: capabilities.sampling.is_some(),
-            elicitation: capabilities.elicitation.is_some(),
-            roots: capabilities.roots.is_some(),
-        }
+        let part = |name| params.and_then(|params| member(params, name));
+        let object = |name| part(name).filter(|part| part.starts_with('{'));
+        let version = part("protocolVersion").and_then(|version| serde_json::from_str(version).ok());
+        Self::of(version.unwrap_or_default(), object("capabilities"), object("clientInfo"))
+    }
+
+    /// Of a client with these capabilities that says this of itself, as JSON text.
+    pub(crate) fn of(version: String, capabilities: Option<&str>, info: Option<&str>) -> Self {
+        let capabilities = capabilities.unwrap_or("{}");
+        let info = info.unwrap_or(NOBODY);
+        let text = |name| member(info, name).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let has = |name| member(capabilities, name).is_some_and(|value| value != "null");
+        let (sampling, elicitation, roots) = (has("sampling"), has("elicitation"), has("roots"));
+        // What is longer says nothing that a server needs, and would be kept with every session.
+        let kept = |text: &str, short: &str| if text.len() <= FACTS_MAX { text } else { short }.to_owned();
+        let facts = ClientFacts { capabilities: kept(capabilities, "{}"), info: kept(info, NOBODY) };
+        let (name, client_version) = (text("name"), text("version"));
+        Self { version, name, client_version, sampling, elicitation, roots, facts: Arc::new(facts) }
     }
 
     /// Whether it can be asked this; what this satellite does not know it is asked all the same.
@@ -148,6 +143,10 @@ pub struct Call {
     pub withdrawn: oneshot::Receiver<Message>,
     /// How long it may take, if that is not left to the instance.
     pub timeout: Option<Duration>,
+    /// The era that it is written in.
+    pub era: Era,
+    /// What its client says of itself.
+    pub client: Arc<ClientFacts>,
 }
 
 /// What is behind the endpoint.
@@ -163,7 +162,18 @@ pub trait Faces: Send + Sync + 'static {
         greeting: Greeting,
     ) -> BoxFuture<'static, Result<Welcome, RpcError>>;
 
-    /// A session begins. Called before its client knows of it.
+    /// What a client without a session is told by `server/discover`: the result, as JSON text.
+    fn discover(&self, user: Arc<User>, endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>>;
+
+    /// The definition of a tool, as it is listed for this user.
+    fn definition(&self, user: Arc<User>, endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>>;
+
+    /// A client without a session wants to be told of this, from now on until its session is [over](Self::ended): what it
+    /// will be told of.
+    fn listen(&self, session: &Arc<Session>, wanted: Filter) -> BoxFuture<'static, Result<Filter, RpcError>>;
+
+    /// A session begins. Called before its client knows of it; not of one that is there for one request, which is only
+    /// [ended](Self::ended).
     fn began(&self, session: &Arc<Session>);
 
     /// Answers a request. Dropping the future cancels it.

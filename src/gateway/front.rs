@@ -1,5 +1,6 @@
-//! Every request, in one order: guard → path → access → method → body → drain → rate → session → face. What fails first is
-//! what is told, and nothing behind it is looked at: without a token nobody learns what exists.
+//! Every request, in one order: guard → path → access → method → body → drain → rate → era → session, or what the request
+//! says of itself → face. What fails first is what is told, and nothing behind it is looked at: without a token nobody
+//! learns what exists.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,13 +23,20 @@ use tokio_util::task::TaskTracker;
 
 use super::access::{Access, Denied, Pass, User};
 use super::budget::{Budget, Share};
-use super::call::{self, Form, Manner};
+use super::call::{self, Form, Manner, Open};
+use super::era::terms::Terms;
+use super::era::{HEADER_MISMATCH, PROTOCOL_VERSION, Wrong, change, headers};
 use super::face::{Answer, Endpoint, Faces, Greeting, RpcError};
-use super::refusal::SERVER_ERROR;
+use super::parked::{Bound, Parked};
+use super::refusal::{INVALID_PARAMS, SERVER_ERROR};
 use super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, SESSION_ID};
-use super::session::{End, Opening, Place, Session};
+use super::session::guest::Presence;
+use super::session::{ENDED, End, Opening, Place, Session};
 use super::sessions::{Full, Sessions};
 use super::stream::{self, UNASKED};
+use super::subscription::Filter;
+use super::tools::raw;
+use super::visit::{self, Guest, Visit};
 use super::{Settings, Teller, era, metadata};
 
 /// A body that takes longer is not worth waiting for.
@@ -42,7 +50,6 @@ const RESERVED_MAX: usize = 64 * 1024;
 const BATCH_MAX: usize = 100;
 /// Who has to wait for memory is asked to come back after this.
 const CROWDED_PAUSE: Duration = Duration::from_secs(1);
-const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const TEXT_MAX: usize = 256;
 
@@ -59,6 +66,8 @@ pub(crate) struct Front {
     draining: AtomicBool,
     /// What is being answered, streams included.
     work: TaskTracker,
+    /// Calls that wait for their clients.
+    pub(super) parked: Parked<Visit>,
 }
 
 /// A refusal in the making: it is an answer already.
@@ -143,6 +152,7 @@ impl Front {
             bodies,
             draining,
             work: TaskTracker::new(),
+            parked: Parked::default(),
         }
     }
 
@@ -194,7 +204,12 @@ impl Front {
         });
     }
 
-    async fn answer(&self, peer: SocketAddr, parts: &request::Parts, body: &mut BodyDataStream) -> Checked<Response> {
+    async fn answer(
+        self: &Arc<Self>,
+        peer: SocketAddr,
+        parts: &request::Parts,
+        body: &mut BodyDataStream,
+    ) -> Checked<Response> {
         let settings = self.settings();
         let headers = &parts.headers;
         let host = Self::guarded(&settings, headers)?;
@@ -245,7 +260,7 @@ impl Front {
     }
 
     async fn post(
-        &self,
+        self: &Arc<Self>,
         settings: &Settings,
         pass: &Pass,
         path: Path<'_>,
@@ -285,7 +300,7 @@ impl Front {
     }
 
     async fn message(
-        &self,
+        self: &Arc<Self>,
         settings: &Settings,
         pass: &Pass,
         path: Path<'_>,
@@ -303,15 +318,17 @@ impl Front {
             counted.map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
         }
         let place = place(user, path, parts, id)?;
-        // Before its version, which it says in the header: what is told of that would be another code.
-        if era::is_next(&message) && !parts.headers.contains_key(SESSION_ID) {
-            let why = "this protocol version is not served here; begin with `initialize`";
-            return Err(no(StatusCode::BAD_REQUEST, id, METHOD_NOT_FOUND, why));
+        if era::is_stateless(&message, &parts.headers) {
+            return self.visited(settings, pass, place, parts, (message, memory), manner).await;
         }
-        version(&parts.headers, id)?;
         if id.is_some() && message.method() == Some("initialize") {
+            // Whoever speaks both eras may begin this one with the header of the other.
+            if !era::is_stateless_header(&parts.headers) {
+                version(&parts.headers, id)?;
+            }
             return self.initialize(settings, pass, place, parts, &message).await;
         }
+        version(&parts.headers, id)?;
         let session = self.session(user, place, &parts.headers, id)?;
         if id.is_none() {
             self.aside(&session, message);
@@ -320,6 +337,160 @@ impl Front {
         let admission = user.call().map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
         let held = (admission, self.work.token(), memory);
         Ok(call::answer(&*self.faces, &session, message, manner, held).await)
+    }
+
+    /// A request without a session.
+    async fn visited(
+        self: &Arc<Self>,
+        settings: &Settings,
+        pass: &Pass,
+        place: Place<'_>,
+        parts: &request::Parts,
+        (message, memory): (Message, Memory),
+        manner: Manner,
+    ) -> Checked<Response> {
+        let Some(id) = message.id().filter(|_| message.kind() == Kind::Request) else {
+            // This era has no notification of a client that means anything over HTTP.
+            return Ok(reply::empty(StatusCode::ACCEPTED));
+        };
+        let id: Arc<str> = id.into();
+        let wrong = |Wrong { status, error }| Refused::new(reply::wrong(status, &id, error));
+        let Terms { client, level } = Terms::read(&message, &parts.headers).map_err(wrong)?;
+        let method = message.method().unwrap_or_default();
+        if era::is_removed(method) {
+            let why = format!("there is no method `{method}` in this version of the protocol");
+            return Err(no(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
+        }
+        let (endpoint, name) = self.endpoint(&pass.user, place, &id)?;
+        if method == "tools/call"
+            && let Some((_, tool)) = message.params().and_then(|params| raw::place(params, &["name"]))
+            && let Some(definition) = self.faces.definition(pass.user.clone(), &endpoint, &tool).await
+        {
+            headers::check_arguments(&definition, message.params(), &parts.headers)
+                .map_err(|why| no(StatusCode::BAD_REQUEST, Some(&id), HEADER_MISMATCH, &why))?;
+        }
+        let bound = Bound::of(&pass.user, &endpoint, &message);
+        let state = message.params().and_then(|params| raw::place(params, &["requestState"]));
+        if let Some((_, state)) = state
+            && let Some(visit) = self.parked.take(&state, &bound, Instant::now()).filter(|visit| !visit.is_over())
+        {
+            visit.resumed(&message);
+            // What it holds of its user's limits it has held all the time.
+            drop(memory);
+            return Ok(visit::round(visit, id, manner, self.work.token()).await);
+        }
+        let admission = pass.user.call().map_err(|limited| Refused::new(reply::limited(Some(&id), &limited)))?;
+        if method == "server/discover" {
+            let _work = self.work.token();
+            let told = match self.faces.discover(pass.user.clone(), endpoint).await {
+                Ok(told) => Answer::Result(told),
+                Err(error) => Answer::Error(error),
+            };
+            let (status, told) = visit::finished(told, &bound);
+            return Ok(reply::answer_as(status, &told, &id));
+        }
+        let listens = method == "subscriptions/listen";
+        let presence = if listens { Presence::Listening } else { Presence::Request { method: method.into(), level } };
+        let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
+        let (pass, version) = (pass.clone(), client.version.clone());
+        let opening = Opening { pass, endpoint, name: name.into(), greeting: client, version, user_agent, presence };
+        if listens {
+            return self.listened(settings, opening, parts, &message, &id, manner).await;
+        }
+        let full = |_| no(StatusCode::SERVICE_UNAVAILABLE, Some(&id), SERVER_ERROR, "there are no random numbers");
+        let guest = Guest::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
+        let visit = Visit::begin(guest, bound, message, manner.timeout, admission, memory);
+        Ok(visit::round(visit, id, manner, self.work.token()).await)
+    }
+
+    /// A guest that listens. It counts as a session of its user.
+    async fn listened(
+        self: &Arc<Self>,
+        settings: &Settings,
+        opening: Opening,
+        parts: &request::Parts,
+        message: &Message,
+        id: &Arc<str>,
+        manner: Manner,
+    ) -> Checked<Response> {
+        if manner.form == Form::Json {
+            let why = "what is listened for comes as text/event-stream; accept it";
+            return Err(no(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
+        }
+        let wanted = Filter::read(message.params());
+        let wanted = wanted.map_err(|why| no(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
+        let session = self.opened(settings, opening, parts, id)?;
+        let present = Present { front: self.clone(), session: session.clone() };
+        let Ok((call, _withdrawn)) = session.begin(id, true) else {
+            return Err(no(StatusCode::BAD_REQUEST, Some(id), INVALID_REQUEST, "this request is open already"));
+        };
+        let open = Open { session: session.clone(), call };
+        let agreed = match self.faces.listen(&session, wanted).await {
+            Ok(agreed) => agreed,
+            Err(error) => {
+                let RpcError { code, message, data } = error;
+                let error = RpcError { code: change::code(code, true), message, data };
+                return Ok(reply::wrong(StatusCode::OK, id, error));
+            }
+        };
+        if !session.agree(id, agreed) {
+            return Err(Refused::new(reply::crowded(CROWDED_PAUSE)));
+        }
+        let Some(listening) = session.listen(call, None, manner.keep_alive) else {
+            return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));
+        };
+        tokio::spawn(async move {
+            // What is said at its end is read by whoever still listens.
+            session.abandoned(call, Duration::ZERO).await;
+            drop((open, present));
+        });
+        Ok(reply::stream(listening))
+    }
+
+    /// What a place is for this user. What is another user's is nowhere.
+    fn endpoint<'a>(&self, user: &User, place: Place<'a>, id: &str) -> Checked<(Endpoint, &'a str)> {
+        Ok(match place {
+            Place::Tools => (Endpoint::Tools, ""),
+            Place::Flat => (Endpoint::Flat, ""),
+            Place::Instance(name) => {
+                let unknown =
+                    || no(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, "there is no such server; /mcp lists yours");
+                (Endpoint::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
+            }
+        })
+    }
+
+    /// A session begins, if there is room for it, and others have to go for it.
+    fn opened(&self, settings: &Settings, opening: Opening, parts: &request::Parts, id: &str) -> Checked<Arc<Session>> {
+        let opened = self.sessions.open(opening, &settings.limits, Instant::now());
+        let (session, evicted) = opened.map_err(|full| {
+            let why = match full {
+                Full::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
+                Full::All(_) | Full::NoNumbers => "there is no room for another session; try again later".to_owned(),
+            };
+            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, &why)
+        })?;
+        for session in &evicted {
+            self.gone(session);
+        }
+        // A reload that has looked through the sessions meanwhile has not seen this one.
+        if !self.access.stands(&session.opening.pass) {
+            let _ = self.sessions.close(&session, End::Revoked);
+            let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
+            let (base, path) = (settings.base(host), parts.uri.path());
+            return Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)));
+        }
+        let Greeting { name, client_version, .. } = &session.opening.greeting;
+        let user = session.user();
+        (self.tell)(Event::ClientConnected {
+            team_id: user.team.clone(),
+            user_id: user.user.clone(),
+            session_id: session.public_id(),
+            client_type: cut(&format!("{name}/{client_version}"), 64),
+            user_agent: session.opening.user_agent.clone(),
+            transport: "streamable_http".to_owned(),
+        });
+        Ok(session)
     }
 
     /// No request is taken while the endpoint stops.
@@ -399,15 +570,7 @@ impl Front {
     ) -> Checked<Response> {
         let user = &pass.user;
         let id = message.id().unwrap_or("null");
-        let (endpoint, name) = match place {
-            Place::Tools => (Endpoint::Tools, ""),
-            Place::Flat => (Endpoint::Flat, ""),
-            Place::Instance(name) => {
-                let unknown =
-                    || no(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, "there is no such server; /mcp lists yours");
-                (Endpoint::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
-            }
-        };
+        let (endpoint, name) = self.endpoint(user, place, id)?;
         let greeting = Greeting::read(message.params());
         let _admission = user.call().map_err(|limited| Refused::new(reply::limited(Some(id), &limited)))?;
         let _work = self.work.token();
@@ -416,40 +579,14 @@ impl Front {
             Err(error) => return Ok(reply::answer(&Answer::Error(error), id)),
         };
         let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
-        let (pass, version) = (pass.clone(), welcome.version);
-        let opening = Opening { pass, endpoint, name: name.into(), greeting, version, user_agent };
-        let opened = self.sessions.open(opening, &settings.limits, Instant::now());
-        let (session, evicted) = opened.map_err(|full| {
-            let why = match full {
-                Full::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
-                Full::All(_) | Full::NoNumbers => "there is no room for another session; try again later".to_owned(),
-            };
-            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, &why)
-        })?;
-        for session in &evicted {
-            self.gone(session);
-        }
-        // A reload that has looked through the sessions meanwhile has not seen this one.
-        if !self.access.stands(&session.opening.pass) {
-            let _ = self.sessions.close(&session, End::Revoked);
-            let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
-            let (base, path) = (settings.base(host), parts.uri.path());
-            return Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)));
-        }
+        let (pass, version, presence) = (pass.clone(), welcome.version, Presence::Session);
+        let opening = Opening { pass, endpoint, name: name.into(), greeting, version, user_agent, presence };
+        let session = self.opened(settings, opening, parts, id)?;
         self.faces.began(&session);
         if session.ended().is_some() {
             let why = "the session ended before it began; begin another";
             return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, why));
         }
-        let Greeting { name, client_version, .. } = &session.opening.greeting;
-        (self.tell)(Event::ClientConnected {
-            team_id: user.team.clone(),
-            user_id: user.user.clone(),
-            session_id: session.public_id(),
-            client_type: cut(&format!("{name}/{client_version}"), 64),
-            user_agent: session.opening.user_agent.clone(),
-            transport: "streamable_http".to_owned(),
-        });
         let mut response = reply::answer(&Answer::Result(welcome.result), id);
         if let Ok(id) = HeaderValue::try_from(session.id()) {
             response.headers_mut().insert(SESSION_ID, id);
@@ -466,6 +603,7 @@ impl Front {
         self.is_open(None)?;
         user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
         let place = place(user, path, parts, None)?;
+        in_a_session(headers)?;
         version(headers, None)?;
         let session = self.session(user, place, headers, None)?;
         let listen = |stream, after| session.listen(stream, after, settings.keep_alive);
@@ -481,6 +619,7 @@ impl Front {
     fn delete(&self, user: &Arc<User>, path: Path<'_>, parts: &request::Parts) -> Checked<Response> {
         user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
         let place = place(user, path, parts, None)?;
+        in_a_session(&parts.headers)?;
         let session = self.session(user, place, &parts.headers, None)?;
         if let Some(session) = self.sessions.close(&session, End::Closed) {
             self.gone(&session);
@@ -496,6 +635,20 @@ impl Front {
         self.sessions.find(given, user, place, Instant::now()).ok_or_else(|| {
             no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such session; begin with `initialize`")
         })
+    }
+}
+
+/// A guest that listens, as long as it does.
+struct Present {
+    front: Arc<Front>,
+    session: Arc<Session>,
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        if let Some(session) = self.front.sessions.close(&self.session, End::Closed) {
+            self.front.gone(&session);
+        }
     }
 }
 
@@ -623,12 +776,18 @@ fn malformed(error: &Malformed) -> Refused {
 fn version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {
     match one(headers, &PROTOCOL_VERSION) {
         (None, _) => Ok(()),
-        (Some(version), false) if era::is_served(version) => Ok(()),
+        (Some(version), false) if era::has_sessions(version) => Ok(()),
         (Some(_), _) => {
-            let why = "MCP-Protocol-Version is none that is served here; 2025-11-25 is the newest";
+            let why = "MCP-Protocol-Version is none that sessions have here; 2025-11-25 is the newest of those";
             Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why))
         }
     }
+}
+
+/// Without sessions there is nothing but to ask.
+fn in_a_session(headers: &HeaderMap) -> Checked<()> {
+    let is_elsewhere = !headers.contains_key(SESSION_ID) && era::is_stateless_header(headers);
+    if is_elsewhere { Err(not_allowed("POST")) } else { Ok(()) }
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

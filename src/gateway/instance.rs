@@ -5,20 +5,28 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::era::Era;
+use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::rpc::{Kind, Message, joined};
-use mcp_satellite_actors::{Relay, RuntimeHandle, is_repeatable};
+use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
+use tokio::sync::oneshot;
 use tokio::time::Duration;
 
 use super::access::User;
-use super::era;
+use super::era::{self, change};
 use super::face::{Answer, Call, Greeting, RpcError, Welcome};
+use super::forward::forward;
 use super::refusal::{INVALID_PARAMS, Refusal, SERVER_ERROR};
 use super::room::Rooms;
 use super::session::Session;
+use super::session::guest::Presence;
+use super::subscription::Filter;
 use super::tools::Callers;
-use super::tools::raw::{place, respelled};
+use super::tools::raw::{place, quoted};
 use super::wishes::{SUBSCRIPTIONS_MAX, TooMuch, URI_BYTES_MAX, Wish};
 
 /// How long a client that connects waits for a server that has to be started.
@@ -55,9 +63,47 @@ impl Instances {
         async move {
             let server = runtime.greeting(&id, GREETING_TIMEOUT).await;
             let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
-            let version = era::agreed(&greeting.version, &server.protocol);
-            let result = respelled(server.greeting.get(), &["protocolVersion"], |_| version.clone());
-            Ok(Welcome { result, version })
+            let spoken = if server.era == Era::Sessions { &server.protocol } else { era::NEWEST };
+            let version = era::agreed(&greeting.version, spoken);
+            Ok(Welcome { result: change::introduction(&server, &version), version })
+        }
+        .boxed()
+    }
+
+    pub(super) fn discover(&self, id: InstanceId) -> BoxFuture<'static, Result<String, RpcError>> {
+        let runtime = self.runtime.clone();
+        async move {
+            let server = introduced(&runtime, &id).await;
+            let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
+            Ok(change::discovery(&server))
+        }
+        .boxed()
+    }
+
+    pub(super) fn definition(&self, id: &InstanceId, tool: &str) -> Option<Box<str>> {
+        let view = self.runtime.status(id)?;
+        view.catalogue.as_deref()?.tool(tool).map(|tool| tool.raw.get().into())
+    }
+
+    /// A guest is told of what changes here. Its server is subscribed to what it names, as far as it agrees.
+    pub(super) fn listen(
+        &self,
+        session: &Arc<Session>,
+        id: InstanceId,
+        wanted: Filter,
+    ) -> BoxFuture<'static, Result<Filter, RpcError>> {
+        let (runtime, rooms, session) = (self.runtime.clone(), self.rooms.clone(), session.clone());
+        async move {
+            let server = introduced(&runtime, &id).await;
+            let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
+            let mut agreed = wanted.within(server.capabilities.get());
+            rooms.enter(&session, &id);
+            for uri in std::mem::take(&mut agreed.uris) {
+                if subscribed(&runtime, &rooms, &session, &id, &uri).await? {
+                    agreed.uris.insert(uri);
+                }
+            }
+            Ok(agreed)
         }
         .boxed()
     }
@@ -74,22 +120,16 @@ impl Instances {
             if call.message.method() == Some("ping") && view.as_ref().is_some_and(|view| view.dormant) {
                 return Answer::Result("{}".to_owned());
             }
-            let Some(wish) = Wish::of(&call.message) else {
-                let answer = relayed(&runtime, &id, view, call).await;
-                rooms.catch_up(&id);
-                return answer;
-            };
-            let wished = match rooms.wish(&session, &id, &wish) {
-                Ok(wished) => wished,
-                Err(too_much) => return Answer::Error(refused(too_much)),
-            };
-            if wished.is_granted() {
-                return Answer::Result("{}".to_owned());
+            if call.era == Era::Stateless {
+                if let Err(error) = hears(&runtime, &rooms, &session, &id).await {
+                    let method = call.message.method().unwrap_or_default();
+                    return Refusal::of_instance(&error, &runtime, &id, None).answer(method);
+                }
+            } else if let Some(wish) = Wish::of(&call.message) {
+                return wished(&runtime, &rooms, &session, &id, &wish, call).await;
             }
             let answer = relayed(&runtime, &id, view, call).await;
-            if let Answer::Message(message) = &answer {
-                wished.answered(message.kind() == Kind::Result);
-            }
+            rooms.catch_up(&id);
             answer
         }
         .boxed()
@@ -120,18 +160,87 @@ impl Instances {
     }
 }
 
+/// What a server says of itself: in the era without sessions, if it speaks that.
+async fn introduced(runtime: &RuntimeHandle, id: &InstanceId) -> Result<Arc<ServerInfo>, CallError> {
+    match runtime.discover(id, GREETING_TIMEOUT).await? {
+        Some(server) => Ok(server),
+        None => runtime.greeting(id, GREETING_TIMEOUT).await,
+    }
+}
+
+/// A guest that wants to hear what is logged on its behalf: a server that speaks its era reads that in its request, any
+/// other is told before.
+async fn hears(
+    runtime: &RuntimeHandle,
+    rooms: &Rooms,
+    session: &Arc<Session>,
+    id: &InstanceId,
+) -> Result<(), CallError> {
+    if let Presence::Request { level: Some(level), .. } = &session.opening.presence
+        && introduced(runtime, id).await?.era == Era::Sessions
+    {
+        rooms.hears_from(session, id, *level).await;
+    }
+    Ok(())
+}
+
+/// A client wishes something of the session that it shares with others.
+async fn wished(
+    runtime: &RuntimeHandle,
+    rooms: &Rooms,
+    session: &Session,
+    id: &InstanceId,
+    wish: &Wish,
+    call: Call,
+) -> Answer {
+    let wished = match rooms.wish(session, id, wish) {
+        Ok(wished) => wished,
+        Err(too_much) => return Answer::Error(refused(too_much)),
+    };
+    if wished.is_granted() {
+        return Answer::Result("{}".to_owned());
+    }
+    let answer = relayed(runtime, id, runtime.status(id), call).await;
+    if let Answer::Message(message) = &answer {
+        wished.answered(message.kind() == Kind::Result);
+    }
+    answer
+}
+
+/// Whether a server says when this changes. An error says that it could not be asked.
+async fn subscribed(
+    runtime: &RuntimeHandle,
+    rooms: &Rooms,
+    session: &Session,
+    id: &InstanceId,
+    uri: &str,
+) -> Result<bool, RpcError> {
+    let wish = Wish::Subscribe(uri.to_owned());
+    let text =
+        format!(r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#, quoted(uri));
+    let message = Message::read(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
+    // It is held until there is an answer: nobody takes this back.
+    let (_held, withdrawn) = oneshot::channel();
+    let origin = Origin { client: session.number(), call: 0 };
+    let client = session.opening.greeting.facts.clone();
+    let call = Call { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
+    match wished(runtime, rooms, session, id, &wish, call).await {
+        Answer::Result(_) => Ok(true),
+        Answer::Message(answer) => Ok(answer.kind() == Kind::Result),
+        Answer::Error(error) => Err(error),
+        Answer::Withdrawn => Ok(false),
+    }
+}
+
 /// Passes a request on as it came.
 async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<InstanceView>>, call: Call) -> Answer {
-    let Call { message, origin, withdrawn, timeout } = call;
-    let method = message.method().unwrap_or_default().to_owned();
-    let tool = (method == "tools/call").then(|| name_of(&message)).flatten();
+    let method = call.message.method().unwrap_or_default().to_owned();
+    let tool = (method == "tools/call").then(|| name_of(&call.message)).flatten();
     let known =
         tool.as_ref().and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
     let repeatable = known.unwrap_or_else(|| is_repeatable(&method));
-    let relay = Relay { message, origin, repeatable, tool };
-    match runtime.relay(id, relay, timeout, withdrawn).await {
-        Ok(Some(answer)) => Answer::Message(answer),
-        Ok(None) => Answer::Withdrawn,
+    match forward(runtime, id, call, repeatable, tool).await {
+        Ok(answer) => answer,
         Err(error) => Refusal::of_instance(&error, runtime, id, None).answer(&method),
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! listen   TCP, TLS, limits of connections
-//! front    guard → path → access → method → body → drain → rate → session
-//! call     one request: JSON, or a stream       session   one client: open requests, questions, streams
+//! front    guard → path → access → method → body → drain → rate → era → session, or none
+//! call     one request in a session: JSON, or a stream
+//!                                     session   one client: open requests, questions, streams
+//! visit    one request without one              or one request, whose client is a guest
 //! ────────────────────────────── face: the seam ──────────────────────────────
 //! one instance as if directly · the tools that find tools · the tools themselves
 //! ```
@@ -15,12 +17,14 @@ mod call;
 mod era;
 pub mod face;
 pub mod flat;
+mod forward;
 mod front;
 pub mod guard;
 mod instance;
 mod listen;
 mod metadata;
 pub mod names;
+mod parked;
 pub mod refusal;
 mod reply;
 pub mod room;
@@ -28,7 +32,9 @@ pub mod search;
 pub mod session;
 pub mod sessions;
 pub mod stream;
+pub mod subscription;
 pub mod tools;
+mod visit;
 mod wishes;
 
 use std::fmt;
@@ -50,6 +56,7 @@ pub(crate) use listen::Unusable;
 use listen::{Door, Identity, Terms};
 use session::End;
 use sessions::Sessions;
+use visit::Visit;
 
 /// Where events of clients go.
 pub type Teller = Box<dyn Fn(Event) + Send + Sync>;
@@ -152,6 +159,8 @@ impl fmt::Debug for Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.sweeper.abort();
+        // Each of them holds on to what it belongs to.
+        self.front.parked.clear();
     }
 }
 
@@ -257,6 +266,17 @@ impl Gateway {
                 self.end(&session, End::Revoked);
             }
         }
+        self.part(End::Revoked, |guest| !self.front.access.stands(&guest.opening.pass));
+    }
+
+    /// Ends the requests of some guests.
+    fn part(&self, why: End, leaves: impl Fn(&session::Session) -> bool) {
+        for guest in self.front.sessions.guests() {
+            if leaves(&guest) {
+                guest.end(why);
+            }
+        }
+        self.front.parked.sweep(Instant::now(), Visit::is_over);
     }
 
     /// An instance is not there any more: its sessions end.
@@ -266,6 +286,7 @@ impl Gateway {
                 self.end(&session, End::Removed);
             }
         }
+        self.part(End::Removed, |guest| guest.opening.endpoint == *endpoint);
     }
 
     fn end(&self, session: &Arc<session::Session>, why: End) {
@@ -288,6 +309,7 @@ impl Gateway {
         for session in self.front.sessions.all() {
             self.end(&session, End::Drained);
         }
+        self.part(End::Drained, |_| true);
         let (open, mut closing) = {
             let mut doors = self.doors();
             (doors.open.take(), std::mem::take(&mut doors.closing))
@@ -316,6 +338,7 @@ async fn sweep(front: Arc<Front>) {
         for session in front.sessions.sweep(&front.settings().limits, Instant::now()) {
             front.gone(&session);
         }
+        front.parked.sweep(Instant::now(), Visit::is_over);
         front.sessions.relieve();
     }
 }

@@ -75,14 +75,24 @@ fn later(status: StatusCode, id: Option<&str>, error: RpcError, retry_after: Dur
     response
 }
 
+/// An error in the front that is known in full.
+pub(crate) fn wrong(status: StatusCode, id: &str, error: RpcError) -> Response {
+    with(status, Some(JSON), Body::from(whole(&Answer::Error(error), id)))
+}
+
 /// The answer to a request, under its id.
 pub(crate) fn answer(answer: &Answer, id: &str) -> Response {
+    answer_as(StatusCode::OK, answer, id)
+}
+
+/// The same, with a status that says as much.
+pub(crate) fn answer_as(status: StatusCode, answer: &Answer, id: &str) -> Response {
     match answer {
         // A client that has withdrawn its request waits for nothing; a stream without an event tells it nothing. 202 would
         // be an error for some.
         Answer::Withdrawn => with(StatusCode::OK, Some(EVENTS), Body::empty()),
         Answer::Message(_) | Answer::Result(_) | Answer::Error(_) => {
-            with(StatusCode::OK, Some(JSON), Body::from(whole(answer, id)))
+            with(status, Some(JSON), Body::from(whole(answer, id)))
         }
     }
 }

@@ -31,6 +31,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::reply::METHOD_NOT_FOUND;
 use super::session::Session;
+use super::session::guest::words;
 use super::sessions::Sessions;
 use super::wishes::{Asked, Level, Made, Outcome, TooMuch, Wish, Wishes, uri_of};
 
@@ -149,11 +150,10 @@ impl Room {
         })
     }
 
-    /// The clients that can be asked this.
+    /// The clients that can be asked this. A guest is asked only what belongs to its request.
     fn able<'a>(&'a self, method: &'a str) -> impl Iterator<Item = &'a Arc<Session>> {
-        self.clients
-            .values()
-            .filter(move |session| session.ended().is_none() && session.opening.greeting.answers(method))
+        let sessions = self.clients.values().filter(|session| !session.is_guest() && session.ended().is_none());
+        sessions.filter(move |session| session.opening.greeting.answers(method))
     }
 
     /// The server is kept awake, or need not be any more.
@@ -260,9 +260,9 @@ impl House {
             changed.retain(|aspect| !said.contains(aspect));
             (room.clients.values().cloned().collect(), changed)
         };
-        for words in changed.into_iter().filter_map(change_of) {
+        for words in changed.into_iter().filter_map(change_of).filter_map(words) {
             for session in &clients {
-                session.say(None, &[words]);
+                session.hear(None, &words);
             }
         }
     }
@@ -289,6 +289,16 @@ impl Rooms {
         room.clients.insert(session.number(), session.clone());
     }
 
+    /// A guest is connected for as long as its request takes, and is to hear what is logged from this level on: the server is
+    /// told before it is asked anything else.
+    pub(super) async fn hears_from(&self, session: &Arc<Session>, id: &InstanceId, level: Level) {
+        self.enter(session, id);
+        if let Some(room) = self.house.table().of.get_mut(id) {
+            room.wishes.hear_from(session.number(), level);
+        }
+        self.house.settle(id).await;
+    }
+
     /// It has said that it is ready to be asked. Whether the server has asked for roots before anybody was there who has any:
     /// then it is to be told that there are some now.
     pub(super) fn brings_roots(&self, session: &Session, id: &InstanceId) -> bool {
@@ -299,7 +309,10 @@ impl Rooms {
     pub(super) fn leave(&self, session: &Arc<Session>, id: &InstanceId) {
         let mut table = self.house.table();
         let Some(room) = table.of.get_mut(id) else { return };
-        room.clients.remove(&session.number());
+        // A guest whose request is an ordinary one was never in here.
+        if room.clients.remove(&session.number()).is_none() {
+            return;
+        }
         room.wishes.forget(session.number());
         drop(table);
         let house = self.house.clone();
@@ -356,16 +369,12 @@ impl Rooms {
     }
 
     /// Whom a question is for, or why it is for nobody.
-    fn asks(&self, id: &InstanceId, cause: Cause, method: &str) -> Result<(Arc<Session>, Option<u64>), String> {
+    fn asks(&self, id: &InstanceId, cause: Cause, question: &Message) -> Result<(Arc<Session>, Option<u64>), String> {
         if let Some((client, call)) = meant(cause) {
             let Some(session) = self.sessions.get(client) else {
                 return Err("the client that it is asked of has gone".to_owned());
             };
-            return if session.opening.greeting.answers(method) {
-                Ok((session, call))
-            } else {
-                Err(format!("the client that it is asked of does not answer `{method}`"))
-            };
+            return session.answers(question).map(|()| (session, call));
         }
         match cause {
             Cause::Stranger => return Err("the call in flight was not made by a client that could answer".to_owned()),
@@ -376,7 +385,7 @@ impl Rooms {
             }
             Cause::Call(_) | Cause::Client(_) | Cause::Nobody => {}
         }
-        let table = self.house.table();
+        let (table, method) = (self.house.table(), question.method().unwrap_or_default());
         let mut able = table.of.get(id).into_iter().flat_map(|room| room.able(method));
         match (able.next(), able.count()) {
             (Some(session), 0) => Ok((session.clone(), None)),
@@ -443,26 +452,26 @@ impl Audience for Rooms {
         };
         for session in hearers {
             let call = meant.filter(|(client, _)| *client == session.number()).and_then(|(_, call)| call);
-            session.say(call, &[message.text()]);
+            session.hear(call, &message);
         }
         // Whoever calls through `/mcp` hears of its call, and not of what it was never shown.
         let is_of_the_room = list.is_some() || message.method() == Some("notifications/resources/updated");
         if let Some((client, call)) = meant.filter(|_| !is_there && !is_of_the_room)
             && let Some(session) = self.sessions.get(client)
         {
-            session.say(call, &[message.text()]);
+            session.hear(call, &message);
         }
     }
 
     fn progress(&self, origin: Origin, message: Message) {
         if let Some(session) = self.sessions.get(origin.client) {
-            session.say(Some(origin.call), &[message.text()]);
+            session.progress(origin.call, &message);
         }
     }
 
     fn asked(&self, of: &Source, cause: Cause, question: Question) {
         let method = question.message().method().unwrap_or_default().to_owned();
-        match (self.asks(&of.id, cause, &method), method.as_str()) {
+        match (self.asks(&of.id, cause, question.message()), method.as_str()) {
             (Ok((session, call)), _) => session.ask(of.clone(), call, question),
             // To say that there are none is only true where nobody has any.
             (Err(_), "roots/list") if self.is_rootless(of) => question.nobody(),

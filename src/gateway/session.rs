@@ -7,6 +7,8 @@
 //!            ask ──► the same, under a number of ours ──► its answer ──► the server
 //! ```
 
+pub(super) mod guest;
+
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -23,11 +25,11 @@ use tokio::time::{Duration, Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::access::{Pass, User};
-use super::budget::Budget;
-use super::face::{Answer, Endpoint, Greeting, RpcError};
-use super::refusal::SERVER_ERROR;
+use super::budget::{Budget, Share};
+use super::face::{Endpoint, Greeting};
 use super::reply;
 use super::stream::{Listener, Next, Slow, Stream, UNASKED, Way, way};
+use guest::{Hearing, Presence};
 
 /// What keeps a quiet connection open, and finds one that is gone.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
@@ -87,6 +89,8 @@ pub struct Opening {
     pub version: String,
     /// Of the request.
     pub user_agent: Option<String>,
+    /// For how long it comes.
+    pub(crate) presence: Presence,
 }
 
 /// What a path asks for, as it is written.
@@ -150,6 +154,14 @@ struct State {
     calls_made: u64,
     questions: HashMap<u64, Asked>,
     questions_put: u64,
+    /// Whether it is there for one request alone.
+    is_guest: bool,
+    /// What is kept for a guest takes this much: what it is asked and has not answered, and what it listens for.
+    kept: Share,
+    /// The progress token of a guest's request, as JSON text, if it has one.
+    token: Option<Box<str>>,
+    /// What a guest listens for.
+    hearing: Option<Hearing>,
 }
 
 /// A stream, and who waits for it.
@@ -187,6 +199,10 @@ impl Ear {
         Self { stream: Stream::new(number, budget), waker: None, gone_at: None }
     }
 
+    fn nameless(number: u64, budget: &Arc<Budget>) -> Self {
+        Self { stream: Stream::nameless(number, budget), waker: None, gone_at: None }
+    }
+
     fn say(&mut self, parts: &[&str]) -> Result<(), Slow> {
         self.stream.say(parts)?;
         self.wake();
@@ -222,6 +238,12 @@ impl State {
 
     /// The stream on which something is said.
     fn way(&self, call: Option<u64>) -> u64 {
+        if self.is_guest {
+            // Of the rounds of its one request the last is the one that is open, if any is.
+            let last = self.calls.iter().next_back();
+            let open = last.filter(|(_, call)| call.streams && call.withdraw.is_some());
+            return open.map_or(UNASKED, |(number, _)| *number);
+        }
         // What is said after the answer is not read there any more.
         let can_stream = self.calls.iter().filter(|(_, call)| call.streams && call.withdraw.is_some());
         let (read, unread): (Vec<_>, Vec<_>) = can_stream.partition(|(_, call)| call.ear.stream.is_read());
@@ -237,7 +259,8 @@ impl State {
     }
 
     fn say_on(&mut self, stream: u64, parts: &[&str]) -> Result<(), Slow> {
-        if self.ended.is_some() {
+        // A guest has no other ear than its request.
+        if self.ended.is_some() || self.is_guest && stream == UNASKED {
             return Ok(());
         }
         let said = self.ear(stream).map_or(Ok(()), |ear| ear.say(parts));
@@ -290,6 +313,10 @@ impl Session {
             calls_made: 0,
             questions: HashMap::new(),
             questions_put: 0,
+            is_guest: opening.presence != Presence::Session,
+            kept: budget.share(),
+            token: None,
+            hearing: None,
         };
         Self {
             number,
@@ -371,6 +398,14 @@ impl Session {
             drop(state);
             return;
         }
+        if state.is_guest {
+            let kept = state.keep(of, question);
+            drop(state);
+            self.changed.notify_waiters();
+            // Declined where nothing is held.
+            drop(kept);
+            return;
+        }
         state.questions_put += 1;
         let number = state.questions_put;
         let said = state.put(number, of, call, question);
@@ -387,7 +422,8 @@ impl Session {
         };
         let asked = state.questions.remove(&number);
         let call = asked.as_ref().and_then(|asked| asked.call);
-        let said = state.say(call, &words.cancelling(&number.to_string()));
+        // A guest hears of no question but with its answer.
+        let said = if state.is_guest { Ok(()) } else { state.say(call, &words.cancelling(&number.to_string())) };
         drop(state);
         drop(asked);
         self.unless_slow(said);
@@ -403,6 +439,10 @@ impl Session {
         let mut dropped = Vec::with_capacity(numbers.len());
         for number in numbers {
             let Some(asked) = state.questions.remove(&number) else { continue };
+            if state.is_guest {
+                dropped.push(asked);
+                continue;
+            }
             let number = number.to_string();
             let parts = [
                 r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
@@ -487,7 +527,7 @@ impl Session {
         }
         state.calls_made += 1;
         let number = state.calls_made;
-        let ear = Ear::new(number, &self.budget);
+        let ear = if state.is_guest { Ear::nameless(number, &self.budget) } else { Ear::new(number, &self.budget) };
         state.calls.insert(number, OpenCall { id: id.clone(), withdraw: Some(withdraw), streams, ear });
         Ok((number, withdrawn))
     }
@@ -610,7 +650,7 @@ impl Session {
 
     /// Older clients fail at an event without data.
     fn primes(&self) -> bool {
-        self.opening.version.as_str() >= "2025-11-25"
+        self.opening.version.as_str() >= "2025-11-25" && !self.is_guest()
     }
 
     /// Ends it. What it was asked is declined; what it has asked is cancelled, and answered with an error where it has a
@@ -623,11 +663,11 @@ impl Session {
             }
             state.ended = Some(why);
             state.unasked.end();
+            let last = state.last_words();
             for call in state.calls.values_mut() {
                 if call.streams && call.withdraw.is_some() {
-                    let error = Answer::Error(RpcError::new(SERVER_ERROR, ENDED));
                     // An error says that it does not read what there is already.
-                    let _ = reply::parts(&error, &call.id, |parts| call.ear.say(parts.unwrap_or_default()));
+                    let _ = reply::parts(&last, &call.id, |parts| call.ear.say(parts.unwrap_or_default()));
                 }
                 call.ear.end();
             }

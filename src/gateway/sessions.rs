@@ -33,6 +33,8 @@ type Owner = (TeamId, UserId);
 struct Table {
     all: HashMap<u64, Arc<Session>>,
     of: HashMap<Owner, HashSet<u64>>,
+    /// Those that are there for one request. They are counted as what their user asks, and not as sessions.
+    guests: HashMap<u64, Arc<Session>>,
 }
 
 /// See the module. Made before the runtime, because a server's messages find their clients here.
@@ -107,15 +109,8 @@ impl Sessions {
             let idlest = table.idlest(table.all.keys());
             evicted.extend(table.remove(idlest.ok_or(Full::All(limits.sessions_max))?));
         }
-        let mut key = [0; 24];
-        let number = loop {
-            self.random.fill(&mut key).map_err(|_| Full::NoNumbers)?;
-            let (number, _) = split(&key);
-            if !table.all.contains_key(&number) {
-                break number;
-            }
-        };
-        let session = Arc::new(Session::new(number, split(&key).1, opening, now, self.streams.clone()));
+        let session = self.made(&table, opening, now)?;
+        let number = session.number();
         table.all.insert(number, session.clone());
         table.of.entry(owner).or_default().insert(number);
         drop(table);
@@ -125,20 +120,47 @@ impl Sessions {
         Ok((session, evicted))
     }
 
+    /// One for a request alone.
+    pub(crate) fn guest(&self, opening: Opening, now: Instant) -> Result<Arc<Session>, Full> {
+        let mut table = self.table();
+        let guest = self.made(&table, opening, now)?;
+        table.guests.insert(guest.number(), guest.clone());
+        Ok(guest)
+    }
+
+    /// A guest's request is over.
+    pub(crate) fn goes(&self, guest: &Session) {
+        guest.end(End::Closed);
+        self.table().guests.remove(&guest.number());
+    }
+
+    fn made(&self, table: &Table, opening: Opening, now: Instant) -> Result<Arc<Session>, Full> {
+        let mut key = [0; 24];
+        loop {
+            self.random.fill(&mut key).map_err(|_| Full::NoNumbers)?;
+            let (number, secret) = split(&key);
+            if !table.all.contains_key(&number) && !table.guests.contains_key(&number) {
+                return Ok(Arc::new(Session::new(number, secret, opening, now, self.streams.clone())));
+            }
+        }
+    }
+
     /// The session of an id, for this user at this place: any other has never existed. It counts as used.
     pub(crate) fn find(&self, id: &str, user: &User, place: Place<'_>, now: Instant) -> Option<Arc<Session>> {
         let (number, secret) = parse(id)?;
         let session = self.table().all.get(&number)?.clone();
         let is_it = bool::from(secret.ct_eq(session.secret()));
-        (is_it && session.user().is_same(user) && session.active(place, now)).then_some(session)
+        let is_it = is_it && !session.is_guest() && session.user().is_same(user);
+        (is_it && session.active(place, now)).then_some(session)
     }
 
-    /// The session of a number, which servers' messages are marked with.
+    /// The session of a number, which servers' messages are marked with; a guest's, too.
     pub fn get(&self, number: u64) -> Option<Arc<Session>> {
-        self.table().all.get(&number).cloned()
+        let table = self.table();
+        table.all.get(&number).or_else(|| table.guests.get(&number)).cloned()
     }
 
-    /// How many there are.
+    /// How many there are, without guests.
     pub fn len(&self) -> usize {
         self.table().all.len()
     }
@@ -153,11 +175,18 @@ impl Sessions {
         self.table().all.values().cloned().collect()
     }
 
-    /// Those of one user.
+    /// Those that are there for one request.
+    pub(crate) fn guests(&self) -> Vec<Arc<Session>> {
+        self.table().guests.values().cloned().collect()
+    }
+
+    /// Those of one user, guests too.
     pub(crate) fn of(&self, team: &TeamId, user: &UserId) -> Vec<Arc<Session>> {
         let table = self.table();
         let numbers = table.of.get(&(team.clone(), user.clone())).into_iter().flatten();
-        numbers.filter_map(|number| table.all.get(number).cloned()).collect()
+        let sessions = numbers.filter_map(|number| table.all.get(number));
+        let is_theirs = |guest: &&Arc<Session>| guest.user().team == *team && guest.user().user == *user;
+        sessions.chain(table.guests.values().filter(is_theirs)).cloned().collect()
     }
 
     /// Ends a session and forgets it; `None` if that was done already.
@@ -200,14 +229,16 @@ impl Sessions {
     }
 }
 
-fn split(key: &[u8; 24]) -> (u64, [u8; 16]) {
+/// The number and the secret in random bits.
+pub(super) fn split(key: &[u8; 24]) -> (u64, [u8; 16]) {
     let (mut number, mut secret) = ([0; 8], [0; 16]);
     number.copy_from_slice(&key[..8]);
     secret.copy_from_slice(&key[8..]);
     (u64::from_be_bytes(number), secret)
 }
 
-fn parse(id: &str) -> Option<(u64, [u8; 16])> {
+/// And in an id.
+pub(super) fn parse(id: &str) -> Option<(u64, [u8; 16])> {
     if id.len() != 48 || !id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
         return None;
     }
@@ -229,6 +260,7 @@ pub(super) mod tests {
 
     use super::super::access::{Access, Pass};
     use super::super::face::{Endpoint, Greeting};
+    use super::super::session::guest::Presence;
     use super::super::stream::UNASKED;
     use super::*;
     use crate::config::{GatewayPlan, GatewayUser, TokenHash};
@@ -252,7 +284,7 @@ pub(super) mod tests {
     pub(in super::super) fn opening(pass: &Pass, endpoint: Endpoint) -> Opening {
         let (pass, greeting, version) = (pass.clone(), Greeting::default(), "2025-11-25".into());
         let name = if let Endpoint::Instance(id) = &endpoint { id.installation.as_str() } else { "" }.into();
-        Opening { pass, endpoint, name, greeting, version, user_agent: None }
+        Opening { pass, endpoint, name, greeting, version, user_agent: None, presence: Presence::Session }
     }
 
     fn instance(name: &str) -> Endpoint {

@@ -75,6 +75,8 @@ pub struct Stream {
     /// Whether the first listener is still to come: a call's does.
     awaited: bool,
     listeners: u64,
+    /// Whether events have ids, so that a listener can come back.
+    named: bool,
     /// Whether the listener was given anything that it could come back with.
     resumable: bool,
     over: bool,
@@ -96,11 +98,17 @@ impl Stream {
             listener: None,
             awaited: number != UNASKED,
             listeners: 0,
+            named: true,
             resumable: false,
             over: false,
             lost: 0,
             dropped: 0..0,
         }
+    }
+
+    /// The same, of a client that has no session to come back to.
+    pub fn nameless(number: u64, budget: &Arc<Budget>) -> Self {
+        Self { named: false, ..Self::new(number, budget) }
     }
 
     /// Says a message, given in parts.
@@ -111,7 +119,8 @@ impl Stream {
         if self.is_read() && self.is_far_behind() {
             return Err(Slow);
         }
-        let event = event(self.number, self.next(), parts);
+        let id = self.named.then(|| (self.number, self.next()));
+        let event = event(id, parts);
         self.share.take(weight(&event));
         self.bytes_unread += weight(&event);
         self.kept.push_back(event);
@@ -189,7 +198,7 @@ impl Stream {
         let event = self.kept[self.at(self.unread)].clone();
         self.unread += 1;
         self.bytes_unread -= weight(&event);
-        self.resumable = true;
+        self.resumable = self.named;
         self.trim();
         Next::Event(event)
     }
@@ -268,11 +277,14 @@ fn weight(event: &Bytes) -> usize {
 }
 
 /// An event as it is written. A line break in a message is white space of JSON, and would end the line of the event.
-fn event(stream: u64, number: u64, parts: &[&str]) -> Bytes {
+fn event(id: Option<(u64, u64)>, parts: &[&str]) -> Bytes {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut event = BytesMut::with_capacity(length + 56);
-    // Writing to memory does not fail.
-    let _ = write!(event, "id: {stream}-{number}\ndata: ");
+    if let Some((stream, number)) = id {
+        // Writing to memory does not fail.
+        let _ = writeln!(event, "id: {stream}-{number}");
+    }
+    event.put_slice(b"data: ");
     for part in parts {
         let at = event.len();
         event.put_slice(part.as_bytes());

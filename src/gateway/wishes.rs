@@ -17,7 +17,7 @@ pub(super) const URI_BYTES_MAX: usize = 8 * 1024;
 /// How much is logged, from all to the least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Level {
+pub(crate) enum Level {
     Debug,
     Info,
     Notice,
@@ -51,6 +51,11 @@ impl Level {
 /// The uri in the params of a message.
 pub(super) fn uri_of(message: &Message) -> Option<String> {
     param(message, "uri")
+}
+
+/// Whether a subscription to one resource is one to another, too, which is a part of it.
+pub(super) fn covers(of: &str, uri: &str) -> bool {
+    uri.strip_prefix(of).is_some_and(|rest| rest.is_empty() || of.ends_with('/') || rest.starts_with(['/', '?', '#']))
 }
 
 /// One of the params of a message, whatever stands beside it: the server may read it.
@@ -341,15 +346,13 @@ impl Wishes {
 
     /// The clients that have subscribed to a resource, or to one that it is a part of.
     pub(super) fn subscribers(&self, uri: &str) -> BTreeSet<u64> {
-        let covers = |(of, _): &(&String, &Subscription)| {
-            uri.strip_prefix(of.as_str())
-                .is_some_and(|rest| rest.is_empty() || of.ends_with('/') || rest.starts_with(['/', '?', '#']))
-        };
-        self.subscriptions
-            .iter()
-            .filter(covers)
-            .flat_map(|(_, subscription)| subscription.clients.iter().copied())
-            .collect()
+        let subscriptions = self.subscriptions.iter().filter(|(of, _)| covers(of, uri));
+        subscriptions.flat_map(|(_, subscription)| subscription.clients.iter().copied()).collect()
+    }
+
+    /// A client that is there for one request wants to hear from this level on. The server is owed it, and is asked nothing.
+    pub(super) fn hear_from(&mut self, client: u64, level: Level) {
+        self.levels.insert(client, level);
     }
 
     fn wants(&self, uri: &str) -> bool {

@@ -17,7 +17,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-# What is of 2025-11-25 is deprecated in the SDK, and is what is tested here.
+# What is of 2025-11-25 is deprecated in the SDK, and is what is tested here. The other era is in eras_new.py.
 warnings.simplefilter("ignore")
 
 
@@ -139,7 +139,7 @@ async def main():
             "list_roots_callback": roots,
             "logging_callback": log,
         }
-        async with Client(streamable_http_client(url, http_client=http), mode="auto", **callbacks) as client:
+        async with Client(streamable_http_client(url, http_client=http), mode="legacy", **callbacks) as client:
             say("connect", server=client.server_info.name, version=client.protocol_version, asked=asked[:2])
             listed = await client.list_tools()
             say("list", tools=[tool.name for tool in listed.tools])

@@ -272,3 +272,88 @@ impl Client {
         }
     }
 }
+
+/// What a client of the era without sessions says of itself, unless a test says otherwise.
+pub(crate) fn meta(capabilities: &Value) -> Value {
+    json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": capabilities,
+    })
+}
+
+/// A client of the era without sessions.
+pub(crate) struct Guest {
+    pub client: Client,
+    pub capabilities: Value,
+    /// More for `_meta`.
+    pub beside: Value,
+    asked: u64,
+}
+
+impl Guest {
+    pub(crate) async fn connect(address: SocketAddr, path: &str) -> Self {
+        let mut client = Client::connect(address).await;
+        path.clone_into(&mut client.path);
+        Self { client, capabilities: json!({}), beside: json!({}), asked: 0 }
+    }
+
+    /// The same, on another connection.
+    pub(crate) async fn again(&self) -> Self {
+        let (client, asked) = (self.client.again().await, self.asked + 1000);
+        Self { client, capabilities: self.capabilities.clone(), beside: self.beside.clone(), asked }
+    }
+
+    /// Sends a request with all that belongs to it. Its id.
+    pub(crate) async fn send(&mut self, method: &str, params: Value) -> u64 {
+        self.asked += 1;
+        let mut params = params;
+        let mut own = meta(&self.capabilities);
+        let beside = [self.beside.clone(), params["_meta"].take()];
+        for (name, value) in beside.iter().filter_map(Value::as_object).flatten() {
+            own[name] = value.clone();
+        }
+        params["_meta"] = own;
+        let name = [&params["name"], &params["uri"]].into_iter().find_map(Value::as_str).unwrap_or_default().to_owned();
+        let headers = [("mcp-protocol-version", "2026-07-28"), ("mcp-method", method), ("mcp-name", &name)];
+        self.client.send("POST", &headers, &request(self.asked, method, params).to_string()).await;
+        self.asked
+    }
+
+    /// A request, and the one message that answers it.
+    pub(crate) async fn ask(&mut self, method: &str, params: Value) -> Answer {
+        let id = self.send(method, params).await;
+        let head = self.client.head().await;
+        let body = self.client.body(&head).await;
+        let answer = Answer { head, body };
+        assert_eq!(answer.head.header("mcp-session-id"), None);
+        if !answer.body.contains("1e400") {
+            assert_eq!(answer.json()["id"], id, "{answer:?}");
+        }
+        answer
+    }
+
+    /// The result of a request.
+    pub(crate) async fn result(&mut self, method: &str, params: Value) -> Value {
+        let answer = self.ask(method, params).await;
+        assert_eq!(answer.head.status, 200, "{answer:?}");
+        let answer = answer.json();
+        assert!(answer["result"].is_object(), "{answer}");
+        answer["result"].clone()
+    }
+
+    /// A request whose answer is a stream.
+    pub(crate) async fn open(&mut self, method: &str, params: Value) -> u64 {
+        let id = self.send(method, params).await;
+        let head = self.client.head().await;
+        assert!(head.status == 200 && head.is_stream(), "{head:?}");
+        id
+    }
+
+    /// What is said next on a stream, which nobody can come back to.
+    pub(crate) async fn hears(&mut self) -> Option<Value> {
+        let event = self.client.event().await?;
+        assert!(event.id.is_empty() && event.retry.is_none(), "{event:?}");
+        Some(event.json())
+    }
+}

@@ -14,6 +14,7 @@ use mcp_satellite::gateway::access::{Access, User};
 use mcp_satellite::gateway::face::{Answer, Call, Endpoint, Faces, Greeting, RpcError, Welcome};
 use mcp_satellite::gateway::session::Session;
 use mcp_satellite::gateway::sessions::Sessions;
+use mcp_satellite::gateway::subscription::Filter;
 use mcp_satellite::gateway::{self, Gateway, Settings};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
@@ -76,6 +77,30 @@ impl Faces for Fake {
                 release.acquire().await.unwrap().forget();
             }
             answer
+        }
+        .boxed()
+    }
+
+    fn discover(&self, _user: Arc<User>, _endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>> {
+        async { Ok(json!({"capabilities": {}}).to_string()) }.boxed()
+    }
+
+    fn definition(&self, _user: Arc<User>, _endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
+        let schema = json!({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}});
+        let definition = (tool == "marked").then(|| json!({"name": tool, "inputSchema": schema}).to_string().into());
+        async { definition }.boxed()
+    }
+
+    fn listen(&self, session: &Arc<Session>, wanted: Filter) -> BoxFuture<'static, Result<Filter, RpcError>> {
+        let _ = self.seen.send(Seen::Began);
+        // It hears nothing before it is told that it does.
+        let (session, release) = (session.clone(), self.release.clone());
+        async move {
+            if wanted.prompts {
+                release.acquire().await.unwrap().forget();
+            }
+            drop(session);
+            Ok(Filter { prompts: false, ..wanted })
         }
         .boxed()
     }

@@ -54,6 +54,12 @@ fn name() -> impl Strategy<Value = String> {
         "version",
         "code",
         "message",
+        "notifications",
+        "requestState",
+        "inputResponses",
+        "io.modelcontextprotocol/protocolVersion",
+        "io.modelcontextprotocol/clientCapabilities",
+        "io.modelcontextprotocol/logLevel",
     ];
     prop_oneof![3 => select(known.to_vec()).prop_map(str::to_owned), 1 => ".{0,6}"]
 }
@@ -70,6 +76,7 @@ fn message() -> impl Strategy<Value = String> {
         "notifications/cancelled",
         "notifications/progress",
         "server/discover",
+        "subscriptions/listen",
         "shout",
         "\u{1f980}",
     ];

@@ -12,6 +12,7 @@ mod drain;
 mod fake;
 mod flat;
 mod fuzz;
+mod guests;
 #[path = "../meta_tools/support.rs"]
 #[expect(dead_code, reason = "the tests without HTTP use the rest")]
 mod house;
@@ -22,6 +23,7 @@ mod played;
 mod questions;
 #[path = "../cli/signals.rs"]
 mod signals;
+mod stateless;
 mod strangers;
 mod streams;
 mod tls;

@@ -188,13 +188,13 @@ async fn what_is_wrong_with_a_request_is_told_under_its_id() {
 }
 
 #[tokio::test]
-async fn a_client_of_the_next_era_is_told_to_go_on_with_this_one() {
+async fn a_client_that_asks_what_there_is_without_saying_who_it_is_is_told_what_is_missing() {
     let stage = Stage::new(|_| {});
     let mut client = Client::connect(stage.address).await;
     let answer = client.post(&request("d", "server/discover", json!({}))).await;
     assert_eq!(
         (answer.head.status, &answer.json()["error"]["code"], &answer.json()["id"]),
-        (400, &json!(-32601), &json!("d"))
+        (400, &json!(-32602), &json!("d"))
     );
 }
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite::connect::sim::Script;
-use mcp_satellite::gateway::face::{Answer, Call};
+use mcp_satellite::gateway::face::{Answer, Call, Greeting};
 use mcp_satellite::gateway::tools::Tools;
 use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
@@ -27,7 +28,8 @@ async fn fails(fleet: &Fleet, tool: &str, arguments: Value) -> (Value, String) {
     });
     let (_withdraw, withdrawn) = oneshot::channel();
     let message = Message::read(request.to_string().into()).unwrap();
-    let call = Call { message, origin: Origin { client: 1, call: 1 }, withdrawn, timeout: Some(PATIENCE) };
+    let (origin, client) = (Origin { client: 1, call: 1 }, Greeting::default().facts);
+    let call = Call { message, origin, withdrawn, timeout: Some(PATIENCE), era: Era::Sessions, client };
     let Answer::Result(result) = tools.call((&"acme".into(), &"alice".into()), call).await else {
         panic!("a server has answered: {arguments}")
     };

@@ -7,17 +7,18 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
-use mcp_satellite::gateway::face::{self, Call};
+use mcp_satellite::gateway::face::{self, Call, Greeting};
 use mcp_satellite::gateway::flat::Picture;
 use mcp_satellite::gateway::tools::{Caller, Tools};
 use mcp_satellite_actors::audience::{Audience, Origin, Unattended};
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Mask;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::{Message, joined};
+use mcp_satellite_actors::rpc::{Message, joined, member};
 use mcp_satellite_actors::seam::{
     Answer, Batch, Connector, EventSink, Line, Link, OpenError, Process, ProcessEnd, Unserved,
 };
@@ -89,7 +90,11 @@ impl Connector for Stage {
             return async { Err(OpenError("cannot start `played`: not found".to_owned())) }.boxed();
         };
         let (ours, theirs) = duplex(1024 * 1024);
-        tokio::spawn(serve(theirs, lists, self.heard.clone()));
+        if spec.server.as_str().starts_with("new") {
+            tokio::spawn(serve_stateless(theirs, lists, self.heard.clone()));
+        } else {
+            tokio::spawn(serve(theirs, lists, self.heard.clone()));
+        }
         let (reader, writer) = split(ours);
         let process = Box::new(Played { told_to_end: false });
         let link =
@@ -154,6 +159,63 @@ async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<St
             "resources/read" => format!(r#""result":{{"contents":[{{"uri":"a:b","text":"t","x":1e400,"params":{params}}}]}}"#),
             "prompts/get" | "completion/complete" => format!(r#""result":{{"x-reflected":{params}}}"#),
             _ => r#""result":{}"#.to_owned(),
+        };
+        let answer = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},{outcome}}}\n");
+        if writer.write_all(answer.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// One of the era without sessions. Whoever hears of its requests is told all of those that are about a tool.
+async fn serve_stateless(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<String>) {
+    let (reader, mut writer) = split(pipe);
+    let mut lines = BufReader::new(reader).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let message = Message::read(line.clone().into()).unwrap();
+        let (Some(id), Some(method)) = (message.id(), message.method()) else {
+            let _ = heard.send(line);
+            continue;
+        };
+        let params = message.params().unwrap_or("null");
+        let or_none = |list: &'static str| if list.is_empty() { "[]" } else { list };
+        let hints = r#""resultType":"complete","ttlMs":7,"cacheScope":"public""#;
+        let outcome = match method {
+            "server/discover" => format!(
+                r#""result":{{{hints},"supportedVersions":["2026-07-28"],"capabilities":{{"tools":{{"listChanged":true}},"resources":{{"subscribe":true}}}},"x-own":1.50,"_meta":{{"io.modelcontextprotocol/serverInfo":{{"name":"new","version":"2"}}}}}}"#
+            ),
+            "subscriptions/listen" => {
+                let meta = format!(r#"{{"io.modelcontextprotocol/subscriptionId":{id}}}"#);
+                let wanted = member(params, "notifications").unwrap_or("{}");
+                let told = format!(
+                    "{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/subscriptions/acknowledged\",\"params\":{{\"_meta\":{meta},\"notifications\":{wanted}}}}}\n"
+                );
+                writer.write_all(told.as_bytes()).await.unwrap();
+                let _ = heard.send(line);
+                continue;
+            }
+            "tools/list" => format!(r#""result":{{{hints},"tools":{}}}"#, lists.tools),
+            "resources/list" => format!(r#""result":{{{hints},"resources":{}}}"#, or_none(lists.resources)),
+            "resources/templates/list" => {
+                format!(r#""result":{{{hints},"resourceTemplates":{}}}"#, or_none(lists.templates))
+            }
+            "prompts/list" => format!(r#""result":{{{hints},"prompts":{}}}"#, or_none(lists.prompts)),
+            "tools/call" if params.contains(r#""name":"change""#) => {
+                let told = "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n";
+                writer.write_all(told.as_bytes()).await.unwrap();
+                r#""result":{"resultType":"complete","content":[]}"#.to_owned()
+            }
+            "tools/call" if params.contains(r#""name":"ask""#) => match member(params, "inputResponses") {
+                None => r#""result":{"resultType":"input_required","inputRequests":{"q":{"method":"sampling/createMessage","params":{"x":1e400}}},"requestState":"its own"}"#.to_owned(),
+                Some(told) => {
+                    let state = member(params, "requestState").unwrap_or("null");
+                    format!(r#""result":{{"resultType":"complete","content":[],"x-told":{told},"x-state":{state}}}"#)
+                }
+            },
+            "tools/call" | "resources/read" => {
+                format!(r#""result":{{"resultType":"complete","content":[],"contents":[],"x-reflected":{params}}}"#)
+            }
+            _ => r#""error":{"code":-32601,"message":"Method not found"}"#.to_owned(),
         };
         let answer = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},{outcome}}}\n");
         if writer.write_all(answer.as_bytes()).await.is_err() {
@@ -257,7 +319,8 @@ impl House {
     pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<Message>) -> face::Answer {
         let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
         let message = Message::read(text.into()).unwrap();
-        let call = Call { message, origin: Origin { client: 1, call: 1 }, withdrawn, timeout: None };
+        let (origin, client) = (Origin { client: 1, call: 1 }, Greeting::default().facts);
+        let call = Call { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
         let (team, user) = ("acme".into(), "alice".into());
         timeout(GIVE_UP, self.tools.call((&team, &user), call)).await.unwrap()
     }

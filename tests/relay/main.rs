@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
+mod eras;
+mod rounds;
+mod stateless;
 mod support;
 
 use std::time::Duration;

@@ -8,6 +8,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
 use mcp_satellite_actors::audience::{Audience, Cause, Origin, Question, Source};
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
@@ -147,6 +148,16 @@ impl Play {
 
     /// With a server that is online.
     pub(crate) async fn begin_as(keep: Keep, change: impl FnOnce(&mut Policy)) -> Self {
+        let mut play = Self::open(keep, change).await;
+        play.greets().await;
+        let list = play.hears().await;
+        play.lists(&list).await;
+        play.is_online().await;
+        play
+    }
+
+    /// With a server that was started and was told nothing yet.
+    pub(crate) async fn open(keep: Keep, change: impl FnOnce(&mut Policy)) -> Self {
         let (stage, mut opened) = mpsc::unbounded_channel();
         let (listener, told) = mpsc::unbounded_channel();
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
@@ -176,20 +187,54 @@ impl Play {
         };
         runtime.install(spec).await.unwrap();
         let (reader, writer) = split(opened.recv().await.unwrap());
-        let mut play = Self { runtime, id, lines: BufReader::new(reader).lines(), writer, told, opened, join };
-        let initialize = play.hears().await;
+        Self { runtime, id, lines: BufReader::new(reader).lines(), writer, told, opened, join }
+    }
+
+    /// The server opens a session.
+    pub(crate) async fn greets(&mut self) {
+        let initialize = self.hears().await;
+        assert_eq!(initialize["method"], "initialize");
         assert_eq!(initialize["params"]["capabilities"]["elicitation"], serde_json::json!({"form": {}, "url": {}}));
         let offers = r#"{"tools":{},"logging":{},"x-unknown":{"y":1e400}}"#;
         let info = r#""serverInfo":{"name":"played","version":"1","title":"Played"}"#;
-        play.answers(&initialize, &format!(r#"{{"protocolVersion":"2025-11-25","capabilities":{offers},{info}}}"#))
+        self.answers(&initialize, &format!(r#"{{"protocolVersion":"2025-11-25","capabilities":{offers},{info}}}"#))
             .await;
-        assert_eq!(play.hears().await["method"], "notifications/initialized");
-        assert!(matches!(play.told().await, Told::Began));
-        let list = play.hears().await;
-        play.answers(&list, r#"{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}"#).await;
-        let id = play.id.clone();
-        play.runtime.wait_for(&id, |view| view.status == Status::Online).await.unwrap();
-        play
+        assert_eq!(self.hears().await["method"], "notifications/initialized");
+        self.begins().await;
+    }
+
+    /// The audience is told that the server is there, perhaps after the end of a run that never was.
+    pub(crate) async fn begins(&mut self) {
+        loop {
+            match self.told().await {
+                Told::Began => return,
+                Told::Ended => {}
+                told => panic!("{told:?}"),
+            }
+        }
+    }
+
+    /// It says what it offers.
+    pub(crate) async fn lists(&mut self, list: &Value) {
+        assert_eq!(list["method"], "tools/list");
+        self.answers(list, r#"{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}"#).await;
+    }
+
+    pub(crate) async fn is_online(&self) {
+        self.runtime.wait_for(&self.id, |view| view.status == Status::Online).await.unwrap();
+    }
+
+    /// The server's process was started once more; it is told nothing yet.
+    pub(crate) async fn opens_again(&mut self) {
+        let opened = timeout(GIVE_UP, self.opened.recv()).await.expect("it does not start").unwrap();
+        let (reader, writer) = split(opened);
+        (self.lines, self.writer) = (BufReader::new(reader).lines(), writer);
+    }
+
+    /// The server refuses a request with this code.
+    pub(crate) async fn refuses(&mut self, request: &Value, code: i64) {
+        let id = &request["id"];
+        self.says(&format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":{code},"message":"refused"}}}}"#)).await;
     }
 
     /// The server ends, and starts again; it says nothing yet.
@@ -197,8 +242,7 @@ impl Play {
         let (runtime, id) = (self.runtime.clone(), self.id.clone());
         drop(tokio::spawn(async move { runtime.restart(&id).await }));
         assert!(matches!(self.told().await, Told::Ended));
-        let (reader, writer) = split(timeout(GIVE_UP, self.opened.recv()).await.expect("it does not start").unwrap());
-        (self.lines, self.writer) = (BufReader::new(reader).lines(), writer);
+        self.opens_again().await;
     }
 
     /// The next line that the server reads, as it came.
@@ -209,6 +253,16 @@ impl Play {
     /// The next message to the server.
     pub(crate) async fn hears(&mut self) -> Value {
         serde_json::from_str(&self.reads().await).unwrap()
+    }
+
+    /// The same, of one that holds a number which few can read.
+    pub(crate) async fn hears_loosely(&mut self) -> Value {
+        serde_json::from_str(&self.reads().await.replace("1e400", "1")).unwrap()
+    }
+
+    /// The server closes its stdout.
+    pub(crate) async fn hangs_up(&mut self) {
+        self.writer.shutdown().await.unwrap();
     }
 
     /// The server says this.
@@ -232,9 +286,22 @@ impl Play {
     }
 
     pub(crate) fn relays_within(&self, client: u64, call: u64, request: &str, limit: Option<Duration>) -> Relayed {
+        self.relays_as(Era::Sessions, client, call, request, limit)
+    }
+
+    /// The request of a client of this era is on its way.
+    pub(crate) fn relays_as(
+        &self,
+        era: Era,
+        client: u64,
+        call: u64,
+        request: &str,
+        limit: Option<Duration>,
+    ) -> Relayed {
         let message = Message::read(request.to_owned().into()).unwrap();
         let tool = (message.method() == Some("tools/call")).then(|| "work".to_owned());
-        let relay = Relay { message, origin: Origin { client, call }, repeatable: false, tool };
+        let origin = Origin { client, call };
+        let relay = Relay { message, origin, repeatable: false, tool, era, client: None };
         let (withdraw, withdrawn) = oneshot::channel();
         let (runtime, id) = (self.runtime.clone(), self.id.clone());
         let answer = tokio::spawn(async move { runtime.relay(&id, relay, limit, withdrawn).await });

@@ -114,7 +114,7 @@ async fn an_answer_that_does_not_begin_in_time_may_have_been_carried_out() {
     let mut line = Dialed::new(http(&peer));
     let limit = Duration::from_millis(50);
     let body = "{}".into();
-    line.send(Outgoing::Request { id: 1, body, header_timeout: Some(limit) });
+    line.send(Outgoing::Request { id: 1, body, header_timeout: Some(limit), routing: None });
     let asked = line.asks(&mut peer).await;
     assert_eq!(line.failed(1).await, Failure::sent(FailureKind::HeaderTimeout(limit)));
     line.during(asked.closed()).await;

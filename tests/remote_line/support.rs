@@ -74,7 +74,7 @@ impl Dialed {
 
     pub(crate) fn request(&mut self, id: u64, method: &str) {
         let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}"}}"#).into();
-        self.send(Outgoing::Request { id, body, header_timeout: None });
+        self.send(Outgoing::Request { id, body, header_timeout: None, routing: None });
     }
 
     pub(crate) fn notify(&mut self, method: &str) {

@@ -22,6 +22,8 @@
 
 mod listed;
 mod loss;
+#[path = "../real_servers/port.rs"]
+mod port;
 #[path = "../real_servers/mod.rs"]
 mod real_servers;
 mod servers;

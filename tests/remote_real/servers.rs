@@ -1,14 +1,14 @@
 //! The servers: how each is started, and what it offers.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::spec::RemoteTransport;
 use serde_json::{Value, json};
 
+use crate::port::free_port;
 use crate::real_servers::installed;
 use crate::support::GIVE_UP;
 
@@ -233,14 +233,4 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// A port that stays free while a server is away. Not one of those from which the kernel takes the ports of clients: it
-/// could be taken by anybody, and a client that knocks there could even be connected with itself.
-pub(crate) fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = u16::try_from(std::process::id() % 9_000).unwrap();
-    let candidates = (0..20_000).map(|_| 10_240 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000);
-    let is_free = |port: &u16| TcpListener::bind(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, *port)).is_ok();
-    candidates.into_iter().find(is_free).unwrap()
 }

@@ -16,6 +16,7 @@ mod remote_backoff;
 mod remote_credentials;
 mod remote_edges;
 mod remote_ends;
+mod remote_eras;
 mod remote_fates;
 mod remote_first;
 mod remote_force;

@@ -63,6 +63,8 @@ pub enum FailureKind {
         /// In the server's words.
         said: Option<String>,
     },
+    /// The server does not speak the era of the protocol any more in which it was spoken to, and what it said to that.
+    OtherEra(String),
     /// 429, and when to come back.
     Throttled {
         /// `Retry-After`.
@@ -169,6 +171,7 @@ impl fmt::Display for FailureKind {
             Self::SessionExpired { status, said: Some(said) } => {
                 write!(f, "the session has expired (HTTP {status}): {said}")
             }
+            Self::OtherEra(why) => write!(f, "it does not speak this era of the protocol any more: {why}"),
             Self::Throttled { retry_after: None } => f.write_str("too many requests (HTTP 429)"),
             Self::Throttled { retry_after: Some(after) } => {
                 write!(f, "too many requests (HTTP 429); again in {} s", after.as_secs_f64().ceil())

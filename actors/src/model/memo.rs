@@ -4,6 +4,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::era::Era;
 use super::event::rfc3339;
 
 /// The history of one instance. A wall clock can be set: a time that is in the future when it is read counts as now.
@@ -30,6 +31,8 @@ pub struct StoredMemo {
     pub last_exit: Option<String>,
     /// What went wrong last.
     pub last_error: Option<String>,
+    /// The era of the protocol that its server speaks, where that is not the one that is tried first anyway.
+    pub era: Option<Era>,
 }
 
 /// See [`StoredMemo::dormant`].

@@ -1,6 +1,7 @@
 //! The nouns: plain data with no behaviour that touches the world.
 
 pub mod catalogue;
+pub mod era;
 pub mod event;
 pub mod exit;
 pub mod failure;

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::era::Era;
+
 /// When and how often a server that ended by itself is started again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestartPolicy {
@@ -237,6 +239,8 @@ pub struct SessionPolicy {
     pub exit_drain: Duration,
     /// A start permit is held from fork to the first byte on stdout, and at most this long.
     pub permit_hold_max: Duration,
+    /// The era in which the server is spoken to; what it speaks is found out if none is given.
+    pub protocol: Option<Era>,
 }
 
 impl Default for SessionPolicy {
@@ -253,6 +257,7 @@ impl Default for SessionPolicy {
             list_pages_max: 1000,
             exit_drain: Duration::from_millis(250),
             permit_hold_max: Duration::from_secs(2),
+            protocol: None,
         }
     }
 }

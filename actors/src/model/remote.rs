@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::era::Era;
+
 /// The connection of a remote instance, kept beside its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -73,17 +75,19 @@ impl fmt::Display for Health {
 /// What a server said of itself in the handshake.
 #[derive(Debug)]
 pub struct ServerInfo {
-    /// Its name for itself.
+    /// Its name for itself; a server without sessions may not tell it.
     pub name: String,
-    /// Its version.
+    /// Its version, as its name.
     pub version: String,
+    /// The era in which it said so.
+    pub era: Era,
     /// The protocol version that was agreed on.
     pub protocol: String,
     /// What it can do, as sent.
     pub capabilities: Box<RawValue>,
     /// How it wants to be used, if it says so.
     pub instructions: Option<String>,
-    /// All that it said, as sent.
+    /// All that it said, as sent: the result of `initialize` or of `server/discover`.
     pub greeting: Box<RawValue>,
 }
 

@@ -1,9 +1,11 @@
 //! Decisions: plain values and functions. Time and run numbers come in as arguments; nothing here waits, spawns, logs
 //! or looks at a clock, so every rule is read and tested without a runtime.
 
+pub mod era;
 pub mod health;
 pub mod idle;
 pub mod jitter;
+pub mod mirror;
 pub mod origin;
 pub mod outbox;
 pub mod permits;

@@ -14,7 +14,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
 pub enum Class {
     /// It is not there, or the way to it is broken: `offline`.
     Unreachable,
-    /// It is there and has forgotten the session: `offline` until there is another.
+    /// It is there and has forgotten the session, or has become a server of another era: `offline` until there is another.
     Expired,
     /// It does not accept our credentials: `requires_reauth`.
     Unauthorized,
@@ -37,7 +37,7 @@ pub fn class(kind: &FailureKind) -> Class {
         // Without a token it cannot be asked; the token can be had again without anybody's doing.
         | FailureKind::NotRenewed(_)
         | FailureKind::Unhealthy(_) => Class::Unreachable,
-        FailureKind::SessionExpired { .. } => Class::Expired,
+        FailureKind::SessionExpired { .. } | FailureKind::OtherEra(_) => Class::Expired,
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } | FailureKind::Ungranted { .. } => {
             Class::Unauthorized
         }
@@ -85,6 +85,7 @@ fn may_heal(kind: &FailureKind) -> bool {
         // Whoever renews it has a pace of its own.
         | FailureKind::NotRenewed(_)
         | FailureKind::SessionExpired { .. }
+        | FailureKind::OtherEra(_)
         | FailureKind::Throttled { .. }
         | FailureKind::ServerError { .. }
         | FailureKind::Redirected { .. }

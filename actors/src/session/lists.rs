@@ -11,6 +11,7 @@ use tokio::time::{Duration, Instant};
 
 pub(super) use crate::model::catalogue::List as Kind;
 use crate::model::catalogue::{Catalogue, Entry, Revisions, Tool};
+use crate::rules::mirror;
 
 /// What a server said that it has.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -85,6 +86,8 @@ pub(super) struct Reading {
     pages: usize,
     cursor: Option<String>,
     unread: Unread,
+    /// What a tool's calls must say in headers is looked at, too.
+    strict: bool,
 }
 
 /// About the lists that could not be read.
@@ -107,9 +110,9 @@ pub(super) enum Next {
 }
 
 impl Reading {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(strict: bool) -> Self {
         let (catalogue, keys) = (Catalogue::default(), HashSet::new());
-        Self { kind: Kind::Tools, catalogue, keys, pages: 0, cursor: None, unread: Unread::default() }
+        Self { kind: Kind::Tools, catalogue, keys, pages: 0, cursor: None, unread: Unread::default(), strict }
     }
 
     /// Takes a page, and says what comes next. Entries that cannot be used are left out and told to `skipped`.
@@ -150,6 +153,9 @@ impl Reading {
     fn take(&mut self, raw: Box<RawValue>, key: &str) -> Result<(), String> {
         if self.kind == Kind::Tools {
             let tool = Tool::parse(raw).map_err(|error| error.to_string())?;
+            if self.strict {
+                mirror::of_tool(tool.raw.get()).map_err(|why| format!("the tool `{}`: {why}", tool.name))?;
+            }
             if self.keys.insert(tool.name.clone()) {
                 self.catalogue.tools.push(tool);
             }

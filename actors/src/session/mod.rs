@@ -5,10 +5,14 @@
 //! a link ended and what was malformed, must keep every field it does not know, and must let nothing be cached. rmcp
 //! gives the types of the handshake.
 
+mod envelope;
+mod handshake;
 mod lists;
 mod pending;
 mod relay;
 pub(crate) mod remote;
+mod rounds;
+mod stateless;
 pub(crate) mod stdio;
 
 use std::collections::VecDeque;
@@ -17,36 +21,29 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use bytestring::ByteString;
-use rmcp::model::{
-    ClientCapabilities, ElicitationCapability, FormElicitationCapability, Implementation, InitializeRequestParams,
-    ProtocolVersion, RootsCapabilities, SamplingCapability, UrlElicitationCapability,
-};
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Duration, Instant};
 
-use self::lists::{Kind, Lists, Next, Offers, Reading};
+use self::envelope::{Envelope, Who};
+use self::handshake::{Opening, Refused};
+use self::lists::{Kind, Lists, Next, Reading};
 use self::pending::{Behalf, Calls, Pending, Purpose};
 use self::relay::Questions;
+use self::rounds::Outcome;
+use self::stateless::Stateless;
 use crate::audience::Stage;
 use crate::batcher::WallClock;
 use crate::calls::{Asked, Command, Counters, PortEnd, Relay, Request, Wanted, server_error};
 use crate::model::catalogue::Catalogue;
+use crate::model::era::Era;
 use crate::model::exit::{CallError, Fate};
 use crate::model::remote::ServerInfo;
 use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
 use crate::rpc::{Kind as Sort, View, text_of};
 use crate::rules::jitter::Dice;
-use crate::rules::{restart, retry};
-
-/// The client offers the newest version that has `initialize`, and accepts what the server answers if it is one of these.
-const VERSIONS: [ProtocolVersion; 4] = [
-    ProtocolVersion::V_2024_11_05,
-    ProtocolVersion::V_2025_03_26,
-    ProtocolVersion::V_2025_06_18,
-    ProtocolVersion::V_2025_11_25,
-];
+use crate::rules::{era, restart, retry};
+use crate::seam::Routing;
 
 const METHOD_NOT_FOUND: i64 = -32601;
 const INTERNAL_ERROR: i64 = -32603;
@@ -67,6 +64,8 @@ pub(crate) enum News {
     DiscoveryFailed(String, Duration),
     /// A call has succeeded although the lists could not be read.
     Recovered,
+    /// The server does not take the other era's opening, and is tried in this one.
+    Leans(Era),
     /// So many checks in a row have failed, the last of them for this reason.
     Degraded(u32, String),
     /// It answers again, after so many failed checks.
@@ -101,6 +100,8 @@ pub(crate) struct Basis {
     pub(crate) since: Instant,
     /// Whether the lists are read by itself after the handshake.
     pub(crate) discover: bool,
+    /// The era that the server is spoken to in first, if that is known.
+    pub(crate) era: Option<Era>,
     /// For what is not to happen to all at once.
     pub(crate) dice: Dice,
     pub(crate) news: Box<dyn Fn(News) + Send>,
@@ -110,10 +111,11 @@ pub(crate) struct Basis {
 
 /// The way out for messages of ours. It takes them and never waits.
 trait Outlet {
-    /// Whether a request may have to be sent more than once.
+    /// Each request has an exchange of its own: it may have to be sent more than once, it may be of another era than the
+    /// session, and its end says that nobody waits for it any more.
     const REPEATS: bool;
-    /// Queues a request.
-    fn request(&mut self, id: u64, purpose: Use, parts: &[&str]);
+    /// Queues a request. `routing` is there if it is of the stateless era.
+    fn request(&mut self, id: u64, purpose: Use, routing: Option<Box<Routing>>, parts: &[&str]);
     /// Queues a notification.
     fn tell(&mut self, parts: &[&str]);
     /// Queues a response to the server.
@@ -154,19 +156,23 @@ enum Heard {
     CheckRefused { unknown: bool, why: String },
     /// The handshake is done.
     Initialized,
-    /// The handshake has failed, and why.
-    Refused(String),
+    /// The handshake has failed, and how.
+    Refused(Refused),
+    /// The server has become one without sessions, and said so.
+    OtherEra(String),
     /// The server asks and does not read the answers.
     Flooded,
 }
 
 /// What came of a deadline that has passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 enum Late {
     Call,
     List,
     Check,
     Handshake,
+    /// The handshake's, too; what the server said of the other era before tells more.
+    Refused(Refused),
 }
 
 /// The state of a session that has nothing to do with what carries it.
@@ -187,11 +193,15 @@ struct Conversation<O> {
     draining: bool,
     stage: Stage,
     questions: Questions,
+    /// The era that the server is spoken to in.
+    era: Era,
+    opening: Opening,
+    stateless: Option<Box<Stateless>>,
 }
 
 impl<O: Outlet> Conversation<O> {
     fn new(basis: Basis, outlet: O) -> (Self, tokio::sync::mpsc::UnboundedReceiver<Control>) {
-        let Basis { spec, port, control, counters, wall, since, discover, dice, news, stage } = basis;
+        let Basis { spec, port, control, counters, wall, since, discover, era, dice, news, stage } = basis;
         let mut this = Self {
             spec,
             outlet,
@@ -208,98 +218,33 @@ impl<O: Outlet> Conversation<O> {
             draining: false,
             stage,
             questions: Questions::default(),
+            era: Era::Sessions,
+            opening: Opening::default(),
+            stateless: None,
         };
-        this.greet(since);
+        this.greet(since, era);
         (this, control)
     }
 
     /// The first moment at which a deadline passes or the lists are to be read.
     fn wake_at(&self) -> Option<Instant> {
         let first = self.calls.deadlines.first().map(|(at, _)| *at);
-        first.into_iter().chain(self.lists.again_at).min()
+        first.into_iter().chain(self.lists.again_at).chain(self.listens_again_at()).min()
+    }
+
+    /// Does what is due by itself.
+    fn on_due(&mut self, now: Instant) {
+        if self.lists.again_at.is_some_and(|at| now >= at) {
+            self.list();
+        }
+        if self.listens_again_at().is_some_and(|at| now >= at) {
+            self.listen();
+        }
     }
 
     /// Whether it takes no calls any more and has answered the last one.
     fn has_drained(&self) -> bool {
         self.draining && self.port.gate.inside() == 0
-    }
-
-    // ---- the handshake ----
-
-    fn greet(&mut self, since: Instant) {
-        let mut roots = RootsCapabilities::default();
-        roots.list_changed = Some(true);
-        let mut capabilities = ClientCapabilities::default();
-        capabilities.roots = Some(roots);
-        capabilities.sampling = Some(SamplingCapability::default());
-        let (form, url) = (FormElicitationCapability::new(), UrlElicitationCapability::new());
-        capabilities.elicitation = Some(ElicitationCapability::new().with_form(form).with_url(url));
-        let client = Implementation::new("mcp-satellite", env!("CARGO_PKG_VERSION"));
-        let params =
-            InitializeRequestParams::new(capabilities, client).with_protocol_version(ProtocolVersion::V_2025_11_25);
-        let params = serde_json::to_string(&params).unwrap_or_default();
-        let deadline = since + self.spec.policy.session.handshake_timeout;
-        self.ask("initialize", Some(&params), Purpose::Handshake, deadline);
-    }
-
-    fn on_initialize(&mut self, answer: Result<&RawValue, CallError>) -> Heard {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Greeting {
-            protocol_version: String,
-            capabilities: Box<RawValue>,
-            server_info: Introduction,
-            #[serde(default)]
-            instructions: Option<String>,
-        }
-        #[derive(Deserialize)]
-        struct Introduction {
-            name: String,
-            version: String,
-        }
-        let spec = self.spec.clone();
-        let refused = |why: &str| Heard::Refused(quoted(&spec.mask, why));
-        let result = match answer {
-            Ok(result) => result,
-            Err(error) => return refused(&error.to_string()),
-        };
-        let greeting: Greeting = match serde_json::from_str(result.get()) {
-            Ok(greeting) => greeting,
-            Err(error) => return refused(&format!("the answer to initialize is not one: {error}")),
-        };
-        if !VERSIONS.iter().any(|version| version.as_str() == greeting.protocol_version) {
-            return refused(&format!(
-                "the server speaks protocol version {}, which is not known",
-                greeting.protocol_version
-            ));
-        }
-        let offers: Offers = match serde_json::from_str(greeting.capabilities.get()) {
-            Ok(offers) => offers,
-            Err(error) => return refused(&format!("the answer to initialize is not one: its capabilities: {error}")),
-        };
-        let Introduction { name, version } = greeting.server_info;
-        tracing::debug!(
-            installation_name = %self.spec.name, server = quoted(&self.spec.mask, &name),
-            version = quoted(&self.spec.mask, &version), protocol = %greeting.protocol_version, "initialized"
-        );
-        self.outlet
-            .initialized(&greeting.protocol_version, &[r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#]);
-        self.initialized = Some(Instant::now());
-        self.lists.offers = offers;
-        self.counters.checked((self.wall)());
-        (self.news)(News::Initialized(Arc::new(ServerInfo {
-            name,
-            version,
-            protocol: greeting.protocol_version,
-            capabilities: greeting.capabilities,
-            instructions: greeting.instructions,
-            greeting: result.to_owned(),
-        })));
-        self.stage.audience.began(&self.stage.source);
-        if self.discover {
-            self.list();
-        }
-        Heard::Initialized
     }
 
     // ---- the lists ----
@@ -311,7 +256,9 @@ impl<O: Outlet> Conversation<O> {
             self.lists.again_at = Some(Instant::now() + self.spec.policy.session.list_changed_debounce);
             return;
         }
-        self.lists.reading = Some(Box::new(Reading::new()));
+        // Of a tool whose calls must say in headers what cannot be said there, nothing is said at all.
+        let strict = O::REPEATS && self.era == Era::Stateless;
+        self.lists.reading = Some(Box::new(Reading::new(strict)));
         self.list_page(Kind::Tools, None);
     }
 
@@ -385,6 +332,7 @@ impl<O: Outlet> Conversation<O> {
             }
             Err(all) => {
                 let (catalogue, unread) = *all;
+                self.mark(&catalogue);
                 (self.lists.failed, self.lists.known) = (false, true);
                 if catalogue.unread.is_empty() {
                     self.lists.failures = 0;
@@ -434,6 +382,10 @@ impl<O: Outlet> Conversation<O> {
 
     fn on_view(&mut self, view: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) -> Heard {
         match view.kind {
+            // It would have to be answered, and this era has no way for that.
+            Sort::Request if self.era == Era::Stateless => {
+                self.on_malformed(text.as_bytes(), "a request of a server without sessions")
+            }
             Sort::Request => {
                 self.port.gate.active(now);
                 self.on_server_request(view, text, of)
@@ -453,31 +405,22 @@ impl<O: Outlet> Conversation<O> {
 
     fn on_response(&mut self, view: &View<'_>, text: &ByteString, now: Instant) -> Heard {
         // An id that is not ours is dropped, and so is a late answer to one that timed out.
-        let id = view.id.and_then(|id| id.get().parse().ok());
-        let Some(pending) = id.and_then(|id| self.calls.remove(id)) else { return Heard::Nothing };
+        let Some(id) = view.id.and_then(|id| id.get().parse().ok()) else { return Heard::Nothing };
+        let Some(pending) = self.calls.remove(id) else { return Heard::Nothing };
         // What is asked by ourselves, again and again perhaps, keeps no server awake that nobody else needs.
         if matches!(pending.purpose, Purpose::Caller { .. } | Purpose::Handshake) {
             self.port.gate.active(now);
         }
         let is_result = view.kind == Sort::Result;
         let heard = if is_result { Heard::Answer } else { Heard::Refusal };
+        let spec = self.spec.clone();
         let answer = || match view.outcome {
             Some(result) if is_result => Ok(result),
-            error => Err(server_error(error, &self.spec.mask)),
+            error => Err(server_error(error, &spec.mask)),
         };
         match pending.purpose {
-            Purpose::Caller { ticket, .. } => {
-                if is_result {
-                    self.counters.checked((self.wall)());
-                    // Its lists could not be read, and now it answers: they are tried again before their time.
-                    if self.lists.reading.is_none() && std::mem::take(&mut self.lists.failed) {
-                        (self.news)(News::Recovered);
-                    }
-                }
-                ticket.answer(view, text, &self.spec.mask);
-                heard
-            }
-            Purpose::Handshake => self.on_initialize(answer()),
+            Purpose::Caller { .. } => self.on_answer(id, pending, view, text, now),
+            Purpose::Handshake => self.on_handshake(answer()),
             Purpose::List => {
                 self.on_list(answer());
                 heard
@@ -489,24 +432,72 @@ impl<O: Outlet> Conversation<O> {
                     why: quoted(&self.spec.mask, &error.to_string()),
                 },
             },
+            Purpose::Listen => {
+                let is_unknown = matches!(answer(), Err(CallError::Server { code: METHOD_NOT_FOUND, .. }));
+                self.on_stream_over(id, is_unknown);
+                heard
+            }
+            Purpose::Discover => {
+                self.on_discovered(answer());
+                heard
+            }
         }
+    }
+
+    /// The answer to a call. What a client has asked in the stateless era it reads itself.
+    fn on_answer(&mut self, id: u64, pending: Pending, view: &View<'_>, text: &ByteString, now: Instant) -> Heard {
+        let is_result = view.kind == Sort::Result;
+        let through = pending.goes_through();
+        match view.outcome {
+            Some(result) if is_result && self.era == Era::Stateless && !through => match rounds::outcome_of(result) {
+                Outcome::Complete => {}
+                Outcome::InputRequired => {
+                    self.on_input_required(id, pending, result);
+                    return Heard::Answer;
+                }
+                Outcome::Unknown => {
+                    let message = "the server answered with a kind of result that is not known".to_owned();
+                    pending.fail(CallError::Server { code: INTERNAL_ERROR, message, data: None });
+                    return Heard::Answer;
+                }
+            },
+            error if !is_result && O::REPEATS && !through => {
+                if let CallError::Server { code, message, .. } = server_error(error, &self.spec.mask) {
+                    if self.era == Era::Sessions && era::is_of_stateless(code) {
+                        // Nobody comes in any more before the caller can know. It was refused for how it was asked.
+                        self.port.commands.close();
+                        let (fate, reason) = (Fate::NotSent, message.clone());
+                        pending.fail(CallError::Terminated { fate, reason });
+                        return Heard::OtherEra(quoted(&self.spec.mask, &message));
+                    }
+                    if code == era::HEADER_MISMATCH {
+                        // Perhaps its tool wants to see other parameters in headers than it did.
+                        self.lists.again_by(now);
+                    }
+                }
+            }
+            _ => {}
+        }
+        if is_result {
+            self.counters.checked((self.wall)());
+            // Its lists could not be read, and now it answers: they are tried again before their time.
+            if self.lists.reading.is_none() && std::mem::take(&mut self.lists.failed) {
+                (self.news)(News::Recovered);
+            }
+        }
+        if let Purpose::Caller { ticket, .. } = pending.purpose {
+            ticket.answer(view, text, &self.spec.mask);
+        }
+        if is_result { Heard::Answer } else { Heard::Refusal }
     }
 
     fn on_notification(&mut self, view: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) {
         match view.method.as_deref() {
             Some("notifications/progress") => self.on_progress(view, text, now),
             Some("notifications/cancelled") => self.on_cancelled(view, text),
+            _ if self.on_stream(view, text, of, now) => {}
             method => {
-                let is_of_a_list = matches!(
-                    method,
-                    Some(
-                        "notifications/tools/list_changed"
-                            | "notifications/resources/list_changed"
-                            | "notifications/prompts/list_changed"
-                    )
-                );
-                // Before the handshake is done there is nothing that could have changed, and nobody to ask.
-                if is_of_a_list && self.initialized.is_some() {
+                if self.is_of_a_list(method) {
                     self.lists.again_by(now + self.spec.policy.session.list_changed_debounce);
                 }
                 // It may be anything: it is not even masked where nobody looks.
@@ -517,6 +508,19 @@ impl<O: Outlet> Conversation<O> {
                 self.hear(view, text, of);
             }
         }
+    }
+
+    /// Before the handshake is done there is nothing that could have changed, and nobody to ask.
+    fn is_of_a_list(&self, method: Option<&str>) -> bool {
+        let is_of_a_list = matches!(
+            method,
+            Some(
+                "notifications/tools/list_changed"
+                    | "notifications/resources/list_changed"
+                    | "notifications/prompts/list_changed"
+            )
+        );
+        is_of_a_list && self.initialized.is_some()
     }
 
     fn on_malformed(&self, message: &[u8], why: &str) -> Heard {
@@ -536,13 +540,15 @@ impl<O: Outlet> Conversation<O> {
             Command::Request(asked) => {
                 let Asked { id, wanted, started, timeout, repeatable, ticket } = asked;
                 self.port.gate.active(started);
+                let Some(ticket) = self.answer_for_it(id, &wanted, ticket) else { return };
                 let behalf = match &wanted {
                     Wanted::Relay(Relay { message, origin, .. }) => {
                         Some(Box::new(Behalf { origin: *origin, token: message.token().map(Into::into) }))
                     }
                     Wanted::Request(_) => None,
                 };
-                let purpose = Purpose::Caller { ticket, door: id, started, timeout, repeatable, behalf };
+                let through = matches!(wanted, Wanted::Relay(Relay { era: Era::Stateless, .. }));
+                let purpose = Purpose::Caller { ticket, door: id, started, timeout, repeatable, through, behalf };
                 self.calls.insert(id, Pending::new(purpose, started + timeout));
                 self.unsent.push_back((id, wanted));
                 self.send();
@@ -550,6 +556,7 @@ impl<O: Outlet> Conversation<O> {
             Command::Cancel { id, words } => {
                 if let Some((id, pending)) = self.calls.remove_caller(id) {
                     self.port.gate.active(Instant::now());
+                    self.withdraw_inputs(id);
                     match words {
                         Some(words) => self.cancel_in(id, &pending, &words.cancelling(&id.to_string())),
                         None => self.cancel(id, &pending, "the caller went away"),
@@ -559,6 +566,7 @@ impl<O: Outlet> Conversation<O> {
             Command::Tell { .. } | Command::Answer { .. } | Command::Decline { .. } | Command::NoRoots { .. } => {
                 self.on_client(command);
             }
+            Command::Discover(discover) => self.on_discover(discover),
         }
     }
 
@@ -573,9 +581,14 @@ impl<O: Outlet> Conversation<O> {
             pending.starts_at = Some(position);
             pending.attempts += 1;
             let number = id.to_string();
+            let is_of_it = matches!(wanted, Wanted::Relay(Relay { era: Era::Stateless, .. }));
             match &wanted {
+                _ if self.era == Era::Stateless || is_of_it => {
+                    let rounds = pending.rounds.as_ref().map(|rounds| rounds.input());
+                    self.send_alone(id, &wanted, &rounds.unwrap_or_default());
+                }
                 Wanted::Relay(Relay { message, .. }) => {
-                    self.outlet.request(id, Use::InSession, &message.asked_as(&number, &number));
+                    self.outlet.request(id, Use::InSession, None, &message.asked_as(&number, &number));
                 }
                 Wanted::Request(Request::Tool { name, arguments, repeatable: _ }) => {
                     let name = serde_json::Value::from(name.as_str()).to_string();
@@ -591,14 +604,51 @@ impl<O: Outlet> Conversation<O> {
                         &number,
                         "}}}",
                     ];
-                    self.outlet.request(id, Use::InSession, &parts);
+                    self.outlet.request(id, Use::InSession, None, &parts);
                 }
                 Wanted::Request(Request::Method { method, params }) => {
-                    put_request(&mut self.outlet, id, Use::InSession, method, params.as_deref().map(RawValue::get));
+                    let params = params.as_deref().map(RawValue::get);
+                    put_request(&mut self.outlet, id, Use::InSession, None, method, params);
                 }
             }
-            pending.request = O::REPEATS.then_some(wanted);
+            // Of a server without sessions any call may have to be asked again, with what it asks for.
+            let is_kept = O::REPEATS || self.era == Era::Stateless;
+            if let Some(pending) = self.calls.pending.get_mut(&id).filter(|_| is_kept) {
+                pending.request = Some(wanted);
+            }
         }
+    }
+
+    /// Queues a request that says all that its server must know. `input` is what its server has asked for.
+    fn send_alone(&mut self, id: u64, wanted: &Wanted, input: &[(&'static str, String)]) {
+        let number = id.to_string();
+        let input: Vec<(&str, &str)> = input.iter().map(|(name, value)| (*name, &**value)).collect();
+        match wanted {
+            Wanted::Relay(Relay { message, era: Era::Stateless, .. }) => {
+                let routing = self.routing(message.method().unwrap_or_default(), message.params());
+                self.outlet.request(id, Use::InSession, routing, &message.asked_as(&number, &number));
+            }
+            Wanted::Relay(Relay { message, client, .. }) => {
+                let token = message.token().map(|_| &*number);
+                let who = Who::Client(client.as_deref());
+                let params = Envelope { who, token, level: self.level(), input: &input }.around(message.params());
+                let routing = self.routing(message.method().unwrap_or_default(), Some(&params));
+                self.outlet.request(id, Use::InSession, routing, &[&message.asked_with(&number, &params)]);
+            }
+            Wanted::Request(request) => {
+                let (method, params) = envelope::parts_of(request);
+                let token = matches!(request, Request::Tool { .. }).then_some(&*number);
+                let envelope = Envelope { who: Who::Caller, token, level: None, input: &input };
+                let params = envelope.around(params.as_deref());
+                let routing = self.routing(method, Some(&params));
+                put_request(&mut self.outlet, id, Use::InSession, routing, method, Some(&params));
+            }
+        }
+    }
+
+    /// What headers say of a request, where there are headers.
+    fn routing(&self, method: &str, params: Option<&str>) -> Option<Box<Routing>> {
+        O::REPEATS.then(|| Box::new(envelope::routing(method, params, |tool| self.marked(tool))))
     }
 
     /// Queues a request once more, under a number of its own: an answer or a progress that is still on its way to the last
@@ -613,13 +663,21 @@ impl<O: Outlet> Conversation<O> {
         self.send();
     }
 
-    fn ask(&mut self, method: &str, params: Option<&str>, purpose: Purpose, deadline: Instant) {
+    /// Asks for ourselves; gives the number of the request.
+    fn ask(&mut self, method: &str, params: Option<&str>, purpose: Purpose, deadline: Instant) -> u64 {
         let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
         let starts_at = Some(self.outlet.position());
         let pending = Pending { starts_at, attempts: 1, ..Pending::new(purpose, deadline) };
         let of = if matches!(pending.purpose, Purpose::Handshake) { Use::Handshake } else { Use::InSession };
-        put_request(&mut self.outlet, id, of, method, params);
+        if self.era == Era::Stateless || matches!(pending.purpose, Purpose::Discover) {
+            let params = Envelope::of(Who::Satellite).around(params);
+            let routing = self.routing(method, Some(&params));
+            put_request(&mut self.outlet, id, of, routing, method, Some(&params));
+        } else {
+            put_request(&mut self.outlet, id, of, None, method, params);
+        }
         self.calls.insert(id, pending);
+        id
     }
 
     /// Tells the server that nobody waits any more, if it has been asked at all.
@@ -640,7 +698,10 @@ impl<O: Outlet> Conversation<O> {
             return self.unsent.retain(|(waiting, _)| *waiting != id);
         }
         self.outlet.abandon(id);
-        self.outlet.tell(words);
+        // Where the end of its exchange says so, a server without sessions is told nothing else.
+        if !(O::REPEATS && (self.era == Era::Stateless || pending.goes_through())) {
+            self.outlet.tell(words);
+        }
     }
 
     // ---- time ----
@@ -656,6 +717,7 @@ impl<O: Outlet> Conversation<O> {
         }
         let pending = self.calls.remove(id)?;
         if let Purpose::Caller { .. } | Purpose::List = pending.purpose {
+            self.withdraw_inputs(id);
             self.cancel(id, &pending, "timed out");
         }
         let fate = if self.calls.may_have_got(&pending) { Fate::TimedOut } else { Fate::NotSent };
@@ -673,7 +735,20 @@ impl<O: Outlet> Conversation<O> {
                 self.outlet.abandon(id);
                 Some(Late::Check)
             }
-            Purpose::Handshake => Some(Late::Handshake),
+            Purpose::Handshake => {
+                self.outlet.abandon(id);
+                self.on_handshake_late().or_else(|| self.late(now))
+            }
+            Purpose::Listen => {
+                self.outlet.abandon(id);
+                self.on_stream_over(id, false);
+                self.late(now)
+            }
+            Purpose::Discover => {
+                self.outlet.abandon(id);
+                self.on_discovered(Err(CallError::TimedOut { after: era::DISCOVER_WAIT_MAX, fate }));
+                self.late(now)
+            }
         }
     }
 
@@ -693,11 +768,19 @@ impl<O: Outlet> Conversation<O> {
     }
 }
 
-fn put_request(outlet: &mut impl Outlet, id: u64, of: Use, method: &str, params: Option<&str>) {
+fn put_request(
+    outlet: &mut impl Outlet,
+    id: u64,
+    of: Use,
+    routing: Option<Box<Routing>>,
+    method: &str,
+    params: Option<&str>,
+) {
     let method = serde_json::Value::from(method).to_string();
     let id_text = id.to_string();
     let (before, params) = params.map_or(("", ""), |params| (r#","params":"#, params));
-    outlet.request(id, of, &[r#"{"jsonrpc":"2.0","id":"#, &id_text, r#","method":"#, &method, before, params, "}"]);
+    let parts = [r#"{"jsonrpc":"2.0","id":"#, &id_text, r#","method":"#, &method, before, params, "}"];
+    outlet.request(id, of, routing, &parts);
 }
 
 async fn sleep_until(at: Option<Instant>) {

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use tokio::time::{Duration, Instant};
 
+use super::rounds::Rounds;
 use crate::audience::Origin;
 use crate::calls::{Ticket, Wanted};
 use crate::model::exit::{CallError, Fate};
@@ -18,6 +19,8 @@ pub(super) enum Purpose {
         started: Instant,
         timeout: Duration,
         repeatable: bool,
+        /// It is written in the stateless era: whatever is answered is for its client to read.
+        through: bool,
         /// Where a client of the host has made it.
         behalf: Option<Box<Behalf>>,
     },
@@ -25,6 +28,10 @@ pub(super) enum Purpose {
     List,
     /// A look whether anybody is there.
     Check,
+    /// The stream of what a server without sessions says by itself.
+    Listen,
+    /// Whether a server with sessions can do without.
+    Discover,
 }
 
 /// Whose call it is.
@@ -45,11 +52,13 @@ pub(super) struct Pending {
     pub(super) attempts: u32,
     /// What is asked, where it may have to be asked again.
     pub(super) request: Option<Wanted>,
+    /// What its server has asked for, if it has.
+    pub(super) rounds: Option<Box<Rounds>>,
 }
 
 impl Pending {
     pub(super) fn new(purpose: Purpose, deadline: Instant) -> Self {
-        Self { purpose, deadline, starts_at: None, reached: false, attempts: 0, request: None }
+        Self { purpose, deadline, starts_at: None, reached: false, attempts: 0, request: None, rounds: None }
     }
 
     /// An attempt has failed. A server that takes no more, not from us or not this has not carried it out.
@@ -66,6 +75,18 @@ impl Pending {
                     | FailureKind::NotRenewed(_)
                     | FailureKind::Status { status: 413 | 414 | 415 | 422 | 431, .. }
             );
+    }
+
+    /// Its caller has no result.
+    pub(super) fn fail(self, error: CallError) {
+        if let Purpose::Caller { ticket, .. } = self.purpose {
+            ticket.fail(error);
+        }
+    }
+
+    /// Whether it is written in the stateless era.
+    pub(super) fn goes_through(&self) -> bool {
+        matches!(self.purpose, Purpose::Caller { through: true, .. })
     }
 
     /// Whether the server knows of it, as far as can be told.

@@ -11,29 +11,62 @@ use super::pending::{Pending, Purpose};
 use super::{Conversation, Heard, INTERNAL_ERROR, Outlet};
 use crate::audience::{Cause, Origin, Question};
 use crate::calls::Command;
-use crate::rpc::{Message, View, joined};
+use crate::model::era::Era;
+use crate::model::exit::CallError;
+use crate::rpc::{Kind, Message, View, joined, member};
 use crate::rules::origin;
 
 /// A server that asks more than this at once is told that nobody answers.
-const QUESTIONS_MAX: usize = 64;
+pub(super) const QUESTIONS_MAX: usize = 64;
 
 /// What the server has asked and has no answer to.
 #[derive(Default)]
 pub(super) struct Questions {
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, (Open, Cause)>,
     last: u64,
 }
 
-struct Open {
-    /// The server's own id, as sent.
-    id: Box<str>,
-    cause: Cause,
+/// How a question is answered.
+pub(super) enum Open {
+    /// By a response under the server's own id, as sent.
+    Request(Box<str>),
+    /// By asking a call again.
+    Input(Input),
+}
+
+/// What a result asks for.
+pub(super) struct Input {
+    /// The call, by the number with which it was sent last.
+    pub(super) call: u64,
+    /// The server's name for it.
+    pub(super) name: String,
 }
 
 impl Questions {
+    pub(super) fn count(&self) -> usize {
+        self.open.len()
+    }
+
+    /// One more; gives its number.
+    pub(super) fn open(&mut self, open: Open, cause: Cause) -> u64 {
+        self.last += 1;
+        self.open.insert(self.last, (open, cause));
+        self.last
+    }
+
+    pub(super) fn close(&mut self, number: u64) -> Option<Open> {
+        self.open.remove(&number).map(|(open, _)| open)
+    }
+
+    /// Those that a result of this call asks.
+    pub(super) fn of_call(&self, call: u64) -> Vec<u64> {
+        let is_its = |open: &Open| matches!(open, Open::Input(input) if input.call == call);
+        self.open.iter().filter(|(_, (open, _))| is_its(open)).map(|(number, _)| *number).collect()
+    }
+
     /// Whether somebody may be thinking about an answer on behalf of this call.
     fn are_asked_of(&self, origin: Origin) -> bool {
-        self.open.values().any(|open| match open.cause {
+        self.open.values().any(|(_, cause)| match *cause {
             Cause::Call(of) => of == origin,
             Cause::Client(of) => of == origin.client,
             Cause::Nobody | Cause::Stranger | Cause::Several(_) => false,
@@ -46,13 +79,15 @@ impl<O: Outlet> Conversation<O> {
     fn cause(&self, of: Option<u64>) -> Cause {
         let origin = |pending: &Pending| match &pending.purpose {
             Purpose::Caller { behalf, .. } => Some(behalf.as_ref().map(|behalf| behalf.origin)),
-            Purpose::Handshake | Purpose::List | Purpose::Check => None,
+            Purpose::Handshake | Purpose::List | Purpose::Check | Purpose::Listen | Purpose::Discover => None,
         };
         let of = match of.map(|id| self.calls.pending.get(&id).map(|pending| &pending.purpose)) {
             None => None,
             Some(Some(Purpose::Caller { behalf, .. })) => Some(behalf.as_ref().map(|behalf| behalf.origin)),
             // It is said on the stream of something that we have asked by ourselves.
-            Some(Some(Purpose::Handshake | Purpose::List | Purpose::Check)) => return Cause::Nobody,
+            Some(Some(Purpose::Handshake | Purpose::List | Purpose::Check | Purpose::Listen | Purpose::Discover)) => {
+                return Cause::Nobody;
+            }
             // Of a call that is over. It is no other's.
             Some(None) => Some(None),
         };
@@ -71,12 +106,11 @@ impl<O: Outlet> Conversation<O> {
         let Some(id) = asked.id else { return Heard::Nothing };
         if asked.method.as_deref() == Some("ping") {
             self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), r#","result":{}}"#]);
-        } else if self.questions.open.len() >= QUESTIONS_MAX {
+        } else if self.questions.count() >= QUESTIONS_MAX {
             self.refuse(id.get(), INTERNAL_ERROR, "too many requests of the server are not answered yet");
         } else {
-            self.questions.last += 1;
-            let (number, cause) = (self.questions.last, self.cause(of));
-            self.questions.open.insert(number, Open { id: id.get().into(), cause });
+            let cause = self.cause(of);
+            let number = self.questions.open(Open::Request(id.get().into()), cause);
             let question = Question::new(number, asked.keep(text), self.port.answers.clone());
             self.stage.audience.asked(&self.stage.source, cause, question);
         }
@@ -85,12 +119,14 @@ impl<O: Outlet> Conversation<O> {
 
     /// The server does not want an answer any more.
     pub(super) fn on_cancelled(&mut self, said: &View<'_>, text: &ByteString) {
-        let Some(id) = said.of.map(RawValue::get) else { return };
-        let Some(number) = self.questions.open.iter().find_map(|(number, open)| (*open.id == *id).then_some(*number))
-        else {
+        if self.is_end_of_stream(said) {
             return;
-        };
-        self.questions.open.remove(&number);
+        }
+        let Some(id) = said.of.map(RawValue::get) else { return };
+        let is_it = |open: &Open| matches!(open, Open::Request(its) if **its == *id);
+        let found = self.questions.open.iter().find_map(|(number, (open, _))| is_it(open).then_some(*number));
+        let Some(number) = found else { return };
+        self.questions.close(number);
         self.stage.audience.withdrawn(&self.stage.source, number, said.keep(text));
     }
 
@@ -129,6 +165,10 @@ impl<O: Outlet> Conversation<O> {
         match command {
             Command::Tell { message, place } => {
                 self.port.gate.active(Instant::now());
+                // Nothing that a client tells its session is for a server without one.
+                if self.era == Era::Stateless {
+                    return drop(place);
+                }
                 if self.outlet.has_room() {
                     self.outlet.tell(&[message.text()]);
                 } else {
@@ -137,22 +177,33 @@ impl<O: Outlet> Conversation<O> {
                 }
                 drop(place);
             }
-            Command::Answer { question, message } => {
-                if let Some(open) = self.questions.open.remove(&question) {
-                    self.outlet.respond(&message.answering(&open.id));
+            Command::Answer { question, message } => match self.questions.close(question) {
+                Some(Open::Request(id)) => self.outlet.respond(&message.answering(&id)),
+                Some(Open::Input(input)) => {
+                    let answer = match (message.kind(), message.outcome()) {
+                        (Kind::Result, Some(result)) => Ok(result),
+                        (_, error) => Err(not_given(error)),
+                    };
+                    self.on_input(input, answer);
                 }
-            }
-            Command::Decline { question, code, why } => {
-                if let Some(open) = self.questions.open.remove(&question) {
-                    self.refuse(&open.id, code, &why);
+                None => {}
+            },
+            Command::Decline { question, code, why } => match self.questions.close(question) {
+                Some(Open::Request(id)) => self.refuse(&id, code, &why),
+                Some(Open::Input(input)) => {
+                    let message = format!("the server asks for input, and gets none: {why}");
+                    self.on_input(input, Err(CallError::Server { code, message, data: None }));
                 }
-            }
-            Command::NoRoots { question } => {
-                if let Some(open) = self.questions.open.remove(&question) {
-                    self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, &open.id, r#","result":{"roots":[]}}"#]);
+                None => {}
+            },
+            Command::NoRoots { question } => match self.questions.close(question) {
+                Some(Open::Request(id)) => {
+                    self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, &id, r#","result":{"roots":[]}}"#]);
                 }
-            }
-            Command::Request(_) | Command::Cancel { .. } => self.on_command(command),
+                Some(Open::Input(input)) => self.on_input(input, Ok(r#"{"roots":[]}"#)),
+                None => {}
+            },
+            Command::Request(_) | Command::Cancel { .. } | Command::Discover(_) => self.on_command(command),
         }
     }
 
@@ -167,4 +218,14 @@ impl<O: Outlet> Conversation<O> {
         self.questions = Questions::default();
         self.stage.audience.ended(&self.stage.source);
     }
+}
+
+/// A client has answered with an error what its server asks for.
+fn not_given(error: Option<&str>) -> CallError {
+    let said = |name| member(error?, name);
+    let code = said("code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
+    let why = said("message").and_then(|message| serde_json::from_str::<String>(message).ok());
+    let why = why.unwrap_or_else(|| "the client answered with an error".to_owned());
+    let message = format!("the server asks for input, and gets none: {why}");
+    CallError::Server { code, message, data: said("data").map(str::to_owned) }
 }

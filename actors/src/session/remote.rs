@@ -11,15 +11,18 @@ use futures::FutureExt;
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
+use super::handshake::Refused;
 use super::pending::{Pending, Purpose};
 use super::{Basis, Control, Conversation, Heard, Late, METHOD_NOT_FOUND, News, Outlet, Use, sleep_until};
+use crate::model::era::Era;
 use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::policy::HealthCheck;
 use crate::model::status::Status;
+use crate::rules::era;
 use crate::rules::health::{Checks, Verdict};
 use crate::rules::retry::{self, Class};
-use crate::seam::{Incoming, Line, Outgoing};
+use crate::seam::{Incoming, Line, Outgoing, Routing};
 
 /// At the end so many messages are looked at that have come before it: a server may say more than its answers, and without end.
 const LAST_WORDS_MAX: usize = 4096;
@@ -45,10 +48,10 @@ struct Way {
 impl Outlet for Way {
     const REPEATS: bool = true;
 
-    fn request(&mut self, id: u64, of: Use, parts: &[&str]) {
+    fn request(&mut self, id: u64, of: Use, routing: Option<Box<Routing>>, parts: &[&str]) {
         // What has a deadline of its own may take as long as that.
         let header_timeout = (of == Use::Handshake).then_some(self.header_timeout);
-        self.line.send(Outgoing::Request { id, body: whole(parts), header_timeout });
+        self.line.send(Outgoing::Request { id, body: whole(parts), header_timeout, routing });
     }
 
     fn tell(&mut self, parts: &[&str]) {
@@ -204,7 +207,8 @@ impl Session {
         let policy = &self.talk.spec.policy.health;
         match heard {
             Heard::Nothing | Heard::Flooded => {}
-            Heard::Refused(why) => return Some(Over::Lost(Failure::sent(FailureKind::Handshake(why)))),
+            Heard::Refused(how) => return Some(refused(how)),
+            Heard::OtherEra(why) => return Some(Over::Lost(Failure::sent(FailureKind::OtherEra(why)))),
             Heard::Initialized => self.checks = Some(Checks::new(policy, self.talk.dice.clone(), now)),
             Heard::Answer => {
                 self.server_errors = 0;
@@ -218,6 +222,10 @@ impl Session {
                 let restored = self.checks.as_mut().and_then(|checks| checks.succeeded(policy, now));
                 self.restored(restored);
             }
+            // Every server of this era answers that.
+            Heard::CheckRefused { why, .. } if self.is_asked_to_discover() => {
+                return Some(Over::Lost(Failure::sent(FailureKind::OtherEra(why))));
+            }
             Heard::CheckRefused { unknown, why } => {
                 if self.checks.as_mut().is_some_and(|checks| checks.no_ping(now)) {
                     return None;
@@ -227,6 +235,12 @@ impl Session {
             }
         }
         None
+    }
+
+    /// Whether the check under way is one that only a server of another era refuses.
+    fn is_asked_to_discover(&self) -> bool {
+        let asked = self.checks.as_ref().map(Checks::asked);
+        self.talk.era == Era::Stateless && asked == Some(HealthCheck::Ping)
     }
 
     fn restored(&self, restored: Option<(u32, Option<String>)>) {
@@ -240,6 +254,7 @@ impl Session {
     fn on_failed(&mut self, id: u64, failure: Failure) -> Option<Over> {
         let now = Instant::now();
         let class = retry::class(&failure.kind);
+        let stateless = self.talk.era == Era::Stateless;
         // One that was given up meanwhile.
         let pending = self.talk.calls.pending.get_mut(&id)?;
         match &pending.purpose {
@@ -257,9 +272,42 @@ impl Session {
                     self.again.insert((now + delay, id));
                     return None;
                 }
+                // No session has ended, and what a server says to one request says little of the others: it is asked.
+                let is_aside = !stateless && pending.goes_through();
+                let class = match class {
+                    Class::Expired | Class::Other if is_aside => Class::Busy,
+                    _ if stateless && era::is_refusal(&failure.kind) => Class::Busy,
+                    class => class,
+                };
                 self.call_failed(id, failure, class)
             }
-            Purpose::Handshake => Some(Over::Lost(failure)),
+            Purpose::Handshake => {
+                self.talk.calls.remove(id);
+                let heard = self.talk.on_handshake_failed(failure);
+                self.on_heard(heard)
+            }
+            // That there is no stream is not the loss of its server. Whether that is there is found out.
+            Purpose::Listen => {
+                self.talk.calls.remove(id);
+                let is_unknown = matches!(failure.kind, FailureKind::Status { status: 404 | 405, .. });
+                if self.talk.on_stream_over(id, is_unknown)
+                    && let Some(checks) = &mut self.checks
+                {
+                    checks.hurry(now.into_std());
+                }
+                (class == Class::Unauthorized).then_some(Over::Lost(failure))
+            }
+            // It is about another era than the session's, and says nothing of that.
+            Purpose::Discover => {
+                self.talk.calls.remove(id);
+                let answer = if era::is_refusal(&failure.kind) {
+                    CallError::Server { code: METHOD_NOT_FOUND, message: failure.to_string(), data: None }
+                } else {
+                    CallError::Remote { fate: Fate::NotSent, failure }
+                };
+                self.talk.on_discovered(Err(answer));
+                None
+            }
             // It has no such list, in the words of a web server. 404 is also what is said of a session, but the tools were
             // read in this one a moment ago: if it is gone the next request says so.
             Purpose::List if retry::is_unknown(&failure.kind) && self.talk.lists.is_beside() => {
@@ -280,6 +328,9 @@ impl Session {
             Purpose::List => Some(Over::Lost(failure)),
             Purpose::Check => {
                 self.talk.calls.remove(id);
+                if self.is_asked_to_discover() && era::is_refusal(&failure.kind) {
+                    return Some(Over::Lost(Failure::sent(FailureKind::OtherEra(failure.to_string()))));
+                }
                 match class {
                     Class::Expired | Class::Unauthorized => Some(Over::Lost(failure)),
                     Class::Busy if retry::doubts_session(&failure.kind) => self.check_doubted(failure),
@@ -332,9 +383,9 @@ impl Session {
             Class::Unreachable | Class::Expired => CallError::Terminated { fate, reason: disconnected(&failure) },
         };
         if class == Class::Busy && !gone {
-            if retry::doubts_session(&failure.kind)
-                && let Some(checks) = &mut self.checks
-            {
+            let doubted = retry::doubts_session(&failure.kind)
+                || (self.talk.era == Era::Stateless && era::is_refusal(&failure.kind));
+            if doubted && let Some(checks) = &mut self.checks {
                 checks.doubt(Instant::now().into_std());
             }
             ticket.fail(error);
@@ -373,6 +424,7 @@ impl Session {
                     let limit = self.talk.spec.policy.session.handshake_timeout;
                     return Some(Over::Lost(Failure::sent(FailureKind::HeaderTimeout(limit))));
                 }
+                Late::Refused(how) => return Some(refused(how)),
                 Late::Check => {
                     let limit = self.talk.spec.policy.health.timeout;
                     if let Some(over) = self.check_failed(&format!("no answer within {} s", limit.as_secs_f64())) {
@@ -387,9 +439,7 @@ impl Session {
             self.again.remove(&(at, id));
             self.talk.ask_again(id);
         }
-        if self.talk.lists.again_at.is_some_and(|at| now >= at) {
-            self.talk.list();
-        }
+        self.talk.on_due(now);
         if self.checks.as_ref().and_then(Checks::due_at).is_some_and(|at| now.into_std() >= at) {
             self.check(now);
         }
@@ -401,8 +451,8 @@ impl Session {
         let Some(checks) = &mut self.checks else { return };
         let (deadline, check) = (now + policy.timeout, checks.begin(policy));
         match check {
-            HealthCheck::Ping => self.talk.ask("ping", None, Purpose::Check, deadline),
-            HealthCheck::ToolsList => self.talk.ask("tools/list", None, Purpose::Check, deadline),
+            HealthCheck::Ping => drop(self.talk.ask(self.talk.era.check(), None, Purpose::Check, deadline)),
+            HealthCheck::ToolsList => drop(self.talk.ask("tools/list", None, Purpose::Check, deadline)),
             HealthCheck::Get => {
                 let id = self.talk.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
                 self.talk.calls.insert(id, Pending::new(Purpose::Check, deadline));
@@ -468,6 +518,14 @@ impl Session {
         };
         WorkerExit { ran, ..exit }
     }
+}
+
+/// How a handshake over a line ends a session.
+fn refused(how: Refused) -> Over {
+    Over::Lost(match how {
+        Refused::Said(why) => Failure::sent(FailureKind::Handshake(why)),
+        Refused::Failed(failure) => failure,
+    })
 }
 
 fn disconnected(failure: &Failure) -> String {
@@ -571,6 +629,7 @@ mod tests {
                 wall: Arc::new(|| jiff::Timestamp::UNIX_EPOCH),
                 since: Instant::now(),
                 discover: false,
+                era: None,
                 dice: Dice::new(1, "a"),
                 news: Box::new(|_| {}),
                 stage: Stage { audience: Arc::new(Unattended), source: Source { id: spec().id.clone(), run: Run(1) } },

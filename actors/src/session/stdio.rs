@@ -8,11 +8,12 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
+use super::handshake::Refused;
 use super::pending::Purpose;
 use super::{Basis, Control, Conversation, Heard, Late, News, Outlet, Use, sleep_until};
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::rules::watchdog::{Verdict, Watchdog};
-use crate::seam::{Process, ProcessEnd};
+use crate::seam::{Process, ProcessEnd, Routing};
 use crate::wire::{Lines, Received, put_json};
 
 /// Answers to a server's own requests pile up if it does not read them: more unwritten bytes than this end it.
@@ -62,7 +63,7 @@ impl Outlet for Pipe {
     /// What is in a pipe ends with the process.
     const REPEATS: bool = false;
 
-    fn request(&mut self, _id: u64, _of: Use, parts: &[&str]) {
+    fn request(&mut self, _id: u64, _of: Use, _routing: Option<Box<Routing>>, parts: &[&str]) {
         self.put(parts);
     }
 
@@ -197,7 +198,7 @@ impl Session {
                 None
             }
             Received::Line(line) => match self.talk.on_message(&line, None, Instant::now()) {
-                Heard::Refused(why) => Some(Over::Failed(ExitCause::Handshake(why))),
+                Heard::Refused(how) => Some(Over::Failed(handshake(how))),
                 Heard::Flooded => {
                     let why = "the server asks and does not read the answers".to_owned();
                     Some(Over::Failed(ExitCause::Wire(why)))
@@ -208,6 +209,7 @@ impl Session {
                 | Heard::Refusal
                 | Heard::Checked
                 | Heard::CheckRefused { .. }
+                | Heard::OtherEra(_)
                 | Heard::Initialized => None,
             },
             Received::End => {
@@ -262,22 +264,21 @@ impl Session {
                 Late::Call | Late::List => self.watchdog.call_timed_out(),
                 Late::Handshake => {
                     let limit = self.talk.spec.policy.session.handshake_timeout;
-                    let why = format!("no answer to initialize within {} s", limit.as_secs_f64());
+                    let why = format!("no answer to {} within {} s", self.talk.era.opening(), limit.as_secs_f64());
                     return Some(Over::Failed(ExitCause::Handshake(why)));
                 }
+                Late::Refused(how) => return Some(Over::Failed(handshake(how))),
                 // The watchdog has its own clock.
                 Late::Check => {}
             }
         }
-        if self.talk.lists.again_at.is_some_and(|at| now >= at) {
-            self.talk.list();
-        }
+        self.talk.on_due(now);
         self.watchdog.heard(self.lines.last_read.into_std());
         match Self::decide(&mut self.watchdog, &self.talk, now) {
             Verdict::Wait(_) => None,
             Verdict::Ping => {
                 let deadline = now + self.talk.spec.policy.watchdog.ping_timeout;
-                self.talk.ask("ping", None, Purpose::Check, deadline);
+                self.talk.ask(self.talk.era.check(), None, Purpose::Check, deadline);
                 None
             }
             Verdict::Unresponsive => Some(Over::Failed(ExitCause::Unresponsive)),
@@ -355,6 +356,14 @@ impl Session {
             }
         }
     }
+}
+
+/// How a handshake over a pipe ends a run.
+fn handshake(refused: Refused) -> ExitCause {
+    ExitCause::Handshake(match refused {
+        Refused::Said(why) => why,
+        Refused::Failed(failure) => failure.to_string(),
+    })
 }
 
 async fn write(writer: &mut Option<Box<dyn AsyncWrite + Send + Unpin>>, out: &[u8]) -> std::io::Result<usize> {

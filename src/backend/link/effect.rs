@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
@@ -218,7 +219,7 @@ impl Acting<'_> {
             let text = r#"{"jsonrpc":"2.0","id":"credential_validation","method":"tools/list"}"#;
             let message = Message::read(text.into()).map_err(|_| "the satellite cannot ask".to_owned())?;
             let origin = Origin { client: u64::MAX, call: 0 };
-            let relay = Relay { message, origin, repeatable: true, tool: None };
+            let relay = Relay { message, origin, repeatable: true, tool: None, era: Era::Sessions, client: None };
             // Nobody takes it back.
             let (_kept, withdrawn) = oneshot::channel();
             let answer = self.runtime.relay(id, relay, Some(VALIDATION_TIMEOUT), withdrawn).await;

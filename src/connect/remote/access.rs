@@ -25,7 +25,7 @@ pub(super) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-pro
 pub(super) const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Headers that are the protocol's or the connection's, and not for an instance to set.
-const RESERVED: [&str; 16] = [
+const RESERVED: [&str; 18] = [
     "accept",
     "accept-encoding",
     "connection",
@@ -35,6 +35,8 @@ const RESERVED: [&str; 16] = [
     "host",
     "keep-alive",
     "last-event-id",
+    "mcp-method",
+    "mcp-name",
     "mcp-protocol-version",
     "mcp-session-id",
     "proxy-authorization",

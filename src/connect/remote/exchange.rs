@@ -210,7 +210,7 @@ impl Session {
         let state = self.state();
         let access = state.access.clone().map_err(Failure::unsent)?;
         let (id, version) = (state.id.clone(), state.version.clone());
-        Ok(Terms { access, id, version, endpoint: state.endpoint.clone() })
+        Ok(Terms { access, alone: false, id, version, endpoint: state.endpoint.clone() })
     }
 
     pub(super) fn adopt(&self, spec: &InstanceSpec) {
@@ -246,12 +246,23 @@ impl Session {
 /// What one exchange goes by, from its beginning to its end.
 pub(super) struct Terms {
     pub(super) access: Arc<Access>,
+    /// It belongs to no session.
+    alone: bool,
     id: Option<HeaderValue>,
     version: Option<HeaderValue>,
     endpoint: Option<Url>,
 }
 
 impl Terms {
+    /// The terms of a request that belongs to no session, whatever there is one for.
+    pub(super) fn alone(self) -> Self {
+        Self { alone: true, id: None, version: None, ..self }
+    }
+
+    pub(super) fn is_alone(&self) -> bool {
+        self.alone
+    }
+
     /// Whether the server has given the session a name.
     pub(super) fn names_session(&self) -> bool {
         self.id.is_some() || self.endpoint.is_some()

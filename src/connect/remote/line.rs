@@ -85,9 +85,10 @@ impl RemoteLine {
     fn start(&mut self, message: Outgoing) {
         let session = Arc::clone(&self.session);
         match message {
-            Outgoing::Request { id, body, header_timeout } => match self.transport {
+            Outgoing::Request { id, body, header_timeout, routing } => match self.transport {
                 RemoteTransport::Http => {
-                    self.exchanges.start(Some(id), |out| streamable::request(session, id, body, header_timeout, out));
+                    let request = |out| streamable::request(session, id, body, header_timeout, routing, out);
+                    self.exchanges.start(Some(id), request);
                 }
                 RemoteTransport::Sse => self.exchanges.start(Some(id), |_| async move {
                     match deliver(&session, body, Some(id), header_timeout).await {

@@ -9,6 +9,7 @@ mod legacy;
 mod line;
 mod message;
 mod names;
+mod routing;
 mod streamable;
 mod tokens;
 

@@ -1,5 +1,6 @@
-//! Streamable HTTP, as of 2025-03-26 to 2025-11-25: every message is a POST, its answer is JSON or a stream of events, and
-//! one GET listens for what the server says unasked.
+//! Streamable HTTP: every message is a POST, and its answer is JSON or a stream of events. As of 2025-03-26 to 2025-11-25
+//! there are sessions, and one GET listens for what the server says unasked. As of 2026-07-28 a request stands for itself:
+//! headers say what it is about, its stream is not continued where it breaks off, and its end is the end of the request.
 //!
 //! The GET is also how the death of a server is noticed when nobody calls: its stream ends, is opened again at once, and
 //! nobody is there.
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::seam::Incoming;
+use mcp_satellite_actors::seam::{Incoming, Routing};
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -18,7 +19,7 @@ use super::access::{EVENT_STREAM, JSON, LAST_EVENT_ID};
 use super::events::Events;
 use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
 use super::failures::not_mcp;
-use super::message;
+use super::{message, routing};
 
 /// After an answer its exchange should end; so long the connection is kept for that, to be used again.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -34,9 +35,10 @@ pub(super) async fn request(
     id: u64,
     body: Bytes,
     header_timeout: Option<Duration>,
+    routing: Option<Box<Routing>>,
     mut out: Out,
 ) -> News {
-    match ask(&session, id, body, header_timeout, &mut out).await {
+    match ask(&session, id, body, header_timeout, routing.as_deref(), &mut out).await {
         Ok(()) => News::Done,
         Err(failure) => News::Of(Incoming::Failed { id, failure }),
     }
@@ -47,19 +49,29 @@ async fn ask(
     id: u64,
     body: Bytes,
     header_timeout: Option<Duration>,
+    routing: Option<&Routing>,
     out: &mut Out,
 ) -> Result<(), Failure> {
-    let terms = session.terms()?;
-    let response = terms.ask(terms.post(body), header_timeout).await?;
+    let terms = match routing {
+        Some(_) => session.terms()?.alone(),
+        None => session.terms()?,
+    };
+    let post = terms.post(body);
+    let post =
+        routing.into_iter().flat_map(routing::headers).fold(post, |post, (name, value)| post.header(name, value));
+    let response = terms.ask(post, header_timeout).await?;
     if !response.status().is_success() {
-        let refused = |kind| Failure::sent(if terms.has_begun() { kind } else { perhaps_older(kind) });
+        let is_known = routing.is_some() || terms.has_begun();
+        let refused = |kind| Failure::sent(if is_known { kind } else { perhaps_older(kind) });
         let answer = terms.refusal(response, Some(id)).await.map_err(refused)?;
         for message in answer {
             out.send(News::Of(Incoming::Message { message, of: Some(id) })).await;
         }
         return Ok(());
     }
-    session.greeted(response.headers());
+    if routing.is_none() {
+        session.greeted(response.headers());
+    }
     let content_type = content_type(&response);
     let accepted = response.status() == StatusCode::ACCEPTED;
     match content_type.as_deref() {
@@ -84,7 +96,8 @@ async fn ask(
 /// Servers of the older transport refuse a POST to the address of their stream, one in this way and one in that.
 fn perhaps_older(kind: FailureKind) -> FailureKind {
     match kind {
-        FailureKind::Status { status: 400 | 404 | 405, .. } => {
+        // One that says why speaks JSON-RPC, and is none of them.
+        FailureKind::Status { status: 400 | 404 | 405, said: None } => {
             FailureKind::Handshake(format!("{kind}; if it speaks the older HTTP+SSE: transport = \"sse\""))
         }
         kind => kind,
@@ -121,8 +134,11 @@ async fn follow(
             }
             out.aside(event.data).await;
         }
-        last_id = resumption(&events).or(last_id);
         let cut = || Failure::sent(FailureKind::Cut);
+        if terms.is_alone() {
+            return Err(cut());
+        }
+        last_id = resumption(&events).or(last_id);
         let last_id = last_id.as_ref().ok_or_else(cut)?;
         sleep(pace.ended(began.elapsed(), events.retry())).await;
 

@@ -81,6 +81,7 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
         | FailureKind::Ungranted { .. }
         | FailureKind::InsufficientScope { .. }
         | FailureKind::SessionExpired { .. }
+        | FailureKind::OtherEra(_)
         | FailureKind::Throttled { .. }
         | FailureKind::ServerError { .. }
         | FailureKind::Redirected { .. }

@@ -27,6 +27,7 @@ mod remote;
 mod rmcp_server;
 mod script;
 mod server;
+mod stateless;
 mod tools;
 mod wire;
 
@@ -35,4 +36,4 @@ pub use endpoint::{Attempt, Manner, Sessions, SimRemote};
 #[cfg(feature = "cli")]
 pub use http::{Answers, HttpOptions, HttpStats, serve_http};
 pub use process::serve_stdio;
-pub use script::{Grandchild, Script};
+pub use script::{Grandchild, Script, Speaks};

@@ -24,7 +24,7 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::endpoint::{Endpoint, News, Reach, failure};
-use super::script::{Dice, Script};
+use super::script::{Dice, Script, Speaks};
 use super::server::{Env, Phase, Server};
 use super::wire::{Call, METHOD_NOT_FOUND, Message, parse, put_answer, put_error};
 
@@ -40,6 +40,8 @@ pub(super) struct RemoteLine {
     dice: Dice,
     connected: bool,
     session: Option<Session>,
+    /// What serves requests that belong to no session, once there was one.
+    alone: Option<Server>,
     /// What is not taken yet.
     inbox: VecDeque<Incoming>,
     /// Requests and probes that are neither answered nor abandoned.
@@ -63,6 +65,8 @@ struct Exchange {
     deadline: Option<(Instant, Duration)>,
     /// The handshake that it is.
     attempt: Option<usize>,
+    /// It belongs to no session.
+    alone: bool,
 }
 
 /// A message under way.
@@ -75,6 +79,8 @@ struct Letter {
 
 enum What {
     Request(u64),
+    /// One that belongs to no session.
+    Alone(u64),
     Probe(u64),
     Initialized,
     Notification,
@@ -97,6 +103,7 @@ impl RemoteLine {
             dice: Dice::new(seed, run),
             connected: false,
             session: None,
+            alone: None,
             inbox: VecDeque::new(),
             open: BTreeMap::new(),
             travelling: BTreeMap::new(),
@@ -106,14 +113,14 @@ impl RemoteLine {
         }
     }
 
-    fn ask(&mut self, now: Instant, id: u64, header_timeout: Option<Duration>, attempt: Option<usize>) {
+    fn ask(&mut self, now: Instant, id: u64, header_timeout: Option<Duration>, attempt: Option<usize>, alone: bool) {
         let deadline = header_timeout.map(|after| (now + after, after));
-        self.open.insert(id, Exchange { deadline, attempt });
+        self.open.insert(id, Exchange { deadline, attempt, alone });
     }
 
     fn post(&mut self, now: Instant, what: What, body: Bytes) {
         self.note(now, Reach::Tried, &what, &body);
-        let mut fails = self.endpoint.fails(matches!(what, What::Request(_) | What::Probe(_)));
+        let mut fails = self.endpoint.fails(matches!(what, What::Request(_) | What::Alone(_) | What::Probe(_)));
         let takes = match &fails {
             Some(FailureKind::ConnectTimeout(after) | FailureKind::HeaderTimeout(after)) => *after,
             _ => self.travel(&mut fails),
@@ -121,6 +128,7 @@ impl RemoteLine {
         let takes = match what {
             What::Close => takes.min(self.spec.policy.remote.close_timeout),
             What::Request(_)
+            | What::Alone(_)
             | What::Probe(_)
             | What::Initialized
             | What::Notification
@@ -160,7 +168,7 @@ impl RemoteLine {
     fn note(&self, now: Instant, reach: Reach, what: &What, body: &[u8]) {
         let message = Parsed::of(body);
         let what = match what {
-            What::Request(_) | What::Initialized | What::Notification => message.name(),
+            What::Request(_) | What::Alone(_) | What::Initialized | What::Notification => message.name(),
             What::Probe(_) => "GET".into(),
             What::Close => "DELETE".into(),
             What::Queued | What::Unconfirmed => return,
@@ -194,8 +202,9 @@ impl RemoteLine {
     /// When something is due again.
     fn next(&self) -> Option<Instant> {
         let arrival = self.travelling.keys().next().map(|(at, _)| *at);
-        let answer = self.session.as_ref().and_then(|session| match session.server.phase {
-            Phase::Starting | Phase::Serving => session.server.next(),
+        let servers = self.session.as_ref().map(|session| &session.server).into_iter().chain(&self.alone);
+        let answer = servers.filter_map(|server| match server.phase {
+            Phase::Starting | Phase::Serving => server.next(),
             Phase::Hung | Phase::Ended(_) => None,
         });
         let late = self.open.values().filter_map(|exchange| exchange.deadline).map(|(deadline, _)| deadline);
@@ -207,7 +216,12 @@ impl RemoteLine {
         match what {
             What::Queued => return self.hand_over(now, &what, body),
             What::Unconfirmed => return self.inbox.push_back(Incoming::Closed),
-            What::Request(_) | What::Probe(_) | What::Initialized | What::Notification | What::Close => {}
+            What::Request(_)
+            | What::Alone(_)
+            | What::Probe(_)
+            | What::Initialized
+            | What::Notification
+            | What::Close => {}
         }
         let got_there = fails.as_ref().is_none_or(|kind| failure(kind.clone()).sent);
         if got_there {
@@ -218,9 +232,12 @@ impl RemoteLine {
         }
         let message = Parsed::of(&body);
         let method = match what {
-            What::Request(_) | What::Initialized | What::Notification | What::Queued | What::Unconfirmed => {
-                &*message.method
-            }
+            What::Request(_)
+            | What::Alone(_)
+            | What::Initialized
+            | What::Notification
+            | What::Queued
+            | What::Unconfirmed => &*message.method,
             What::Probe(_) => "GET",
             What::Close => "DELETE",
         };
@@ -244,7 +261,7 @@ impl RemoteLine {
                     self.inbox.push_back(Incoming::Probed { id });
                 }
             }
-            What::Request(id) if unknown => {
+            What::Request(id) | What::Alone(id) if unknown => {
                 let number = RawValue::from_string(id.to_string());
                 let number = number.as_deref().unwrap_or(RawValue::NULL);
                 let mut answer = BytesMut::new();
@@ -254,16 +271,36 @@ impl RemoteLine {
                 self.said(now, answer.trim_ascii_end());
             }
             What::Request(_) if method == "initialize" => {
-                let script = self.endpoint.manner(|manner| manner.script.clone());
-                let script = script.unwrap_or_else(|| Arc::clone(&self.script));
-                let server = Server::new(script, Env::Spec(Arc::clone(&self.spec)), self.run, now);
+                let server = self.server(now);
                 self.session = Some(Session { number: None, server });
                 self.hand_over(now, &what, body);
+            }
+            What::Alone(_) => {
+                // Of a handshake that was refused nothing is left.
+                self.session.take_if(|session| session.number.is_none());
+                // Another server behind the same address: nobody is told, and it knows of nothing.
+                let script = self.served_by();
+                if self.alone.as_ref().is_none_or(|server| !Arc::ptr_eq(&server.script, &script)) {
+                    self.alone = Some(self.server(now));
+                }
+                self.note(now, Reach::Served, &what, &body);
+                if let Some(server) = self.alone.as_mut().filter(|server| server.phase == Phase::Serving) {
+                    server.line(now, &body);
+                }
+                self.serve(now);
             }
             What::Request(_) | What::Initialized | What::Notification | What::Queued | What::Unconfirmed => {
                 self.hand_over(now, &what, body);
             }
         }
+    }
+
+    fn served_by(&self) -> Arc<Script> {
+        self.endpoint.manner(|manner| manner.script.clone()).unwrap_or_else(|| Arc::clone(&self.script))
+    }
+
+    fn server(&self, now: Instant) -> Server {
+        Server::new(self.served_by(), Env::Spec(Arc::clone(&self.spec)), self.run, now)
     }
 
     /// Why the endpoint does not take it, if it does not.
@@ -276,6 +313,13 @@ impl RemoteLine {
                 self.endpoint.refuses(&self.spec, None).or(unhealthy)
             }
             What::Request(_) if is_handshake => self.endpoint.refuses(&self.spec, None),
+            // For a server with sessions it names none.
+            What::Alone(_) => {
+                let said = Some("no session id".to_owned());
+                let knows_none = self.served_by().speaks == Speaks::Sessions;
+                let refused = knows_none.then_some(FailureKind::Status { status: 400, said });
+                self.endpoint.refuses(&self.spec, None).or(refused)
+            }
             // Only a handshake makes a session, and all else needs one.
             What::Request(_) | What::Initialized | What::Notification if session.is_none() => {
                 self.endpoint.refuses(&self.spec, None).or(Some(FailureKind::status(400)))
@@ -293,7 +337,7 @@ impl RemoteLine {
             FailureKind::Throttled { .. } | FailureKind::ServerError { .. } | FailureKind::Status { .. }
         );
         match what {
-            What::Request(id) | What::Probe(id) => self.failed(now, *id, kind),
+            What::Request(id) | What::Alone(id) | What::Probe(id) => self.failed(now, *id, kind),
             // A server that is busy misses what it is told, which says nothing about the session.
             What::Notification if is_busy => {}
             What::Notification | What::Initialized => self.inbox.push_back(Incoming::Lost(failure(kind))),
@@ -318,6 +362,7 @@ impl RemoteLine {
 
     /// Lets the server do what is due, and takes what it says.
     fn serve(&mut self, now: Instant) {
+        self.serve_alone(now);
         let Some(session) = &mut self.session else { return };
         session.server.due(now);
         // What it says on stderr nobody hears.
@@ -335,6 +380,28 @@ impl RemoteLine {
         }
     }
 
+    fn serve_alone(&mut self, now: Instant) {
+        let Some(server) = &mut self.alone else { return };
+        server.due(now);
+        server.err.clear();
+        let said = mem::take(&mut server.out).freeze();
+        if matches!(server.phase, Phase::Ended(_)) {
+            self.alone = None;
+            self.cut(now);
+        }
+        for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            match stream_of(line) {
+                // What it says on the way it says on the stream of a request, or nobody hears it.
+                Some(id) if self.open.contains_key(&id) => {
+                    let message = Bytes::copy_from_slice(line);
+                    self.inbox.push_back(Incoming::Message { message, of: Some(id) });
+                }
+                Some(_) => {}
+                None => self.said(now, line),
+            }
+        }
+    }
+
     /// The server, or the endpoint for it, has said this.
     fn said(&mut self, now: Instant, line: &[u8]) {
         let message = Parsed::of(line);
@@ -348,7 +415,7 @@ impl RemoteLine {
         if line.len() > limit {
             return self.failed(now, id, FailureKind::TooLong(limit));
         }
-        let is_attempt = self.open.get(&id).is_some_and(|exchange| exchange.attempt.is_some());
+        let is_attempt = self.open.get(&id).is_some_and(|exchange| exchange.attempt.is_some() && !exchange.alone);
         let succeeded = !message.is_error;
         if is_attempt
             && succeeded
@@ -360,7 +427,18 @@ impl RemoteLine {
         self.inbox.push_back(Incoming::Message { message: Bytes::copy_from_slice(line), of: Some(id) });
     }
 
+    /// The end of an exchange says that nobody waits for its answer any more.
+    fn closed(&mut self, now: Instant, id: u64) {
+        let is_alone = self.open.get(&id).is_some_and(|exchange| exchange.alone);
+        if let Some(server) = self.alone.as_mut().filter(|_| is_alone) {
+            let words =
+                format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
+            server.line(now, words.as_bytes());
+        }
+    }
+
     fn failed(&mut self, now: Instant, id: u64, kind: FailureKind) {
+        self.closed(now, id);
         if self.settle(now, id, false) {
             self.inbox.push_back(Incoming::Failed { id, failure: failure(kind) });
         }
@@ -383,7 +461,7 @@ impl RemoteLine {
             whole.into_iter().partition(|(_, letter)| letter.fails.is_some());
         self.travelling = failing;
         let failing = self.travelling.values().filter_map(|letter| match letter.what {
-            What::Request(id) | What::Probe(id) => Some(id),
+            What::Request(id) | What::Alone(id) | What::Probe(id) => Some(id),
             What::Initialized | What::Notification | What::Close | What::Queued | What::Unconfirmed => None,
         });
         let failing: Vec<u64> = failing.collect();
@@ -408,19 +486,23 @@ impl Line for RemoteLine {
         // What has happened before this was sent happens before it.
         self.advance(now);
         match message {
-            Outgoing::Request { id, body, header_timeout } => {
-                let is_handshake = Parsed::of(&body).method == "initialize";
+            Outgoing::Request { id, body, header_timeout, routing } => {
+                let opening = Parsed::of(&body).method;
+                let is_handshake =
+                    opening == "initialize" || (opening == "server/discover" && header_timeout.is_some());
+                drop(opening);
                 let attempt = is_handshake.then(|| self.endpoint.attempt_began(self.run, now));
-                self.ask(now, id, header_timeout, attempt);
-                self.post(now, What::Request(id), body);
+                self.ask(now, id, header_timeout, attempt, routing.is_some());
+                self.post(now, if routing.is_some() { What::Alone(id) } else { What::Request(id) }, body);
             }
             Outgoing::Probe { id } => {
-                self.ask(now, id, None, None);
+                self.ask(now, id, None, None, false);
                 self.post(now, What::Probe(id), Bytes::new());
             }
             Outgoing::Notification { body } | Outgoing::Response { body } => self.post(now, What::Notification, body),
             Outgoing::Initialized { body, .. } => self.post(now, What::Initialized, body),
             Outgoing::Abandon { id } => {
+                self.closed(now, id);
                 self.settle(now, id, false);
             }
             Outgoing::Credentials(spec) => self.spec = spec,
@@ -470,6 +552,30 @@ struct Parsed<'a> {
     method: Cow<'a, str>,
     tool: Option<Cow<'a, str>>,
     is_error: bool,
+}
+
+/// The request on whose stream a server without sessions says this, if it is no answer.
+fn stream_of(line: &[u8]) -> Option<u64> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Said<'a> {
+        #[serde(borrow)]
+        params: Option<About<'a>>,
+    }
+    #[derive(Deserialize)]
+    struct About<'a> {
+        #[serde(borrow, rename = "progressToken")]
+        token: Option<&'a RawValue>,
+        #[serde(borrow, rename = "_meta")]
+        meta: Option<Subscribed<'a>>,
+    }
+    #[derive(Deserialize)]
+    struct Subscribed<'a> {
+        #[serde(borrow, rename = "io.modelcontextprotocol/subscriptionId")]
+        to: Option<&'a RawValue>,
+    }
+    let about = serde_json::from_slice::<Said<'_>>(line).ok()?.params?;
+    about.token.or_else(|| about.meta?.to)?.get().parse().ok()
 }
 
 /// Whether an answer is an error.

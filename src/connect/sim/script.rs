@@ -23,11 +23,14 @@ pub struct Script {
     /// The protocol version it answers; by default the offered one, where that is known
     #[cfg_attr(feature = "cli", arg(long))]
     pub protocol_version: Option<String>,
+    /// The eras of the protocol that it speaks
+    #[cfg_attr(feature = "cli", arg(long, value_enum, default_value_t = Speaks::Sessions))]
+    pub speaks: Speaks,
     /// Tools listed: `echo`, `add`, `sleep`, then `tool_4`, `tool_5` …
     #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().tools))]
     pub tools: usize,
     /// List the special tools too: `big`, `fail`, `tool_error`, `crash`, `env`, `huge`, `received`; they can always be
-    /// called
+    /// called. (So can `ask`, without sessions and unlisted: it asks its client `rounds` times for `method`)
     #[cfg_attr(feature = "cli", arg(long))]
     pub all_tools: bool,
     /// Resources listed; with none it has no such capability
@@ -69,6 +72,15 @@ pub struct Script {
     /// Answer `initialize` with a JSON-RPC error of this message
     #[cfg_attr(feature = "cli", arg(long))]
     pub handshake_error: Option<String>,
+    /// The code of that, and of its refusal by a server that has no `initialize`
+    #[cfg_attr(feature = "cli", arg(long, allow_negative_numbers = true))]
+    pub handshake_code: Option<i32>,
+    /// End, by `exit_signal` or `exit_code`, once `initialize` was refused
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub exit_on_refusal: bool,
+    /// Never answer `server/discover`
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub discover_never: bool,
 
     /// End this long after `notifications/initialized`, by `exit_signal` or `exit_code`
     #[cfg_attr(feature = "cli", arg(long, value_parser = duration))]
@@ -158,6 +170,20 @@ pub struct Script {
     pub grandchild: Option<Grandchild>,
 }
 
+/// The eras of the protocol that a server speaks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Speaks {
+    /// Up to 2025-11-25: a session begins with `initialize`.
+    #[default]
+    Sessions,
+    /// 2026-07-28: every request stands for itself.
+    Stateless,
+    /// Either: over a pipe the one in which it is spoken to first.
+    Both,
+}
+
 /// What a server starts and leaves behind. A simulated one is there, for `gone()`, until a signal reaches it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -181,6 +207,7 @@ impl Default for Script {
             name: "sim-server".to_owned(),
             version: "1.0.0".to_owned(),
             protocol_version: None,
+            speaks: Speaks::Sessions,
             tools: 3,
             all_tools: false,
             resources: 0,
@@ -195,6 +222,9 @@ impl Default for Script {
             handshake_delay: Duration::ZERO,
             handshake_never: false,
             handshake_error: None,
+            handshake_code: None,
+            exit_on_refusal: false,
+            discover_never: false,
             exit_after: None,
             exit_before_handshake: false,
             exit_on_call: None,

@@ -20,6 +20,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::script::{Dice, Script};
+use super::stateless::Alone;
 use super::tools::{self, ListOf};
 use super::wire::{
     Add, Big, Call, Cancelled, Crash, Echo, Failure, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Initialize, List,
@@ -93,7 +94,7 @@ pub(super) struct Server {
     pub(super) err: BytesMut,
     /// Where it is in its life.
     pub(super) phase: Phase,
-    script: Arc<Script>,
+    pub(super) script: Arc<Script>,
     env: Env,
     dice: Dice,
     timers: BinaryHeap<Timer>,
@@ -110,6 +111,8 @@ pub(super) struct Server {
     cancelled: Vec<Box<str>>,
     /// The id that was answered last, where the script has use for it.
     answered: Option<Box<str>>,
+    /// The era in which it was spoken to first, and which streams it has open in that without sessions.
+    pub(super) alone: Alone,
     /// What calls have made it keep.
     kept: Vec<Vec<u8>>,
 }
@@ -172,6 +175,7 @@ impl Server {
             initialized: 0,
             cancelled: Vec::new(),
             answered: None,
+            alone: Alone::default(),
             kept: Vec::new(),
         };
         server.begin(now);
@@ -237,7 +241,7 @@ impl Server {
                 }
                 Event::MoreTools => {
                     self.more_tools += 1;
-                    self.out.put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n");
+                    self.tools_changed();
                 }
                 Event::End(end) => self.phase = Phase::Ended(end),
                 Event::Answer(answer) => {
@@ -285,7 +289,7 @@ impl Server {
         (Duration::from_secs(1) / self.script.stderr_lines_per_second.max(1)).max(CHATTER_TICK)
     }
 
-    fn vary(&mut self, duration: Duration) -> Duration {
+    pub(super) fn vary(&mut self, duration: Duration) -> Duration {
         self.dice.vary(duration, self.script.jitter)
     }
 
@@ -330,6 +334,11 @@ impl Server {
             return self.refuse(RawValue::NULL, PARSE_ERROR, "not JSON-RPC");
         };
         let method = message.method.as_ref().map(|method| &*method.0);
+        if let (Some(method), Some(id)) = (method, message.id)
+            && self.is_settled(now, method, id, message.params)
+        {
+            return;
+        }
         let list = method.and_then(|method| ListOf::asked_by(method, &self.script));
         if let (Some(of), Some(id)) = (list, message.id) {
             return self.list(of, id, message.params);
@@ -356,7 +365,7 @@ impl Server {
             return;
         }
         if let Some(message) = &script.handshake_error {
-            return self.refuse(id, INTERNAL_ERROR, message);
+            return self.refuse(id, script.handshake_code.unwrap_or(INTERNAL_ERROR), message);
         }
         let offered = parse::<Initialize<'_>>(params).unwrap_or_default().protocol_version;
         let offered = offered.as_ref().map_or("", |version| &*version.0);
@@ -377,7 +386,7 @@ impl Server {
         self.answer_in(now, delay, id, body);
     }
 
-    fn initialized(&mut self, now: Instant) {
+    pub(super) fn initialized(&mut self, now: Instant) {
         self.initialized += 1;
         if self.initialized > 1 {
             return;
@@ -395,6 +404,7 @@ impl Server {
     fn cancel(&mut self, params: Option<&RawValue>) {
         let Ok(cancelled) = parse::<Cancelled<'_>>(params) else { return };
         let id = cancelled.request_id.get();
+        self.alone.leave(id);
         self.timers.retain(|timer| match &timer.event {
             Event::Answer(answer) => answer.ignore_cancel || *answer.id != *id,
             Event::Progress(progress) => progress.ignore_cancel || *progress.id != *id,
@@ -569,16 +579,16 @@ impl Server {
         }
     }
 
-    fn refuse(&mut self, id: &RawValue, code: i32, message: &str) {
+    pub(super) fn refuse(&mut self, id: &RawValue, code: i32, message: &str) {
         self.answer(id, |line| put_error(line, code, message));
     }
 
-    fn answer(&mut self, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
+    pub(super) fn answer(&mut self, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
         self.before_answer(id.get());
         put_answer(&mut self.out, id, body);
     }
 
-    fn answer_in(&mut self, now: Instant, delay: Duration, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
+    pub(super) fn answer_in(&mut self, now: Instant, delay: Duration, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
         if delay.is_zero() {
             self.answer(id, body);
         } else {

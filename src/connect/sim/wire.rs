@@ -67,6 +67,41 @@ pub(super) struct Meta<'a> {
     pub(super) progress_token: Option<&'a RawValue>,
 }
 
+/// What only requests without a session have.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Alone<'a> {
+    #[serde(borrow, rename = "_meta")]
+    pub(super) meta: Option<Envelope<'a>>,
+    #[serde(borrow)]
+    pub(super) notifications: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) input_responses: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) request_state: Option<Text<'a>>,
+}
+
+#[derive(Default, Deserialize)]
+pub(super) struct Envelope<'a> {
+    #[serde(borrow, rename = "io.modelcontextprotocol/protocolVersion")]
+    pub(super) version: Option<Text<'a>>,
+    #[serde(borrow, rename = "io.modelcontextprotocol/clientCapabilities")]
+    pub(super) capabilities: Option<&'a RawValue>,
+}
+
+/// The arguments of `ask`.
+#[derive(Deserialize)]
+pub(super) struct Ask<'a> {
+    #[serde(default = "one")]
+    pub(super) rounds: u32,
+    #[serde(borrow)]
+    pub(super) method: Option<Text<'a>>,
+}
+
+fn one() -> u32 {
+    1
+}
+
 #[derive(Deserialize)]
 pub(super) struct Echo<'a> {
     #[serde(borrow)]

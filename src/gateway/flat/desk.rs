@@ -2,7 +2,7 @@
 //! watcher that tells them what is new. It is there as long as the last of them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
@@ -10,11 +10,15 @@ use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, sleep_until};
 
 use super::picture::{Part, Picture, Thing};
+use crate::gateway::access::User;
 use crate::gateway::session::Session;
+use crate::gateway::session::guest::words;
 use crate::gateway::tools::{Caller, Callers};
 
 /// What is different for so long is told. A server that is started again in less was never away.
 const SETTLED_AFTER: Duration = Duration::from_millis(250);
+/// A desk to which only guests come is kept for so long after the last of them.
+const LINGERS: Duration = Duration::from_secs(60);
 
 /// See the module.
 #[derive(Debug)]
@@ -24,6 +28,8 @@ pub(super) struct Desk {
     /// Held while a new one is made, so that it is made once.
     picture: tokio::sync::Mutex<Option<Arc<Picture>>>,
     clients: Mutex<HashMap<u64, Client>>,
+    /// When a guest was here last, as long as others may follow.
+    visited_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -38,7 +44,12 @@ struct Client {
 
 impl Desk {
     fn new(team: TeamId, user: UserId) -> Self {
-        Self { team, user, picture: tokio::sync::Mutex::default(), clients: Mutex::default() }
+        let (picture, clients) = (tokio::sync::Mutex::default(), Mutex::default());
+        Self { team, user, picture, clients, visited_at: Mutex::default() }
+    }
+
+    fn visited_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.visited_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn clients(&self) -> MutexGuard<'_, HashMap<u64, Client>> {
@@ -92,7 +103,9 @@ impl Desk {
         }
         drop(clients);
         for (session, thing) in news {
-            session.say(None, &[list_changed(thing)]);
+            if let Some(words) = words(list_changed(thing)) {
+                session.hear(None, &words);
+            }
         }
         true
     }
@@ -157,16 +170,58 @@ impl Desks {
     }
 
     /// A client comes.
-    pub(super) fn enter(&self, session: &Arc<Session>, runtime: &RuntimeHandle, callers: &Arc<Callers>) {
-        let (team, user) = (&session.user().team, &session.user().user);
-        let mut desks = self.desks();
-        let (desk, _) = desks.entry((team.clone(), user.clone())).or_insert_with(|| {
-            let desk = Arc::new(Desk::new(team.clone(), user.clone()));
+    pub(super) fn enter(&self, session: &Arc<Session>, runtime: &RuntimeHandle, callers: &Arc<Callers>) -> Arc<Desk> {
+        let desk = Self::desk(&mut self.desks(), session.user(), runtime, callers);
+        let client = Client { session: session.clone(), told: Default::default(), read: Default::default() };
+        desk.clients().insert(session.number(), client);
+        desk
+    }
+
+    /// A guest comes, for one request. Others may follow: the desk stays for a while.
+    pub(super) fn visited(self: &Arc<Self>, user: &User, runtime: &RuntimeHandle, callers: &Arc<Callers>) -> Arc<Desk> {
+        let desk = Self::desk(&mut self.desks(), user, runtime, callers);
+        let is_first = desk.visited_at().replace(Instant::now()).is_none();
+        if is_first {
+            tokio::spawn(Self::linger(Arc::downgrade(self), desk.clone()));
+        }
+        desk
+    }
+
+    fn desk(desks: &mut ByUser, user: &User, runtime: &RuntimeHandle, callers: &Arc<Callers>) -> Arc<Desk> {
+        let key = (user.team.clone(), user.user.clone());
+        let (desk, _) = desks.entry(key).or_insert_with(|| {
+            let desk = Arc::new(Desk::new(user.team.clone(), user.user.clone()));
             let watcher = Watcher(tokio::spawn(desk.clone().watch(runtime.clone(), callers.clone())));
             (desk, watcher)
         });
-        let client = Client { session: session.clone(), told: Default::default(), read: Default::default() };
-        desk.clients().insert(session.number(), client);
+        desk.clone()
+    }
+
+    /// Waits until no guest has come for a while, and takes the desk away if nobody else sits there.
+    async fn linger(desks: Weak<Self>, desk: Arc<Desk>) {
+        loop {
+            let Some(until) = desk.visited_at().map(|at| at + LINGERS) else { return };
+            sleep_until(until).await;
+            let Some(desks) = desks.upgrade() else { return };
+            let mut desks = desks.desks();
+            let mut visited_at = desk.visited_at();
+            if visited_at.is_none_or(|at| at + LINGERS > Instant::now()) {
+                continue;
+            }
+            *visited_at = None;
+            let is_empty = desk.clients().is_empty();
+            let key = (desk.team.clone(), desk.user.clone());
+            if is_empty && desks.get(&key).is_some_and(|(other, _)| Arc::ptr_eq(other, &desk)) {
+                desks.remove(&key);
+            }
+            return;
+        }
+    }
+
+    /// The desk of a user, if there is one.
+    pub(super) fn known(&self, user: &User) -> Option<Arc<Desk>> {
+        let key = (user.team.clone(), user.user.clone());
+        self.desks().get(&key).map(|(desk, _)| desk.clone())
     }
 
     /// A client goes; with the last one the watcher.
@@ -177,7 +232,7 @@ impl Desks {
         let is_empty = {
             let mut clients = desk.clients();
             clients.remove(&session.number());
-            clients.is_empty()
+            clients.is_empty() && desk.visited_at().is_none()
         };
         if is_empty {
             desks.remove(&key);
@@ -186,7 +241,6 @@ impl Desks {
 
     /// The desk of a client; none of one that has gone.
     pub(super) fn of(&self, session: &Session) -> Option<Arc<Desk>> {
-        let key = (session.user().team.clone(), session.user().user.clone());
-        self.desks().get(&key).map(|(desk, _)| desk.clone())
+        self.known(session.user())
     }
 }

@@ -18,14 +18,18 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::rpc::Message;
-use mcp_satellite_actors::{Relay, RuntimeHandle, is_repeatable};
+use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
 
 use self::desk::{Desk, Desks};
 pub use self::picture::{Part, Picture, Thing};
+use super::access::User;
+use super::era::change;
 use super::face::{Answer, Call, Greeting, RpcError, Welcome};
+use super::forward::forward;
 use super::names;
 use super::refusal::{INVALID_PARAMS, Refusal};
 use super::session::Session;
+use super::subscription::Filter;
 use super::tools::face::{unknown, welcome, whole};
 use super::tools::raw::{place, with};
 use super::tools::resources::SEPARATOR;
@@ -46,17 +50,54 @@ of its text says what can be done.";
 pub struct Flat {
     runtime: RuntimeHandle,
     callers: Arc<Callers>,
-    desks: Desks,
+    desks: Arc<Desks>,
 }
 
 impl Flat {
     /// Over these servers.
     pub fn new(runtime: RuntimeHandle, callers: Arc<Callers>) -> Self {
-        Self { runtime, callers, desks: Desks::default() }
+        Self { runtime, callers, desks: Arc::default() }
     }
 
     pub(super) fn initialize(greeting: &Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
         ready(Ok(welcome(greeting, CAPABILITIES, INSTRUCTIONS))).boxed()
+    }
+
+    pub(super) fn discover() -> String {
+        change::own_discovery(CAPABILITIES, INSTRUCTIONS)
+    }
+
+    /// The definition of a tool, as it is listed now.
+    pub(super) fn definition(self: &Arc<Self>, user: Arc<User>, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
+        let (flat, tool) = (self.clone(), tool.to_owned());
+        async move {
+            let desk = flat.desks.visited(&user, &flat.runtime, &flat.callers);
+            let caller = flat.callers.of(flat.runtime.snapshot(), &user.team, &user.user);
+            let picture = desk.picture(caller).await?;
+            let (id, own) = picture.part(Thing::Tools).owner(&tool)?;
+            let view = flat.runtime.status(id)?;
+            view.catalogue.as_deref()?.tool(own).map(|tool| tool.raw.get().into())
+        }
+        .boxed()
+    }
+
+    /// A guest is told which lists change from now on.
+    pub(super) fn listen(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        wanted: Filter,
+    ) -> BoxFuture<'static, Result<Filter, RpcError>> {
+        let (flat, session) = (self.clone(), session.clone());
+        async move {
+            let agreed = wanted.within(CAPABILITIES);
+            let desk = flat.desks.enter(&session, &flat.runtime, &flat.callers);
+            let picture = desk.picture(flat.caller(&session)).await.ok_or_else(|| Refusal::ending().rpc())?;
+            for thing in Thing::ALL {
+                desk.read(&session, thing, picture.part(thing));
+            }
+            Ok(agreed)
+        }
+        .boxed()
     }
 
     pub(super) fn began(&self, session: &Arc<Session>) {
@@ -74,8 +115,14 @@ impl Flat {
     pub(super) fn request(self: &Arc<Self>, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
         let flat = self.clone();
         async move {
-            // A session that has just ended has no desk, and gets no answer.
-            let Some(desk) = flat.desks.of(&session) else { return Answer::Withdrawn };
+            let desk = if session.is_guest() {
+                flat.desks.visited(session.user(), &flat.runtime, &flat.callers)
+            } else if let Some(desk) = flat.desks.of(&session) {
+                desk
+            } else {
+                // A session that has just ended has no desk, and gets no answer.
+                return Answer::Withdrawn;
+            };
             let method = call.message.method().unwrap_or_default();
             match method {
                 "ping" => Answer::Result("{}".to_owned()),
@@ -169,11 +216,10 @@ impl Flat {
 
     /// Passes a request on, with the name that its server knows.
     async fn pass_on(&self, call: Call, addressee: Addressee) -> Answer {
-        let Call { message, origin, withdrawn, timeout } = call;
         let Addressee { place, id, own, is_tool } = addressee;
-        let method = message.method().unwrap_or_default();
-        let text = with(message.text(), &place, &own);
-        let renamed = match Message::read(Bytes::from(text)) {
+        let method = call.message.method().unwrap_or_default().to_owned();
+        let text = with(call.message.text(), &place, &own);
+        let message = match Message::read(Bytes::from(text)) {
             Ok(renamed) => renamed,
             Err(why) => return Answer::Error(RpcError::new(INVALID_PARAMS, why.to_string())),
         };
@@ -182,13 +228,12 @@ impl Flat {
             let catalogue = view.as_ref().and_then(|view| view.catalogue.as_deref());
             catalogue.and_then(|catalogue| catalogue.tool(&own)).is_some_and(|tool| tool.repeatable)
         } else {
-            is_repeatable(method)
+            is_repeatable(&method)
         };
-        let relay = Relay { message: renamed, origin, repeatable, tool: is_tool.then_some(own) };
-        match self.runtime.relay(&id, relay, timeout, withdrawn).await {
-            Ok(Some(answer)) => Answer::Message(answer),
-            Ok(None) => Answer::Withdrawn,
-            Err(error) => Refusal::of_instance(&error, &self.runtime, &id, None).answer(method),
+        let call = Call { message, ..call };
+        match forward(&self.runtime, &id, call, repeatable, is_tool.then_some(own)).await {
+            Ok(answer) => answer,
+            Err(error) => Refusal::of_instance(&error, &self.runtime, &id, None).answer(&method),
         }
     }
 }

@@ -5,18 +5,19 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::rpc::Message;
-use mcp_satellite_actors::{Relay, RuntimeHandle};
-use serde_json::value::RawValue;
+use mcp_satellite_actors::{ClientFacts, RuntimeHandle};
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 
 use super::arguments::Arguments;
 use super::caller::Caller;
 use super::raw::quoted;
-use crate::gateway::face::Answer;
+use crate::gateway::face::{Answer, Call};
+use crate::gateway::forward::forward;
 use crate::gateway::refusal::Refusal;
 
 /// A call of a meta-tool that goes on to a server.
@@ -24,14 +25,18 @@ use crate::gateway::refusal::Refusal;
 pub(super) struct Asked<'a> {
     /// What the meta-tool is given.
     pub arguments: Option<&'a str>,
-    /// What the client says beside it, its progress token too.
-    pub meta: Option<&'a RawValue>,
+    /// What the client says beside it, its progress token too: members of the params, and their JSON text.
+    pub beside: Vec<(&'static str, &'a str)>,
     /// Who asks.
     pub origin: Origin,
     /// The client's own cancellation, if it comes.
     pub withdrawn: oneshot::Receiver<Message>,
     /// How long it may take, if that is not left to the instance.
     pub timeout: Option<Duration>,
+    /// The era of what stands beside.
+    pub era: Era,
+    /// What the client says of itself.
+    pub client: Arc<ClientFacts>,
 }
 
 /// Answers `execute_mcp_tool`.
@@ -47,8 +52,7 @@ pub(super) async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Ask
     let params = name.into_iter().chain(given.map(|given| ("arguments", given.get().to_owned())));
     let params: Vec<(&str, String)> = params.collect();
     match pass_on(runtime, view, "tools/call", &params, asked, Passed::Tool(tool)).await {
-        Ok(Some(answer)) => Ok(Answer::Message(answer)),
-        Ok(None) => Ok(Answer::Withdrawn),
+        Ok(answer) => Ok(answer),
         Err(error) => Err(Refusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
     }
 }
@@ -71,9 +75,9 @@ pub(super) async fn pass_on(
     params: &[(&str, String)],
     asked: Asked<'_>,
     passed: Passed<'_>,
-) -> Result<Option<Message>, CallError> {
-    let meta = asked.meta.map(|meta| ("_meta", meta.get()));
-    let params = params.iter().map(|(name, value)| (*name, &**value)).chain(meta);
+) -> Result<Answer, CallError> {
+    let Asked { arguments: _, beside, origin, withdrawn, timeout, era, client } = asked;
+    let params = params.iter().map(|(name, value)| (*name, &**value)).chain(beside);
     let params: Vec<String> = params.map(|(name, value)| format!("\"{name}\":{value}")).collect();
     // Its id is replaced on the way.
     let text = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{{{}}}}}"#, params.join(","));
@@ -85,6 +89,6 @@ pub(super) async fn pass_on(
         }
         Passed::Resource => (true, None),
     };
-    let relay = Relay { message, origin: asked.origin, repeatable, tool };
-    runtime.relay(&view.spec.id, relay, asked.timeout, asked.withdrawn).await
+    let call = Call { message, origin, withdrawn, timeout, era, client };
+    forward(runtime, &view.spec.id, call, repeatable, tool).await
 }

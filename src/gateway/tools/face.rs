@@ -10,11 +10,13 @@ use mcp_satellite_actors::rpc::{Message, joined, member};
 use super::Tools;
 use super::raw::quoted;
 use super::schema::{INSTRUCTIONS, TOOLS};
-use crate::gateway::era;
+use crate::gateway::era::{self, change};
 use crate::gateway::face::{Answer, Call, Greeting, RpcError, Welcome};
 use crate::gateway::refusal::INVALID_PARAMS;
 use crate::gateway::reply::METHOD_NOT_FOUND;
 use crate::gateway::session::Session;
+
+const CAPABILITIES: &str = r#"{"tools":{}}"#;
 
 /// The answer of a server of our own to `initialize`. `capabilities` are JSON text.
 pub(in crate::gateway) fn welcome(greeting: &Greeting, capabilities: &str, instructions: &str) -> Welcome {
@@ -57,7 +59,11 @@ pub(in crate::gateway) fn notification(runtime: &RuntimeHandle, session: &Sessio
 
 impl Tools {
     pub(in crate::gateway) fn initialize(greeting: &Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
-        ready(Ok(welcome(greeting, r#"{"tools":{}}"#, INSTRUCTIONS))).boxed()
+        ready(Ok(welcome(greeting, CAPABILITIES, INSTRUCTIONS))).boxed()
+    }
+
+    pub(in crate::gateway) fn discover() -> String {
+        change::own_discovery(CAPABILITIES, INSTRUCTIONS)
     }
 
     pub(in crate::gateway) fn began(&self, session: &Session) {

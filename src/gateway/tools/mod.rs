@@ -60,9 +60,18 @@ impl Tools {
             return Answer::Error(RpcError::new(INVALID_PARAMS, "`name` is missing, or not a string"));
         };
         let given = params.get("arguments").map(|arguments| arguments.get()).filter(|arguments| *arguments != "null");
-        let meta = params.get("_meta").copied();
-        let asked =
-            || Asked { arguments: given, meta, origin: call.origin, withdrawn: call.withdrawn, timeout: call.timeout };
+        // What belongs to the call and not to its tool goes on with it.
+        let beside = ["_meta", "inputResponses", "requestState"];
+        let beside = beside.into_iter().filter_map(|name| Some((name, params.get(name)?.get()))).collect();
+        let asked = || Asked {
+            arguments: given,
+            beside,
+            origin: call.origin,
+            withdrawn: call.withdrawn,
+            timeout: call.timeout,
+            era: call.era,
+            client: call.client,
+        };
         let (runtime, caller) = (&self.runtime, self.caller(team, user));
         let answered = match &*name {
             "discover_mcp_tools" => discover(&caller, &self.indexes, given).await.map(Answer::Result),

@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
 use mcp_satellite_actors::rpc::member;
 use serde::Serialize;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// The members of an object, as sent. Of two of one name the last is meant, as most readers have it.
@@ -14,6 +16,115 @@ pub(super) type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
 /// None if it is no object, or one that cannot be read.
 pub(super) fn members(json: &str) -> Option<Members<'_>> {
     serde_json::from_str(json).ok()
+}
+
+/// The members of an object in their order, each as it is written, so that some can be taken out or put in and the rest
+/// stays as it was.
+#[derive(Debug, Default)]
+pub(in crate::gateway) struct Pairs<'a>(Vec<Pair<'a>>);
+
+#[derive(Debug)]
+struct Pair<'a> {
+    /// With its quotes.
+    written: Cow<'a, str>,
+    /// None if it is no text: nobody knows it by that.
+    name: Option<Cow<'a, str>>,
+    value: Cow<'a, str>,
+}
+
+/// A member is there twice: two readers could take two of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::gateway) struct Twice;
+
+impl<'a> Pairs<'a> {
+    /// None if it is no object.
+    pub(in crate::gateway) fn read(json: &'a str) -> Option<Self> {
+        // An array is read by nobody as an object, here neither.
+        if !json.trim_ascii_start().starts_with('{') {
+            return None;
+        }
+        serde_json::from_str(json).ok()
+    }
+
+    /// The value of a member, as it is written; of two of one name the last, as most readers have it.
+    pub(in crate::gateway) fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().rev().find(|pair| pair.is(name)).map(|pair| &*pair.value)
+    }
+
+    /// The value of a member that may be there once.
+    pub(in crate::gateway) fn once(&self, name: &str) -> Result<Option<&str>, Twice> {
+        let mut found = self.0.iter().filter(|pair| pair.is(name));
+        let first = found.next();
+        if found.next().is_some() { Err(Twice) } else { Ok(first.map(|pair| &*pair.value)) }
+    }
+
+    /// The names that can be read, with their values.
+    pub(in crate::gateway) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().filter_map(|pair| Some((pair.name.as_deref()?, &*pair.value)))
+    }
+
+    /// Takes all members of these names out.
+    pub(in crate::gateway) fn remove(&mut self, names: &[&str]) {
+        self.0.retain(|pair| !names.iter().any(|name| pair.is(name)));
+    }
+
+    /// Gives a member another value; it is put in where there is none.
+    pub(in crate::gateway) fn set(&mut self, name: &str, value: String) {
+        match self.0.iter_mut().rev().find(|pair| pair.is(name)) {
+            Some(pair) => pair.value = Cow::Owned(value),
+            None => self.0.push(Pair {
+                written: Cow::Owned(quoted(name)),
+                name: Some(Cow::Owned(name.to_owned())),
+                value: Cow::Owned(value),
+            }),
+        }
+    }
+
+    /// The object, as text.
+    pub(in crate::gateway) fn written(&self) -> String {
+        let members: Vec<String> = self.0.iter().map(|pair| format!("{}:{}", pair.written, pair.value)).collect();
+        format!("{{{}}}", members.join(","))
+    }
+}
+
+impl Pair<'_> {
+    fn is(&self, name: &str) -> bool {
+        self.name.as_deref() == Some(name)
+    }
+}
+
+impl<'de> Deserialize<'de> for Pairs<'de> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reads;
+
+        impl<'de> Visitor<'de> for Reads {
+            type Value = Pairs<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Pairs<'de>, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((name, value)) = from.next_entry::<&RawValue, &RawValue>()? {
+                    pairs.push(Pair {
+                        written: name.get().into(),
+                        name: serde_json::from_str::<String>(name.get()).ok().map(Cow::Owned),
+                        value: value.get().into(),
+                    });
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+
+        from.deserialize_map(Reads)
+    }
+}
+
+/// The same text, with something else in the place of a part of it, which is a slice of it.
+pub(in crate::gateway) fn spliced(text: &str, part: &str, instead: &str) -> String {
+    let start = part.as_ptr() as usize - text.as_ptr() as usize;
+    [&text[..start], instead, &text[start + part.len()..]].concat()
 }
 
 /// The string at the end of a path of names: where it stands, quotes and all, and what it says.
@@ -52,6 +163,7 @@ pub(in crate::gateway) fn written(value: &impl Serialize) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use super::*;
 
@@ -71,6 +183,22 @@ mod tests {
         let odd = r#"{"\ud800":1,"na\u006de":"a","name":"b","params":{"name":[]}}"#;
         assert_eq!(respelled(odd, &["name"], |name| format!("{name}{name}")), odd.replace(r#""b""#, r#""bb""#));
         assert_eq!(place(odd, &["params", "name"]), None);
+    }
+
+    #[test]
+    fn what_is_put_in_or_taken_out_leaves_the_rest_as_it_is() {
+        let sent = "{ \"a\\u0062\" : 1e400 ,\n\"\\ud800\":[ ], \"x\":1,\"y\":{ } ,\"x\":2 }";
+        let mut pairs = Pairs::read(sent).unwrap();
+        assert_eq!((pairs.get("ab"), pairs.get("x"), pairs.once("y")), (Some("1e400"), Some("2"), Ok(Some("{ }"))));
+        assert_eq!((pairs.once("x"), pairs.once("z")), (Err(Twice), Ok(None)));
+        pairs.set("y", "null".to_owned());
+        pairs.set("n\"", "1".to_owned());
+        assert_eq!(pairs.written(), r#"{"a\u0062":1e400,"\ud800":[ ],"x":1,"y":null,"x":2,"n\"":1}"#);
+        pairs.remove(&["x", "ab"]);
+        assert_eq!(pairs.written(), r#"{"\ud800":[ ],"y":null,"n\"":1}"#);
+        assert!(Pairs::read("[[\"a\",1]]").is_none() && Pairs::read("{").is_none());
+        let text = "{\"a\":{\"b\":1}}";
+        assert_eq!(spliced(text, member(text, "a").unwrap(), "[]"), "{\"a\":[]}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::catalogue::Entry;
-use mcp_satellite_actors::rpc::Kind;
+use mcp_satellite_actors::rpc::{Kind, member};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -67,14 +67,16 @@ pub(super) async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<
     let params = [("uri", quoted(uri))];
     match pass_on(runtime, view, "resources/read", &params, asked, Passed::Resource).await {
         Err(error) => Err(Refusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
-        Ok(None) => Ok(Answer::Withdrawn),
-        Ok(Some(answer)) => {
+        Ok(Answer::Message(answer)) => {
             let outcome = answer.outcome().unwrap_or_default();
             match answer.kind() {
+                // The client is asked for more, and asks again.
+                Kind::Result if is_question(outcome) => Ok(Answer::Message(answer)),
                 Kind::Result => contents(outcome).map(Answer::Result),
                 Kind::Error | Kind::Request | Kind::Notification => Err(refused(outcome)),
             }
         }
+        Ok(answer) => Ok(answer),
     }
 }
 
@@ -96,6 +98,11 @@ fn contents(result: &str) -> Result<String, Refusal> {
     };
     let blocks: Vec<Block<'_>> = contents.iter().map(|resource| Block { r#type: "resource", resource }).collect();
     Ok(structured_with(&blocks, &Contents { contents }))
+}
+
+/// Whether a result is none yet.
+fn is_question(result: &str) -> bool {
+    member(result, "resultType").is_some_and(|kind| kind == r#""input_required""#)
 }
 
 /// The server's own error.

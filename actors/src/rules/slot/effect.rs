@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::HealthNews;
 use crate::model::catalogue::{Aspect, Catalogue};
+use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::WorkerExit;
 use crate::model::ids::Run;
@@ -48,6 +49,8 @@ pub enum Input {
     Ended(Run, WorkerExit),
     /// A call has succeeded although the lists could not be read.
     Recovered(Run),
+    /// Its server does not take the other era's opening, and is tried in this one.
+    Leans(Run, Era),
     /// What health checks found.
     Health(Run, HealthNews),
     /// The machine was suspended for so long.

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use super::remote::Away;
 use super::{Effect, Phase, Refusal, Slot, Want, Why};
 use crate::model::catalogue::{Catalogue, Revisions};
+use crate::model::era::Era;
 use crate::model::event::RestartReason;
 use crate::model::memo::{Asleep, Delay, Exit, StoredMemo};
 use crate::model::remote::ServerInfo;
@@ -33,6 +34,7 @@ pub struct Memo {
     pub(super) refused: Option<Refusal>,
     pub(super) away: Option<(Away, Status, Option<String>)>,
     pub(super) server: Option<Arc<ServerInfo>>,
+    pub(super) era: Option<Era>,
     pub(super) degraded: Option<(u32, String)>,
     pub(super) told_connected: bool,
     pub(super) revisions: Revisions,
@@ -76,6 +78,7 @@ impl Memo {
             was_ready: dormant.is_some(),
             last_exit: stored.last_exit.clone(),
             last_error: stored.last_error.clone(),
+            era: stored.era,
             recalled: dormant.is_some(),
             made: Some(now),
             ..Self::default()
@@ -98,6 +101,7 @@ impl Memo {
             restarts: self.restarts,
             last_exit: self.last_exit.clone(),
             last_error: self.last_error.clone(),
+            era: self.era,
         }
     }
 
@@ -111,6 +115,7 @@ impl Memo {
             && self.restarts == before.restarts
             && self.last_exit == before.last_exit
             && self.last_error == before.last_error
+            && self.era == before.era
     }
 
     /// Whether it sleeps, or sleeps again when its supervisor is back.
@@ -143,6 +148,7 @@ impl Slot {
         slot.refused.clone_from(&memo.refused);
         slot.recalled = memo.recalled;
         slot.server.clone_from(&memo.server);
+        slot.era = memo.era;
         slot.degraded.clone_from(&memo.degraded);
         slot.told_connected = memo.told_connected;
         slot.attempts = memo.attempts;
@@ -228,6 +234,7 @@ impl Slot {
             refused: self.refused.clone(),
             away: self.away().map(|away| (away, self.status, self.message.clone())),
             server: self.server.clone(),
+            era: self.era,
             degraded: self.degraded.clone(),
             told_connected: self.told_connected,
             attempts: self.attempts,

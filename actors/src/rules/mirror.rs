@@ -1,0 +1,161 @@
+//! What of a tool call is repeated in HTTP headers, so that who stands between us and its server need not read the message:
+//! the parameters that the tool's schema marks with `x-mcp-header`.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::rpc::member;
+
+const MARK: &str = "x-mcp-header";
+
+/// One marked parameter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirror {
+    /// `Mcp-Param-` comes before it.
+    pub header: Box<str>,
+    /// The names of the properties that lead to it, from the root of the arguments.
+    path: Vec<String>,
+}
+
+/// The marked parameters of a tool, by its definition. An error says why the definition must not be used.
+pub fn of_tool(definition: &str) -> Result<Vec<Mirror>, String> {
+    // A name may be spelled with escapes, so a text with one is looked into as well.
+    let may_have = |part: &str| memchr::memmem::find(definition.as_bytes(), part.as_bytes()).is_some();
+    if !may_have(MARK) && !may_have("\\u") {
+        return Ok(Vec::new());
+    }
+    let schema = member(definition, "inputSchema").and_then(|schema| serde_json::from_str(schema).ok());
+    let Some(Value::Object(schema)) = schema else { return Ok(Vec::new()) };
+    let mut mirrors = Vec::new();
+    collect(&Value::Object(schema), true, &mut Vec::new(), &mut mirrors)?;
+    let mut seen = BTreeSet::new();
+    match mirrors.iter().find(|mirror| !seen.insert(mirror.header.to_ascii_lowercase())) {
+        Some(twice) => Err(format!("two of its parameters are marked with the header `{}`", twice.header)),
+        None => Ok(mirrors),
+    }
+}
+
+/// Goes through a schema. `reached` says whether its value has one certain place in the arguments.
+fn collect(schema: &Value, reached: bool, path: &mut Vec<String>, out: &mut Vec<Mirror>) -> Result<(), String> {
+    match schema {
+        Value::Object(members) => {
+            if let Some(mark) = members.get(MARK) {
+                out.push(mirror(mark, members.get("type"), reached, path)?);
+            }
+            for (keyword, inner) in members {
+                match (&**keyword, inner) {
+                    ("properties", Value::Object(properties)) => {
+                        for (name, property) in properties {
+                            path.push(name.clone());
+                            collect(property, reached, path, out)?;
+                            path.pop();
+                        }
+                    }
+                    ("$defs" | "definitions" | "dependentSchemas" | "patternProperties", Value::Object(schemas)) => {
+                        for schema in schemas.values() {
+                            collect(schema, false, path, out)?;
+                        }
+                    }
+                    // Data, and no schemas.
+                    (MARK | "default" | "const" | "enum" | "examples", _) => {}
+                    _ => collect(inner, false, path, out)?,
+                }
+            }
+            Ok(())
+        }
+        Value::Array(items) => items.iter().try_for_each(|item| collect(item, false, path, out)),
+        _ => Ok(()),
+    }
+}
+
+fn mirror(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) -> Result<Mirror, String> {
+    let place = if path.is_empty() { "its root".to_owned() } else { format!("`{}`", path.join(".")) };
+    let bad = |why: &str| Err(format!("the mark `{MARK}` of {place} {why}"));
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    let Some(header) = mark.as_str() else { return bad("is no string") };
+    if header.is_empty() || !header.bytes().all(is_token) {
+        return bad("is no name for a header");
+    }
+    if !reached || path.is_empty() {
+        return bad("is on something that has no certain place in the arguments");
+    }
+    if !matches!(kind.and_then(Value::as_str), Some("string" | "integer" | "boolean")) {
+        return bad("is on something that is neither a string, an integer nor a boolean");
+    }
+    Ok(Mirror { header: header.into(), path: path.to_vec() })
+}
+
+impl Mirror {
+    /// Whether the parameter is a number, which can be written in several ways.
+    pub fn is_number(&self, arguments: &str) -> bool {
+        self.value_in(arguments).is_some_and(|value| value.starts_with(|c: char| c == '-' || c.is_ascii_digit()))
+    }
+
+    fn value_in<'a>(&self, arguments: &'a str) -> Option<&'a str> {
+        self.path.iter().try_fold(arguments, |value, name| member(value, name))
+    }
+
+    /// What the header says for these arguments, a JSON object; nothing if the parameter is not among them.
+    pub fn value(&self, arguments: &str) -> Option<String> {
+        let value = self.value_in(arguments)?;
+        match value.as_bytes().first()? {
+            b'"' => serde_json::from_str(value).ok(),
+            b't' | b'f' | b'-' | b'0'..=b'9' => Some(value.to_owned()),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tool(schema: &str) -> Result<Vec<Mirror>, String> {
+        of_tool(&format!(r#"{{"name":"t","inputSchema":{schema}}}"#))
+    }
+
+    #[test]
+    fn marked_parameters_are_found_however_deep_and_told_as_they_are_given() {
+        let schema = r#"{"type":"object","properties":{
+            "region":{"type":"string","x-mcp-header":"Region"},"query":{"type":"string"},
+            "deep":{"type":"object","properties":{"n":{"type":"integer","x-mcp-header":"N"},"b":{"type":"boolean","x-mcp-header":"B"}}}}}"#;
+        let mirrors = tool(schema).unwrap();
+        let said = |arguments: &str| {
+            let mut said: Vec<_> = mirrors.iter().map(|mirror| (&*mirror.header, mirror.value(arguments))).collect();
+            said.sort_unstable();
+            said
+        };
+        let text = |text: &str| Some(text.to_owned());
+        let arguments = r#"{"region":"us\u002dwest1","deep":{"n":-42,"b":true}}"#;
+        assert_eq!(said(arguments), [("B", text("true")), ("N", text("-42")), ("Region", text("us-west1"))]);
+        assert_eq!(said(r#"{"region":null,"deep":3}"#), [("B", None), ("N", None), ("Region", None)]);
+        assert_eq!(said("{}"), [("B", None), ("N", None), ("Region", None)]);
+    }
+
+    #[test]
+    fn a_tool_with_a_mark_that_must_not_be_is_not_used() {
+        for schema in [
+            r#"{"x-mcp-header":"A"}"#,
+            r#"{"properties":{"a":{"type":"string","x-mcp-header":""}}}"#,
+            r#"{"properties":{"a":{"type":"string","x-mcp-header":"a b"}}}"#,
+            r#"{"properties":{"a":{"type":"string","x-mcp-header":7}}}"#,
+            r#"{"properties":{"a":{"type":"number","x-mcp-header":"A"}}}"#,
+            r#"{"properties":{"a":{"x-mcp-header":"A"}}}"#,
+            r#"{"properties":{"a":{"type":"array","items":{"type":"string","x-mcp-header":"A"}}}}"#,
+            r#"{"properties":{"a":{"oneOf":[{"type":"string","x-mcp-header":"A"}]}}}"#,
+            r#"{"$defs":{"a":{"type":"string","x-mcp-header":"A"}}}"#,
+            r#"{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"type":"string","x-mcp-header":"a"}}}"#,
+        ] {
+            assert!(tool(schema).is_err(), "{schema}");
+        }
+        for schema in [
+            r#"{"properties":{"x-mcp-header":{"type":"string"}}}"#,
+            r#"{"properties":{"a":{"type":"string","default":{"x-mcp-header":"A"}}}}"#,
+            "true",
+        ] {
+            assert_eq!(tool(schema), Ok(Vec::new()), "{schema}");
+        }
+        assert_eq!(of_tool(r#"{"name":"x-mcp-header"}"#), Ok(Vec::new()));
+    }
+}

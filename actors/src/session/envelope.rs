@@ -1,0 +1,142 @@
+//! What a request of the stateless era carries beside what is asked: in its `_meta` the version, and who its client is
+//! and what that can do; over HTTP the same again in headers.
+
+use std::sync::LazyLock;
+
+use super::handshake::{our_capabilities, our_name};
+use crate::calls::{ClientFacts, Request};
+use crate::model::era::STATELESS_VERSION;
+use crate::rpc::{member, with_members};
+use crate::rules::mirror::Mirror;
+use crate::seam::Routing;
+
+const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+const INFO: &str = "io.modelcontextprotocol/clientInfo";
+const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+const LEVEL: &str = "io.modelcontextprotocol/logLevel";
+/// On what a server says on a stream of `subscriptions/listen`: the request that opened it.
+pub(super) const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+
+/// As JSON text, made once.
+static OURS: LazyLock<ClientFacts> = LazyLock::new(|| ClientFacts {
+    capabilities: serde_json::to_string(&our_capabilities()).unwrap_or_default(),
+    info: serde_json::to_string(&our_name()).unwrap_or_default(),
+});
+
+/// Who asks.
+#[derive(Clone, Copy)]
+pub(super) enum Who<'a> {
+    /// We do, for the sake of all our clients: what a server offers may depend on what they can do.
+    Satellite,
+    /// Somebody whom no server can ask anything.
+    Caller,
+    /// A client of a session. What it can do is perhaps not known.
+    Client(Option<&'a ClientFacts>),
+}
+
+/// What goes into a request's params.
+pub(super) struct Envelope<'a> {
+    pub(super) who: Who<'a>,
+    /// The progress token.
+    pub(super) token: Option<&'a str>,
+    /// The level from which on the server's logs are wanted, as JSON text.
+    pub(super) level: Option<&'a str>,
+    /// `inputResponses` and `requestState` of a request that is asked again.
+    pub(super) input: &'a [(&'a str, &'a str)],
+}
+
+impl<'a> Envelope<'a> {
+    pub(super) fn of(who: Who<'a>) -> Self {
+        Self { who, token: None, level: None, input: &[] }
+    }
+
+    /// Params with all of that in them.
+    pub(super) fn around(&self, params: Option<&str>) -> String {
+        let params = params.filter(|params| params.starts_with('{')).unwrap_or("{}");
+        let (capabilities, info) = match self.who {
+            Who::Satellite | Who::Client(None) => (&*OURS.capabilities, &*OURS.info),
+            Who::Caller => ("{}", &*OURS.info),
+            Who::Client(Some(client)) => (&*client.capabilities, &*client.info),
+        };
+        let version = format!("\"{STATELESS_VERSION}\"");
+        let mut ours = vec![(VERSION, &*version), (CAPABILITIES, capabilities), (INFO, info)];
+        ours.extend(self.token.map(|token| ("progressToken", token)));
+        ours.extend(self.level.map(|level| (LEVEL, level)));
+        let meta = with_members(member(params, "_meta").unwrap_or("{}"), &ours);
+        let mut members = vec![("_meta", &*meta)];
+        members.extend(self.input);
+        with_members(params, &members)
+    }
+}
+
+/// A request's method and params.
+pub(super) fn parts_of(request: &Request) -> (&str, Option<String>) {
+    match request {
+        Request::Tool { name, arguments, repeatable: _ } => {
+            let name = serde_json::Value::from(name.as_str()).to_string();
+            let arguments = arguments.as_deref().map_or("{}", serde_json::value::RawValue::get);
+            ("tools/call", Some(with_members("{}", &[("name", &name), ("arguments", arguments)])))
+        }
+        Request::Method { method, params } => (method, params.as_deref().map(|params| params.get().to_owned())),
+    }
+}
+
+/// What headers say of a request. `marked` are the parameters of the tool that it calls.
+pub(super) fn routing(method: &str, params: Option<&str>, marked: impl FnOnce(&str) -> Vec<Mirror>) -> Routing {
+    let params = params.unwrap_or("{}");
+    let text = |name: &str| serde_json::from_str::<String>(member(params, name)?).ok();
+    let name = match method {
+        "tools/call" | "prompts/get" => text("name"),
+        "resources/read" => text("uri"),
+        "tasks/get" | "tasks/update" | "tasks/cancel" => text("taskId"),
+        _ => None,
+    };
+    let tool = name.as_deref().filter(|_| method == "tools/call");
+    let arguments = member(params, "arguments").unwrap_or("{}");
+    let marked = tool.map(marked).unwrap_or_default().into_iter();
+    let params = marked.filter_map(|mirror| Some((mirror.header.clone(), mirror.value(arguments)?))).collect();
+    Routing { version: STATELESS_VERSION, method: method.to_owned(), name, params }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_envelope_is_put_around_what_is_asked_and_takes_nothing_from_it() {
+        let envelope = Envelope { token: Some("7"), level: Some("\"info\""), ..Envelope::of(Who::Caller) };
+        let params = r#"{"name":"x","_meta":{"progressToken":"theirs","a/b":1e400,"io.modelcontextprotocol/protocolVersion":"1"},"big":98765432109876543210}"#;
+        let around = envelope.around(Some(params));
+        assert!(around.contains("1e400") && around.contains("98765432109876543210"), "{around}");
+        assert_eq!(around.matches("protocolVersion").count(), 1, "{around}");
+        let meta: serde_json::Value =
+            serde_json::from_str(&member(&around, "_meta").unwrap().replace("1e400", "1")).unwrap();
+        assert_eq!(
+            meta,
+            json!({
+                "a/b": 1, "progressToken": 7, LEVEL: "info", VERSION: "2026-07-28", CAPABILITIES: {},
+                INFO: {"name": "mcp-satellite", "version": env!("CARGO_PKG_VERSION")},
+            })
+        );
+        let bare = Envelope::of(Who::Satellite).around(None);
+        assert_eq!(member(&bare, "_meta").and_then(|meta| member(meta, VERSION)), Some("\"2026-07-28\""));
+        let client = ClientFacts { capabilities: r#"{"roots":{}}"#.to_owned(), info: r#"{"name":"c"}"#.to_owned() };
+        let theirs = Envelope::of(Who::Client(Some(&client))).around(Some("[1]"));
+        assert!(theirs.contains(r#"clientCapabilities":{"roots":{}}"#) && theirs.contains(r#"{"name":"c"}"#));
+    }
+
+    #[test]
+    fn headers_name_what_a_request_is_about() {
+        let marked = r#"{"inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}"#;
+        let marked = |_: &str| crate::rules::mirror::of_tool(marked).unwrap();
+        let of = |method: &str, params: &str| routing(method, Some(params), marked);
+        let call = of("tools/call", r#"{"name":"sql","arguments":{"region":"eu"}}"#);
+        assert_eq!((&*call.method, call.name.as_deref()), ("tools/call", Some("sql")));
+        assert_eq!(call.params, [("Region".into(), "eu".to_owned())]);
+        assert_eq!(of("resources/read", r#"{"uri":"file:///a"}"#).name.as_deref(), Some("file:///a"));
+        assert_eq!(of("prompts/get", r#"{"name":"p","arguments":{"region":"eu"}}"#).params, []);
+        assert_eq!(of("tools/list", r#"{"name":"p"}"#).name, None);
+    }
+}

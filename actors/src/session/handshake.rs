@@ -1,0 +1,273 @@
+//! The handshake, in either era: a server is opened in one, and where it refuses that in the way of a server of the other
+//! one, in the other. What is tried when is in `rules::era`.
+
+use std::sync::Arc;
+
+use rmcp::model::{
+    ClientCapabilities, ElicitationCapability, FormElicitationCapability, Implementation, InitializeRequestParams,
+    ProtocolVersion, RootsCapabilities, SamplingCapability, UrlElicitationCapability,
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::{Duration, Instant};
+
+use super::lists::Offers;
+use super::pending::Purpose;
+use super::{Conversation, Heard, Late, News, Outlet, quoted};
+use crate::model::era::{Era, STATELESS_VERSION};
+use crate::model::exit::CallError;
+use crate::model::failure::{Failure, FailureKind};
+use crate::model::remote::ServerInfo;
+use crate::rpc::member;
+use crate::rules::era;
+
+/// The client offers the newest version that has `initialize`, and accepts what the server answers if it is one of these.
+const VERSIONS: [ProtocolVersion; 4] = [
+    ProtocolVersion::V_2024_11_05,
+    ProtocolVersion::V_2025_03_26,
+    ProtocolVersion::V_2025_06_18,
+    ProtocolVersion::V_2025_11_25,
+];
+
+/// How far the handshake is.
+#[derive(Debug, Default)]
+pub(super) struct Opening {
+    /// When its time is over.
+    until: Option<Instant>,
+    /// How the server refused the other era, if that was tried.
+    other: Option<Refused>,
+}
+
+/// How a server refused the handshake.
+#[derive(Debug, Clone)]
+pub(super) enum Refused {
+    /// It said so, or said what is no answer.
+    Said(String),
+    /// The exchange came to this.
+    Failed(Failure),
+}
+
+/// Why an answer opens nothing, and whether a server of the other era may answer so.
+struct NoAnswer {
+    why: String,
+    may_be_other: bool,
+}
+
+/// What we can do as a client: what a server asks is passed on to whoever is there, or declined.
+pub(super) fn our_capabilities() -> ClientCapabilities {
+    let mut roots = RootsCapabilities::default();
+    roots.list_changed = Some(true);
+    let mut capabilities = ClientCapabilities::default();
+    capabilities.roots = Some(roots);
+    capabilities.sampling = Some(SamplingCapability::default());
+    let (form, url) = (FormElicitationCapability::new(), UrlElicitationCapability::new());
+    capabilities.elicitation = Some(ElicitationCapability::new().with_form(form).with_url(url));
+    capabilities
+}
+
+/// Who we are.
+pub(super) fn our_name() -> Implementation {
+    Implementation::new("mcp-satellite", env!("CARGO_PKG_VERSION"))
+}
+
+impl<O: Outlet> Conversation<O> {
+    pub(super) fn greet(&mut self, since: Instant, remembered: Option<Era>) {
+        self.opening.until = Some(since + self.spec.policy.session.handshake_timeout);
+        let first = if self.may_be_stateless() { remembered } else { None };
+        self.open(era::first(self.spec.policy.session.protocol, first));
+    }
+
+    fn open(&mut self, as_era: Era) {
+        self.era = as_era;
+        let now = Instant::now();
+        let left = self.opening.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+        let is_second = self.opening.other.is_some();
+        let deadline = now + era::patience(self.spec.policy.session.protocol, as_era, is_second, left);
+        let params = match as_era {
+            Era::Sessions => {
+                let params = InitializeRequestParams::new(our_capabilities(), our_name())
+                    .with_protocol_version(ProtocolVersion::V_2025_11_25);
+                Some(serde_json::to_string(&params).unwrap_or_default())
+            }
+            Era::Stateless => None,
+        };
+        self.ask(as_era.opening(), params.as_deref(), Purpose::Handshake, deadline);
+    }
+
+    /// The older HTTP+SSE has only sessions.
+    pub(super) fn may_be_stateless(&self) -> bool {
+        use crate::model::spec::{RemoteTransport, Target};
+        !matches!(self.spec.target, Target::Remote { transport: RemoteTransport::Sse, .. })
+    }
+
+    /// Opens the other era, if that was not tried and may be.
+    fn opens_other(&mut self, refused: &Refused) -> bool {
+        let may = self.opening.other.is_none()
+            && self.spec.policy.session.protocol.is_none()
+            && self.may_be_stateless()
+            && self.opening.until.is_some_and(|until| Instant::now() < until);
+        if may {
+            let other = self.era.other();
+            tracing::debug!(
+                installation_name = %self.spec.name, refused = self.era.opening(), next = other.opening(),
+                "the server may be of another era of the protocol"
+            );
+            self.opening.other = Some(refused.clone());
+            (self.news)(News::Leans(other));
+            self.open(other);
+        }
+        may
+    }
+
+    /// The server has refused both: what it says of `initialize` is what its users know.
+    fn refused_for_good(&mut self, refused: Refused) -> Heard {
+        match (self.era, self.opening.other.take()) {
+            (Era::Stateless, Some(other)) => Heard::Refused(other),
+            (Era::Sessions | Era::Stateless, _) => Heard::Refused(refused),
+        }
+    }
+
+    pub(super) fn on_handshake(&mut self, answer: Result<&RawValue, CallError>) -> Heard {
+        let opened = match answer {
+            Ok(result) => match self.era {
+                Era::Sessions => greeting(result),
+                Era::Stateless => discovered(result),
+            },
+            Err(error) => Err(NoAnswer { may_be_other: era::may_be_other(self.era, &error), why: error.to_string() }),
+        };
+        match opened {
+            Ok((server, offers)) => {
+                self.begin(server, offers);
+                Heard::Initialized
+            }
+            Err(NoAnswer { why, may_be_other }) => {
+                let refused = Refused::Said(quoted(&self.spec.mask, &why));
+                if may_be_other && self.opens_other(&refused) {
+                    return Heard::Nothing;
+                }
+                self.refused_for_good(refused)
+            }
+        }
+    }
+
+    /// The exchange of the handshake has failed: whether that is its end, and how.
+    pub(super) fn on_handshake_failed(&mut self, failure: Failure) -> Heard {
+        let may_be_other = match self.era {
+            Era::Sessions => era::may_be_stateless(&failure.kind),
+            // Some fail at what they do not know.
+            Era::Stateless => era::is_refusal(&failure.kind) || matches!(failure.kind, FailureKind::ServerError { .. }),
+        };
+        let refused = Refused::Failed(failure);
+        if may_be_other && self.opens_other(&refused) {
+            return Heard::Nothing;
+        }
+        if may_be_other { self.refused_for_good(refused) } else { Heard::Refused(refused) }
+    }
+
+    /// No answer in time. `None` if the other era is tried instead.
+    pub(super) fn on_handshake_late(&mut self) -> Option<Late> {
+        if self.era == Era::Stateless {
+            let silent = Refused::Said("no answer to server/discover".to_owned());
+            if self.opens_other(&silent) {
+                return None;
+            }
+            // It is there, and has said what it is not.
+            if let Some(other) = self.opening.other.take() {
+                return Some(Late::Refused(other));
+            }
+        }
+        Some(Late::Handshake)
+    }
+
+    fn begin(&mut self, server: ServerInfo, offers: Offers) {
+        let ServerInfo { name, version, protocol, .. } = &server;
+        tracing::debug!(
+            installation_name = %self.spec.name, server = quoted(&self.spec.mask, name),
+            version = quoted(&self.spec.mask, version), %protocol, "initialized"
+        );
+        self.opening = Opening::default();
+        if self.era == Era::Sessions {
+            let words = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+            self.outlet.initialized(protocol, &[words]);
+        }
+        let server = Arc::new(server);
+        self.initialized = Some(Instant::now());
+        self.lists.offers = offers;
+        self.counters.checked((self.wall)());
+        self.met(&server);
+        (self.news)(News::Initialized(server));
+        self.stage.audience.began(&self.stage.source);
+        if self.discover {
+            self.list();
+        }
+        self.listen();
+    }
+}
+
+/// The answer to `initialize`.
+fn greeting(result: &RawValue) -> Result<(ServerInfo, Offers), NoAnswer> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Greeting {
+        protocol_version: String,
+        capabilities: Box<RawValue>,
+        server_info: Introduction,
+        #[serde(default)]
+        instructions: Option<String>,
+    }
+    let no_answer = |why: String| NoAnswer { why, may_be_other: false };
+    let Greeting { protocol_version: protocol, capabilities, server_info, instructions } =
+        serde_json::from_str(result.get())
+            .map_err(|error| no_answer(format!("the answer to initialize is not one: {error}")))?;
+    if !VERSIONS.iter().any(|version| version.as_str() == protocol) {
+        let why = format!("the server speaks protocol version {protocol}, which is not known");
+        return Err(NoAnswer { may_be_other: protocol == STATELESS_VERSION, why });
+    }
+    let offers = serde_json::from_str(capabilities.get())
+        .map_err(|error| no_answer(format!("the answer to initialize is not one: its capabilities: {error}")))?;
+    let Introduction { name, version } = server_info;
+    let (era, greeting) = (Era::Sessions, result.to_owned());
+    Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, greeting }, offers))
+}
+
+#[derive(Default, Deserialize)]
+struct Introduction {
+    name: String,
+    version: String,
+}
+
+/// The answer to `server/discover`.
+fn discovered(result: &RawValue) -> Result<(ServerInfo, Offers), NoAnswer> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Discovered {
+        supported_versions: Vec<String>,
+        capabilities: Box<RawValue>,
+        #[serde(default)]
+        instructions: Option<String>,
+    }
+    let no_answer = |why: String| NoAnswer { why, may_be_other: true };
+    let malformed = |why: String| no_answer(format!("the answer to server/discover is not one: {why}"));
+    if !matches!(member(result.get(), "resultType"), None | Some(r#""complete""#)) {
+        return Err(malformed("its resultType is not \"complete\"".to_owned()));
+    }
+    let Discovered { supported_versions, capabilities, instructions } =
+        serde_json::from_str(result.get()).map_err(|error| malformed(error.to_string()))?;
+    if !supported_versions.iter().any(|version| version == STATELESS_VERSION) {
+        let known = supported_versions.join(", ");
+        return Err(no_answer(format!("the server speaks the protocol versions {known}, none of which is known")));
+    }
+    let offers =
+        serde_json::from_str(capabilities.get()).map_err(|error| malformed(format!("its capabilities: {error}")))?;
+    let info = member(result.get(), "_meta").and_then(|meta| member(meta, "io.modelcontextprotocol/serverInfo"));
+    // It need not say who it is.
+    let info = info.and_then(|info| serde_json::from_str(info).ok());
+    let Introduction { name, version } = info.unwrap_or_default();
+    let (era, protocol, greeting) = (Era::Stateless, STATELESS_VERSION.to_owned(), result.to_owned());
+    Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, greeting }, offers))
+}
+
+/// What a server says of itself in the stateless era beside its session: nothing, if it is no server of that era.
+pub(super) fn introduction(result: &RawValue) -> Option<Arc<ServerInfo>> {
+    discovered(result).ok().map(|(server, _)| Arc::new(server))
+}

@@ -1,0 +1,162 @@
+//! A result that asks for input, in the stateless era: what the server asks goes to the client of the call, one question
+//! for each, and the call is asked again with the answers. The call stays open meanwhile, under the number it was sent with.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::pending::{Pending, Purpose};
+use super::relay::{Input, Open, QUESTIONS_MAX};
+use super::{Conversation, INTERNAL_ERROR, Outlet};
+use crate::audience::{Cause, Question};
+use crate::model::exit::CallError;
+use crate::rpc::{Message, member, members};
+use crate::rules::era::INPUT_ROUNDS_MAX;
+
+/// What a server may ask for.
+const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
+
+/// The rounds of one call.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    count: u32,
+    /// The server's own, as sent.
+    state: Option<String>,
+    /// Results of the client, as sent, by the server's names for what it asked.
+    answers: BTreeMap<String, String>,
+    unanswered: usize,
+}
+
+impl Rounds {
+    /// What the request carries when it is asked again.
+    pub(super) fn input(&self) -> Vec<(&'static str, String)> {
+        let mut input = Vec::new();
+        if !self.answers.is_empty() {
+            let pair = |(name, answer): (&String, &String)| format!("{}:{answer}", Value::from(name.as_str()));
+            let answers: Vec<_> = self.answers.iter().map(pair).collect();
+            input.push(("inputResponses", format!("{{{}}}", answers.join(","))));
+        }
+        input.extend(self.state.iter().map(|state| ("requestState", state.clone())));
+        input
+    }
+}
+
+/// What a result is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Complete,
+    InputRequired,
+    Unknown,
+}
+
+/// By its `resultType`. A server of an earlier version has none.
+pub(super) fn outcome_of(result: &RawValue) -> Outcome {
+    match member(result.get(), "resultType").map(serde_json::from_str::<String>) {
+        None => Outcome::Complete,
+        Some(Ok(sort)) if sort == "complete" => Outcome::Complete,
+        Some(Ok(sort)) if sort == "input_required" => Outcome::InputRequired,
+        Some(_) => Outcome::Unknown,
+    }
+}
+
+fn invalid(why: &str) -> CallError {
+    CallError::Server { code: INTERNAL_ERROR, message: why.to_owned(), data: None }
+}
+
+impl<O: Outlet> Conversation<O> {
+    /// A call was answered with a request for input.
+    pub(super) fn on_input_required(&mut self, id: u64, mut pending: Pending, result: &RawValue) {
+        pending.reached = true;
+        pending.starts_at = None;
+        // What comes next is another request.
+        pending.attempts = 0;
+        let asked = match self.round(&mut pending, result) {
+            Ok(asked) => asked,
+            Err(why) => return pending.fail(invalid(&why)),
+        };
+        let cause = match &pending.purpose {
+            Purpose::Caller { behalf: Some(behalf), .. } => Cause::Call(behalf.origin),
+            _ => Cause::Stranger,
+        };
+        self.calls.insert(id, pending);
+        if asked.is_empty() {
+            return self.ask_again(id);
+        }
+        for (name, message) in asked {
+            let number = self.questions.open(Open::Input(Input { call: id, name }), cause);
+            let text = format!(r#"{{"jsonrpc":"2.0","id":{number},{message}}}"#);
+            let Ok(message) = Message::read(Bytes::from(text)) else { continue };
+            let question = Question::new(number, message, self.port.answers.clone());
+            self.stage.audience.asked(&self.stage.source, cause, question);
+        }
+    }
+
+    /// What is asked, by the server's names for it: the rest of a request after its id.
+    fn round(&self, pending: &mut Pending, result: &RawValue) -> Result<Vec<(String, String)>, String> {
+        let state = member(result.get(), "requestState");
+        let requests = member(result.get(), "inputRequests");
+        if state.is_none() && requests.is_none() {
+            return Err("the server asks for input and does not say for which".to_owned());
+        }
+        let malformed = || "the server asks for input in a way that is not known".to_owned();
+        let requests = requests.map_or(Some(Vec::new()), members).ok_or_else(malformed)?;
+        let mut asked = Vec::with_capacity(requests.len());
+        for (name, request) in requests {
+            let method = member(request, "method").and_then(|method| serde_json::from_str::<String>(method).ok());
+            let method = method.filter(|method| INPUTS.contains(&&**method)).ok_or_else(malformed)?;
+            let params = member(request, "params").filter(|params| params.starts_with('{'));
+            let params = params.map(|params| format!(r#","params":{params}"#)).unwrap_or_default();
+            let request = format!(r#""method":"{method}"{params}"#);
+            // It is put to the client as a request, so it must be one.
+            Message::read(Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":0,{request}}}"#))).map_err(|_| malformed())?;
+            asked.push((name, request));
+        }
+        if self.questions.count() + asked.len() > QUESTIONS_MAX {
+            return Err("too many requests of the server are not answered yet".to_owned());
+        }
+        let rounds = pending.rounds.get_or_insert_default();
+        if rounds.count >= INPUT_ROUNDS_MAX {
+            return Err(format!("the server has asked for input more than {INPUT_ROUNDS_MAX} times"));
+        }
+        rounds.count += 1;
+        rounds.state = state.map(str::to_owned);
+        rounds.answers.clear();
+        rounds.unanswered = asked.len();
+        Ok(asked)
+    }
+
+    /// A client has answered one question of a call, or will not: then the call has no answer either.
+    pub(super) fn on_input(&mut self, Input { call, name }: Input, answer: Result<&str, CallError>) {
+        let Some(rounds) = self.calls.pending.get_mut(&call).and_then(|pending| pending.rounds.as_mut()) else {
+            return;
+        };
+        match answer {
+            Ok(result) => {
+                rounds.answers.insert(name, result.to_owned());
+                rounds.unanswered -= 1;
+                if rounds.unanswered == 0 {
+                    self.ask_again(call);
+                }
+            }
+            Err(error) => {
+                let Some(pending) = self.calls.remove(call) else { return };
+                self.withdraw_inputs(call);
+                pending.fail(error);
+            }
+        }
+    }
+
+    /// Nobody waits for the call any more: its client need not answer.
+    pub(super) fn withdraw_inputs(&mut self, call: u64) {
+        for number in self.questions.of_call(call) {
+            self.questions.close(number);
+            let words =
+                format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{number}}}}}"#);
+            if let Ok(words) = Message::read(Bytes::from(words)) {
+                self.stage.audience.withdrawn(&self.stage.source, number, words);
+            }
+        }
+    }
+}

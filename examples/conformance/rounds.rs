@@ -1,0 +1,75 @@
+//! What is asked in rounds, since 2026-07-28: a call is answered by what the server must know first, and made again with
+//! that, until there is nothing left to ask. Nothing is remembered here between two rounds: the state that goes out and
+//! comes back says which one was answered.
+
+use rmcp::model::{ClientCapabilities, ErrorData, InputRequiredResult, InputResponses};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::server::{internal, told, value};
+
+/// By the name of the tool or prompt.
+const ROUNDS: &str = include_str!("rounds.json");
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Round {
+    input_requests: Map<String, Value>,
+    request_state: Option<String>,
+}
+
+impl Round {
+    /// What of it a client can be asked that has these capabilities.
+    fn askable(&self, client: &Value) -> Map<String, Value> {
+        let requests = self.input_requests.iter().filter(|(_, request)| client.get(needed(request)).is_some());
+        requests.map(|(key, request)| (key.clone(), request.clone())).collect()
+    }
+}
+
+/// What comes with a call that is made again.
+pub(crate) struct Answers {
+    pub(crate) responses: Option<InputResponses>,
+    pub(crate) state: Option<String>,
+}
+
+/// What must be asked before this can be answered, of a client that can do this.
+pub(crate) fn next(
+    name: &str,
+    answers: &Answers,
+    client: Option<&ClientCapabilities>,
+) -> Result<Option<InputRequiredResult>, ErrorData> {
+    let Some(rounds) = value(ROUNDS)?.get_mut(name).map(Value::take) else { return Ok(None) };
+    let rounds: Vec<Round> = serde_json::from_value(rounds).map_err(internal)?;
+    let client = serde_json::to_value(client).map_err(internal)?;
+    let Some(round) = rounds.get(answered(&rounds, answers, &client)?) else { return Ok(None) };
+    let askable = round.askable(&client);
+    if askable.is_empty() {
+        let required = round.input_requests.values().map(|request| (needed(request).to_owned(), json!({}))).collect();
+        let required = serde_json::from_value(Value::Object(required)).map_err(internal)?;
+        return Err(ErrorData::missing_required_client_capability(required));
+    }
+    let mut asked = json!({"resultType": "input_required", "inputRequests": askable});
+    if let Some(state) = &round.request_state {
+        asked["requestState"] = json!(state);
+    }
+    told(asked).map(Some)
+}
+
+/// How many rounds are answered.
+fn answered(rounds: &[Round], answers: &Answers, client: &Value) -> Result<usize, ErrorData> {
+    let round = rounds.iter().position(|round| round.request_state == answers.state);
+    match (round, &answers.responses) {
+        (Some(at), Some(responses)) => {
+            let is_answered = |key: &String| responses.get(key).is_some_and(Value::is_object);
+            Ok(if rounds[at].askable(client).keys().all(is_answered) { at + 1 } else { at })
+        }
+        (Some(at), None) => Ok(at),
+        (None, _) if answers.state.is_none() => Ok(0),
+        (None, _) => Err(ErrorData::invalid_params("this server has given no such requestState", None)),
+    }
+}
+
+/// The capability of a client that is asked this.
+fn needed(request: &Value) -> &str {
+    request["method"].as_str().and_then(|method| method.split('/').next()).unwrap_or_default()
+}

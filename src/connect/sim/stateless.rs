@@ -1,0 +1,190 @@
+//! What a simulated server does without sessions: it says what it is whenever it is asked, asks by results, and tells what
+//! has changed on streams that were asked for.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, BytesMut};
+use mcp_satellite_actors::model::era::{Era, STATELESS_VERSION};
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use super::script::Speaks;
+use super::server::{Phase, Server, VERSIONS};
+use super::tools;
+use super::wire::{self, Ask, Call, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, parse, put_result};
+
+const UNSUPPORTED_VERSION: i32 = -32022;
+const MISSING_CAPABILITY: i32 = -32021;
+
+/// What a server knows of its client in the era without sessions, which is little.
+#[derive(Default)]
+pub(super) struct Alone {
+    /// The era in which it was spoken to first.
+    era: Option<Era>,
+    /// The streams on which it tells what has changed: their requests, as sent.
+    streams: Vec<Box<str>>,
+}
+
+impl Alone {
+    /// Nobody listens there any more.
+    pub(super) fn leave(&mut self, stream: &str) {
+        self.streams.retain(|open| **open != *stream);
+    }
+}
+
+impl Server {
+    /// Whether a request is seen to with this: it is of this era, or of the wrong one.
+    pub(super) fn is_settled(&mut self, now: Instant, method: &str, id: &RawValue, params: Option<&RawValue>) -> bool {
+        let speaks = self.script.speaks;
+        if speaks == Speaks::Sessions {
+            return false;
+        }
+        let alone = parse::<wire::Alone<'_>>(params).unwrap_or_default();
+        let envelope = alone.meta.as_ref().filter(|meta| meta.version.is_some());
+        let asked = if envelope.is_some() && method != "initialize" { Era::Stateless } else { Era::Sessions };
+        // As the libraries have it: the first request decides, but who only asks what it is decides nothing.
+        let era = match speaks {
+            Speaks::Both => *self.alone.era.get_or_insert(asked),
+            Speaks::Stateless | Speaks::Sessions => Era::Stateless,
+        };
+        match (era, asked) {
+            (Era::Sessions, Era::Sessions) => false,
+            (Era::Sessions, Era::Stateless) => {
+                self.refuse(id, INVALID_REQUEST, "this connection is a session");
+                true
+            }
+            (Era::Stateless, Era::Sessions) => {
+                self.refuse_session(method, id);
+                true
+            }
+            (Era::Stateless, Era::Stateless) => {
+                let version = envelope.and_then(|meta| meta.version.as_ref()).map_or("", |version| &*version.0);
+                let capabilities = envelope.and_then(|meta| meta.capabilities);
+                let Some(capabilities) = capabilities else {
+                    self.refuse(id, INVALID_PARAMS, "_meta lacks what the client can do");
+                    return true;
+                };
+                if version != STATELESS_VERSION {
+                    self.refuse(id, UNSUPPORTED_VERSION, "unsupported protocol version");
+                    return true;
+                }
+                self.serve_alone(now, method, id, params, &alone, capabilities)
+            }
+        }
+    }
+
+    /// Somebody wants a session, or asks as if there were one.
+    fn refuse_session(&mut self, method: &str, id: &RawValue) {
+        let script = Arc::clone(&self.script);
+        if method == "initialize" {
+            self.refuse(id, script.handshake_code.unwrap_or(UNSUPPORTED_VERSION), "there are no sessions here");
+            if script.exit_on_refusal {
+                self.phase = Phase::Ended(script.end());
+            }
+        } else {
+            self.refuse(id, INVALID_PARAMS, "_meta lacks the protocol version");
+        }
+    }
+
+    fn serve_alone(
+        &mut self,
+        now: Instant,
+        method: &str,
+        id: &RawValue,
+        params: Option<&RawValue>,
+        alone: &wire::Alone<'_>,
+        capabilities: &RawValue,
+    ) -> bool {
+        match method {
+            "server/discover" => self.discovered(now, id),
+            "subscriptions/listen" => self.listen(id, alone.notifications),
+            // They went with the sessions.
+            "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe" => {
+                self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}"));
+            }
+            "tools/call" => {
+                let Ok(call) = parse::<Call<'_>>(params) else { return false };
+                if call.name != "ask" {
+                    return false;
+                }
+                self.ask(id, &call, alone, capabilities);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn discovered(&mut self, now: Instant, id: &RawValue) {
+        let script = Arc::clone(&self.script);
+        if script.discover_never {
+            return;
+        }
+        let mut versions = vec![STATELESS_VERSION];
+        if script.speaks == Speaks::Both {
+            versions.extend(VERSIONS);
+        }
+        let mut capabilities = BytesMut::new();
+        tools::put_capabilities(&mut capabilities, &script);
+        let info = json!({"io.modelcontextprotocol/serverInfo": {"name": script.name, "version": script.version}});
+        let capabilities = serde_json::from_slice::<serde_json::Value>(&capabilities).unwrap_or_default();
+        let result = json!({
+            "resultType": "complete", "supportedVersions": versions, "capabilities": capabilities, "_meta": info,
+            "ttlMs": 1000, "cacheScope": "private",
+        });
+        let delay = self.vary(script.handshake_delay);
+        self.answer_in(now, delay, id, |line| line.put_slice(format!("\"result\":{result}").as_bytes()));
+        // What begins with a session elsewhere begins with this here.
+        self.initialized(now);
+    }
+
+    fn listen(&mut self, id: &RawValue, wanted: Option<&RawValue>) {
+        let wanted = wanted.map_or("{}", RawValue::get);
+        let said = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"notifications":{wanted},"_meta":{{"io.modelcontextprotocol/subscriptionId":{id}}}}}}}"#,
+        );
+        self.out.put_slice(said.as_bytes());
+        self.out.put_u8(b'\n');
+        self.alone.streams.push(id.get().into());
+    }
+
+    /// Says so in whatever way its client hears it.
+    pub(super) fn tools_changed(&mut self) {
+        if self.script.speaks == Speaks::Sessions || self.alone.era == Some(Era::Sessions) {
+            self.out.put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n");
+        }
+        for id in &self.alone.streams {
+            let said = format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":{id}}}}}}}"#,
+            );
+            self.out.put_slice(said.as_bytes());
+            self.out.put_u8(b'\n');
+        }
+    }
+
+    /// Asks for input as often as it is told, each time with another state, and answers with what it was given last.
+    fn ask(&mut self, id: &RawValue, call: &Call<'_>, alone: &wire::Alone<'_>, capabilities: &RawValue) {
+        let arguments = call.arguments.map_or("{}", RawValue::get);
+        let Ok(Ask { rounds, method }) = serde_json::from_str::<Ask<'_>>(arguments) else {
+            return self.refuse(id, INVALID_PARAMS, "invalid arguments for ask");
+        };
+        let method = method.as_ref().map_or("elicitation/create", |method| &*method.0);
+        let capability = method.split('/').next().unwrap_or_default();
+        let can = serde_json::from_str::<serde_json::Value>(capabilities.get()).unwrap_or_default();
+        if can.get(capability).is_none() {
+            return self.refuse(id, MISSING_CAPABILITY, &format!("the client has no {capability}"));
+        }
+        let done =
+            alone.request_state.as_ref().map_or(0, |state| state.0.trim_start_matches("round ").parse().unwrap_or(0));
+        if done >= rounds {
+            let given = alone.input_responses.map_or("{}", RawValue::get);
+            return self.answer(id, |line| put_result(line, given, Some(given), false));
+        }
+        let params = json!({"message": format!("round {}", done + 1), "mode": "form", "requestedSchema": {"type": "object", "properties": {}}});
+        let result = json!({
+            "resultType": "input_required", "requestState": format!("round {}", done + 1),
+            "inputRequests": {"first": {"method": method, "params": params}},
+        });
+        self.answer(id, |line| line.put_slice(format!("\"result\":{result}").as_bytes()));
+    }
+}

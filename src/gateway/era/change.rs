@@ -1,0 +1,173 @@
+//! What a message of one era becomes in the other. Only what has the same meaning in both is changed; the rest stays as it
+//! was sent.
+
+use mcp_satellite_actors::model::era::Era;
+use mcp_satellite_actors::model::remote::ServerInfo;
+use mcp_satellite_actors::rpc::{Malformed, Message, member};
+
+use super::super::refusal::{INVALID_PARAMS, SERVER_ERROR};
+use super::super::tools::raw::{Pairs, quoted, respelled, spliced, written};
+use super::{SERVED, terms};
+
+const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
+pub(crate) const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
+pub(crate) const INTERNAL_ERROR: i64 = -32603;
+/// A resource that is not there, until 2025-11-25.
+const RESOURCE_NOT_FOUND: i64 = -32002;
+/// The user has to go somewhere first, in 2025-11-25.
+pub(crate) const URL_ELICITATION_REQUIRED: i64 = -32042;
+
+/// The same request for a server with sessions: without what only the other era says in each of them.
+pub(crate) fn for_sessions(message: &Message) -> Result<Message, Malformed> {
+    let Some((params, mut pairs)) = message.params().and_then(|params| Some((params, Pairs::read(params)?))) else {
+        return Ok(message.clone());
+    };
+    pairs.remove(&["inputResponses", "requestState"]);
+    if let Some(mut meta) = member(params, "_meta").and_then(Pairs::read) {
+        meta.remove(&[terms::VERSION, terms::INFO, terms::CAPABILITIES, terms::LEVEL]);
+        pairs.set("_meta", meta.written());
+    }
+    Message::read(spliced(message.text(), params, &pairs.written()).into())
+}
+
+/// The result of `server/discover`, of what a server said of itself in either era. What it speaks is what is spoken here:
+/// its clients have to do with us.
+pub(crate) fn discovery(server: &ServerInfo) -> String {
+    let greeting = Pairs::read(server.greeting.get()).unwrap_or_default();
+    let mut told = match server.era {
+        Era::Stateless => greeting,
+        Era::Sessions => {
+            let mut told = greeting;
+            let info = told.get("serverInfo").map(str::to_owned);
+            let capabilities = told.get("capabilities").and_then(Pairs::read).map(|mut capabilities| {
+                // Other than those of an extension of the same name.
+                capabilities.remove(&["tasks"]);
+                capabilities.written()
+            });
+            told.set("capabilities", capabilities.unwrap_or_else(|| "{}".to_owned()));
+            told.remove(&["protocolVersion", "serverInfo"]);
+            if let Some(info) = info {
+                told.set("_meta", with_meta(told.get("_meta"), SERVER_INFO, info));
+            }
+            told
+        }
+    };
+    told.set("supportedVersions", written(&SERVED));
+    completed(&told.written(), "server/discover", None)
+}
+
+/// The result of `initialize`, of what a server said of itself in either era, at a version that its client speaks.
+pub(crate) fn introduction(server: &ServerInfo, version: &str) -> String {
+    if server.era == Era::Sessions {
+        return respelled(server.greeting.get(), &["protocolVersion"], |_| version.to_owned());
+    }
+    let mut told = Pairs::read(server.greeting.get()).unwrap_or_default();
+    let named = told.get("_meta").and_then(|meta| member(meta, SERVER_INFO)).map(str::to_owned);
+    // A server need not say who it is in this era, and must in the other.
+    let nobody = || format!(r#"{{"name":{},"version":{}}}"#, quoted(&server.name), quoted(&server.version));
+    told.set("protocolVersion", quoted(version));
+    told.set("serverInfo", named.unwrap_or_else(nobody));
+    told.remove(&["resultType", "supportedVersions", "ttlMs", "cacheScope"]);
+    told.written()
+}
+
+/// What is said of itself by something of ours that has these capabilities.
+pub(crate) fn own_discovery(capabilities: &str, instructions: &str) -> String {
+    let result = format!(
+        r#"{{"supportedVersions":{},"capabilities":{capabilities},"instructions":{}}}"#,
+        written(&SERVED),
+        quoted(instructions),
+    );
+    completed(&result, "server/discover", Some(&own_info()))
+}
+
+/// What we say of ourselves.
+pub(crate) fn own_info() -> String {
+    format!(r#"{{"name":"mcp-satellite","version":{}}}"#, quoted(env!("CARGO_PKG_VERSION")))
+}
+
+/// What a server with sessions said of itself, as results of the other era name it.
+pub(crate) fn info_of(server: &ServerInfo) -> Option<&str> {
+    member(server.greeting.get(), "serverInfo")
+}
+
+/// `_meta` with another member.
+fn with_meta(meta: Option<&str>, name: &str, value: String) -> String {
+    let mut meta = meta.and_then(Pairs::read).unwrap_or_default();
+    meta.set(name, value);
+    meta.written()
+}
+
+/// Results that say how long they may be kept.
+fn is_cacheable(method: &str) -> bool {
+    matches!(
+        method,
+        "tools/list"
+            | "prompts/list"
+            | "resources/list"
+            | "resources/templates/list"
+            | "resources/read"
+            | "server/discover"
+    )
+}
+
+/// A result with all that the era without sessions has in every one; what it says already stays. `server` is who is named
+/// as its author where it names nobody.
+pub(crate) fn completed(result: &str, method: &str, server: Option<&str>) -> String {
+    let Some(mut pairs) = Pairs::read(result) else { return result.to_owned() };
+    let mut more = Vec::new();
+    if pairs.get("resultType").is_none() {
+        more.push(("resultType", r#""complete""#.to_owned()));
+    }
+    if is_cacheable(method) && is_complete(&pairs) {
+        for (name, value) in [("ttlMs", "0"), ("cacheScope", r#""private""#)] {
+            if pairs.get(name).is_none() {
+                more.push((name, value.to_owned()));
+            }
+        }
+    }
+    let meta = pairs.get("_meta");
+    if let Some(server) = server
+        && meta.and_then(|meta| member(meta, SERVER_INFO)).is_none()
+    {
+        more.push(("_meta", with_meta(meta, SERVER_INFO, server.to_owned())));
+    }
+    if more.is_empty() {
+        return result.to_owned();
+    }
+    for (name, value) in more {
+        pairs.set(name, value);
+    }
+    pairs.written()
+}
+
+fn is_complete(result: &Pairs<'_>) -> bool {
+    result.get("resultType").is_none_or(|kind| kind == r#""complete""#)
+}
+
+/// The code that an error has in the era without sessions. `of_ours` are those of the satellite itself.
+pub(crate) fn code(code: i64, of_ours: bool) -> i64 {
+    match code {
+        RESOURCE_NOT_FOUND => INVALID_PARAMS,
+        URL_ELICITATION_REQUIRED => INTERNAL_ERROR,
+        SERVER_ERROR if of_ours => INTERNAL_ERROR,
+        code => code,
+    }
+}
+
+/// A notification for one subscription.
+pub(crate) fn tagged(message: &Message, id: &str) -> Option<String> {
+    let params = message.params();
+    let mut pairs = match params {
+        Some(params) => Pairs::read(params)?,
+        None => Pairs::default(),
+    };
+    pairs.set("_meta", with_meta(params.and_then(|params| member(params, "_meta")), SUBSCRIPTION_ID, id.to_owned()));
+    let tagged = pairs.written();
+    if let Some(params) = params {
+        return Some(spliced(message.text(), params, &tagged));
+    }
+    let mut whole = Pairs::read(message.text())?;
+    whole.set("params", tagged);
+    Some(whole.written())
+}

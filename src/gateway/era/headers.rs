@@ -1,0 +1,146 @@
+//! Headers that repeat what stands in the body, so that whoever routes by them need not read it. Where they say something
+//! else, somebody could be led astray: the request is refused.
+
+use axum::http::{HeaderMap, HeaderName};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use mcp_satellite_actors::rpc::member;
+use mcp_satellite_actors::rules::mirror::{self, Mirror};
+
+use super::super::tools::raw::Pairs;
+
+const METHOD: HeaderName = HeaderName::from_static("mcp-method");
+const NAME: HeaderName = HeaderName::from_static("mcp-name");
+
+/// The value of a header that may be there once.
+pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, String> {
+    let mut values = headers.get_all(name).iter();
+    let Some(first) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(format!("the header `{name}` is there twice"));
+    }
+    first.to_str().map(Some).map_err(|_| format!("the header `{name}` has characters that no header may have"))
+}
+
+/// What a value stands for: some cannot be written in a header as they are.
+fn decoded(value: &str) -> Option<String> {
+    match value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) {
+        Some(coded) => String::from_utf8(BASE64_STANDARD.decode(coded).ok()?).ok(),
+        None => Some(value.to_owned()),
+    }
+}
+
+/// Where in the params stands what `Mcp-Name` repeats.
+fn named_by(method: &str) -> Option<&'static str> {
+    match method {
+        "tools/call" | "prompts/get" => Some("name"),
+        "resources/read" => Some("uri"),
+        "tasks/get" | "tasks/update" | "tasks/cancel" => Some("taskId"),
+        _ => None,
+    }
+}
+
+/// Holds the headers that every request has against its body. An error says what does not fit.
+pub(super) fn check(method: &str, params: &Pairs<'_>, headers: &HeaderMap) -> Result<(), String> {
+    match single(headers, &METHOD)? {
+        None => return Err("the header Mcp-Method is missing".to_owned()),
+        Some(value) if value != method => {
+            return Err(format!("the header Mcp-Method is `{value}`, and the method is `{method}`"));
+        }
+        Some(_) => {}
+    }
+    let Some(member) = named_by(method) else { return Ok(()) };
+    let body = params.once(member).map_err(|_| format!("`{member}` is there twice"))?;
+    // What is no text is for the server to refuse.
+    let Some(body) = body.and_then(|body| serde_json::from_str::<String>(body).ok()) else { return Ok(()) };
+    let header =
+        single(headers, &NAME)?.ok_or_else(|| format!("the header Mcp-Name is missing; `{member}` stands in it"))?;
+    let header = decoded(header).ok_or("the header Mcp-Name is not base64")?;
+    if header == body { Ok(()) } else { Err(format!("the header Mcp-Name is `{header}`, and `{member}` is `{body}`")) }
+}
+
+/// Holds the headers that repeat a tool's arguments against them. `definition` is the tool's, as it is listed.
+pub(crate) fn check_arguments(definition: &str, params: Option<&str>, headers: &HeaderMap) -> Result<(), String> {
+    // A definition that must not be used is used by no client.
+    let Ok(mirrors) = mirror::of_tool(definition) else { return Ok(()) };
+    let arguments = params.and_then(|params| member(params, "arguments")).unwrap_or("{}");
+    mirrors.iter().try_for_each(|mirror| check_argument(mirror, arguments, headers))
+}
+
+fn check_argument(mirror: &Mirror, arguments: &str, headers: &HeaderMap) -> Result<(), String> {
+    let header = &mirror.header;
+    // A name that no header has no client can send.
+    let Ok(full) = HeaderName::try_from(format!("mcp-param-{header}")) else { return Ok(()) };
+    match (single(headers, &full)?, mirror.value(arguments)) {
+        (None, None) => Ok(()),
+        (None, Some(_)) => Err(format!("the header Mcp-Param-{header} is missing; the argument is there")),
+        (Some(_), None) => Err(format!("there is a header Mcp-Param-{header}, and no such argument")),
+        (Some(given), Some(body)) => {
+            let given = decoded(given).ok_or_else(|| format!("the header Mcp-Param-{header} is not base64"))?;
+            let is_same = given == body || mirror.is_number(arguments) && same_number(&given, &body);
+            if is_same { Ok(()) } else { Err(format!("the header Mcp-Param-{header} is not what the argument is")) }
+        }
+    }
+}
+
+fn same_number(one: &str, other: &str) -> bool {
+    let read = |text: &str| text.parse::<f64>().ok();
+    read(one).is_some() && read(one) == read(other)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn headers(given: &[(&'static str, &'static str)]) -> HeaderMap {
+        given.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn method_and_name_are_in_the_headers_as_they_are_in_the_body() {
+        let fits = |method: &str, params: &'static str, given: &[(&'static str, &'static str)]| {
+            check(method, &Pairs::read(params).unwrap(), &headers(given)).is_ok()
+        };
+        let (list, call) = (("mcp-method", "tools/list"), ("mcp-method", "tools/call"));
+        let named = |name| ("mcp-name", name);
+        assert!(fits("tools/list", "{}", &[list]));
+        assert!(!fits("tools/list", "{}", &[]));
+        assert!(!fits("tools/list", "{}", &[("mcp-method", "TOOLS/LIST")]));
+        assert!(fits("tools/call", r#"{"name":"a"}"#, &[call, named("a")]));
+        assert!(!fits("tools/call", r#"{"name":"a"}"#, &[call, named("b")]));
+        assert!(!fits("tools/call", r#"{"name":"a"}"#, &[call]));
+        assert!(!fits("tools/call", r#"{"name":"a","name":"a"}"#, &[call, named("a")]));
+        assert!(fits("tools/call", r#"{"name":"\u00e4"}"#, &[call, named("=?base64?w6Q=?=")]));
+        assert!(!fits("tools/call", r#"{"name":"\u00e4"}"#, &[call, named("=?base64?w6Q?=")]));
+        assert!(fits("tools/call", r#"{"name":1}"#, &[call]));
+        assert!(fits("resources/read", r#"{"uri":"a:b"}"#, &[("mcp-method", "resources/read"), named("a:b")]));
+        let mut twice = headers(&[list]);
+        twice.append(METHOD, HeaderValue::from_static("tools/list"));
+        assert!(check("tools/list", &Pairs::default(), &twice).is_err());
+    }
+
+    #[test]
+    fn arguments_are_in_the_headers_that_their_schema_names() {
+        let definition = r#"{"name":"t","inputSchema":{"properties":{"a":{"type":"string","x-mcp-header":"A"},"deep":{"properties":{"n":{"type":"integer","x-mcp-header":"Number"}}},"plain":{}}}}"#;
+        let fits = |arguments: &str, given: &[(&'static str, &'static str)]| {
+            let params = format!(r#"{{"arguments":{arguments}}}"#);
+            check_arguments(definition, Some(&params), &headers(given)).is_ok()
+        };
+        let text = |value| ("mcp-param-a", value);
+        assert!(fits(r#"{"a":"Hello"}"#, &[text("Hello")]));
+        assert!(fits(r#"{"a":"Hello"}"#, &[text("=?base64?SGVsbG8=?=")]));
+        for wrong in ["=?base64?SGVsbG8?=", "=?base64?SGVs!!!bG8=?=", "hello", "SGVsbG8="] {
+            assert!(!fits(r#"{"a":"Hello"}"#, &[text(wrong)]), "{wrong}");
+        }
+        assert!(fits(r#"{"a":"=?base64?SGVsbG8="}"#, &[text("=?base64?SGVsbG8=")]));
+        assert!(!fits(r#"{"a":"Hello"}"#, &[]) && !fits("{}", &[text("x")]) && !fits(r#"{"a":null}"#, &[text("x")]));
+        assert!(fits(r#"{"a":null,"plain":"x"}"#, &[]) && fits("{}", &[]));
+        let number = |value| ("mcp-param-number", value);
+        assert!(fits(r#"{"deep":{"n":42}}"#, &[number("42.0")]) && fits(r#"{"deep":{"n":-7}}"#, &[number("-7")]));
+        assert!(!fits(r#"{"deep":{"n":42}}"#, &[number("43")]));
+        assert!(check_arguments(r#"{"name":"t","inputSchema":{}}"#, None, &headers(&[text("x")])).is_ok());
+    }
+}

@@ -1,0 +1,179 @@
+//! What a request of the era without sessions says in its `_meta` of itself and its client.
+
+use axum::http::HeaderMap;
+use mcp_satellite_actors::model::era::STATELESS_VERSION;
+use mcp_satellite_actors::rpc::{Message, member};
+
+use super::super::face::{Greeting, RpcError};
+use super::super::refusal::INVALID_PARAMS;
+use super::super::tools::raw::{Pairs, written};
+use super::super::wishes::Level;
+use super::{HEADER_MISMATCH, PROTOCOL_VERSION, SERVED, UNSUPPORTED_VERSION, Wrong, headers};
+
+pub(crate) const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+pub(crate) const INFO: &str = "io.modelcontextprotocol/clientInfo";
+pub(crate) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+pub(crate) const LEVEL: &str = "io.modelcontextprotocol/logLevel";
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// Who asks.
+    pub(crate) client: Greeting,
+    /// From which level on it wants to hear what is logged on its behalf; it hears nothing without.
+    pub(crate) level: Option<Level>,
+}
+
+impl Terms {
+    /// Reads them, and holds the headers against what they say.
+    pub(crate) fn read(message: &Message, given: &HeaderMap) -> Result<Self, Wrong> {
+        let twice = |_| Wrong::bad(INVALID_PARAMS, "a member of `_meta` or of `params` is there twice");
+        let params = message.params().and_then(Pairs::read).unwrap_or_default();
+        let meta = params.once("_meta").map_err(twice)?.and_then(Pairs::read).unwrap_or_default();
+        let text =
+            |name| meta.once(name).map(|value| value.and_then(|value| serde_json::from_str::<String>(value).ok()));
+        let object = |name| meta.once(name).map(|value| value.filter(|value| value.starts_with('{')));
+        let version = text(VERSION).map_err(twice)?;
+        let capabilities = object(CAPABILITIES).map_err(twice)?;
+        let header = headers::single(given, &PROTOCOL_VERSION).map_err(|why| Wrong::bad(HEADER_MISMATCH, why))?;
+        if let Some(version) = version.as_deref()
+            && header != Some(version)
+        {
+            let why = match header {
+                Some(header) => format!("the header MCP-Protocol-Version is `{header}`, and `_meta` says `{version}`"),
+                None => "the header MCP-Protocol-Version is missing".to_owned(),
+            };
+            return Err(Wrong::bad(HEADER_MISMATCH, why));
+        }
+        let missing: Vec<&str> = [(VERSION, version.is_none()), (CAPABILITIES, capabilities.is_none())]
+            .into_iter()
+            .filter_map(|(name, is_missing)| is_missing.then_some(name))
+            .collect();
+        let (Some(version), Some(capabilities)) = (version, capabilities) else {
+            let why = format!("`_meta` has no `{}`, or one that is not what it should be", missing.join("` and no `"));
+            return Err(Wrong::bad(INVALID_PARAMS, why));
+        };
+        if version != STATELESS_VERSION {
+            return Err(unsupported(&version));
+        }
+        let level = match meta.once(LEVEL).map_err(twice)?.map(serde_json::from_str) {
+            None => None,
+            Some(Ok(level)) => Some(level),
+            Some(Err(_)) => return Err(Wrong::bad(INVALID_PARAMS, format!("`{LEVEL}` is none of the levels"))),
+        };
+        headers::check(message.method().unwrap_or_default(), &params, given)
+            .map_err(|why| Wrong::bad(HEADER_MISMATCH, why))?;
+        let info = object(INFO).map_err(twice)?;
+        Ok(Self { client: Greeting::of(STATELESS_VERSION.to_owned(), Some(capabilities), info), level })
+    }
+}
+
+/// What a client is told that asks for a version that is not spoken here.
+fn unsupported(version: &str) -> Wrong {
+    let data = format!(r#"{{"supported":{},"requested":{}}}"#, written(&SERVED), written(&version));
+    let mut wrong = Wrong::bad(UNSUPPORTED_VERSION, "this protocol version is not spoken here");
+    wrong.error = RpcError { data: Some(data), ..wrong.error };
+    wrong
+}
+
+/// Whether a client that has these capabilities can be asked this; if not, what it lacks.
+pub(crate) fn lacks(client: &Greeting, question: &Message) -> Option<&'static str> {
+    let capabilities = &*client.facts.capabilities;
+    let has = |path: &[&str]| path.iter().try_fold(capabilities, |json, name| member(json, name)).is_some();
+    let asks = |name: &str| question.params().and_then(|params| member(params, name));
+    let needed: &[(bool, &'static str, &[&str])] = match question.method().unwrap_or_default() {
+        "sampling/createMessage" => &[
+            (true, "sampling", &["sampling"]),
+            (asks("tools").is_some(), "sampling with tools", &["sampling", "tools"]),
+        ],
+        "elicitation/create" => {
+            let by_url = asks("mode") == Some("\"url\"");
+            // One that says nothing of modes knows forms.
+            let only_url = has(&["elicitation", "url"]) && !has(&["elicitation", "form"]);
+            return match (has(&["elicitation"]), by_url) {
+                (false, _) => Some("elicitation"),
+                (true, true) => (!has(&["elicitation", "url"])).then_some("elicitation by URL"),
+                (true, false) => only_url.then_some("elicitation by forms"),
+            };
+        }
+        "roots/list" => &[(true, "roots", &["roots"])],
+        // There is no other way to ask it anything.
+        _ => return Some("this method"),
+    };
+    needed.iter().find(|(is_needed, _, path)| *is_needed && !has(path)).map(|(_, what, _)| *what)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use axum::http::{HeaderName, HeaderValue};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(version: Option<&'static str>, meta: &Value) -> Result<Terms, Wrong> {
+        let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}});
+        let method = (HeaderName::from_static("mcp-method"), HeaderValue::from_static("tools/list"));
+        let version = version.map(|version| (PROTOCOL_VERSION, HeaderValue::from_static(version)));
+        let headers = version.into_iter().chain([method]).collect();
+        Terms::read(&Message::read(request.to_string().into()).unwrap(), &headers)
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_its_code_in_this_order() {
+        let code = |version, meta: Value| read(version, &meta).err().map(|wrong| wrong.error.code);
+        let new = Some("2026-07-28");
+        let whole = json!({VERSION: "2026-07-28", CAPABILITIES: {}});
+        assert_eq!(code(new, whole.clone()), None);
+        assert_eq!(code(None, whole.clone()), Some(HEADER_MISMATCH));
+        assert_eq!(code(Some("v999"), whole), Some(HEADER_MISMATCH));
+        assert_eq!(code(new, json!({VERSION: "v999", CAPABILITIES: {}})), Some(HEADER_MISMATCH));
+        assert_eq!(code(Some("v999"), json!({VERSION: "v999", CAPABILITIES: {}})), Some(UNSUPPORTED_VERSION));
+        assert_eq!(code(new, json!({CAPABILITIES: {}})), Some(INVALID_PARAMS));
+        assert_eq!(code(new, json!({VERSION: "2026-07-28"})), Some(INVALID_PARAMS));
+        assert_eq!(code(new, json!({VERSION: "2026-07-28", CAPABILITIES: []})), Some(INVALID_PARAMS));
+        assert_eq!(code(new, json!(1)), Some(INVALID_PARAMS));
+        assert_eq!(code(new, json!({VERSION: "2026-07-28", CAPABILITIES: {}, LEVEL: "loud"})), Some(INVALID_PARAMS));
+    }
+
+    #[test]
+    fn a_version_that_is_not_spoken_is_answered_with_those_that_are() {
+        let wrong = read(Some("v999"), &json!({VERSION: "v999", CAPABILITIES: {}})).unwrap_err();
+        let data: Value = serde_json::from_str(&wrong.error.data.unwrap()).unwrap();
+        assert_eq!(data, json!({"supported": SERVED, "requested": "v999"}));
+    }
+
+    #[test]
+    fn the_client_is_known_by_what_the_request_says() {
+        let meta = json!({VERSION: "2026-07-28", CAPABILITIES: {"sampling": {}}, INFO: {"name": "n", "version": "1"}, LEVEL: "info"});
+        let Terms { client, level } = read(Some("2026-07-28"), &meta).unwrap();
+        assert_eq!((&*client.name, &*client.client_version, level), ("n", "1", Some(Level::Info)));
+        assert!(client.sampling && !client.elicitation && !client.roots);
+        let twice = r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{},"_meta":{}}}"#;
+        let wrong = Terms::read(&Message::read(twice.into()).unwrap(), &HeaderMap::new()).unwrap_err();
+        assert_eq!(wrong.error.code, INVALID_PARAMS);
+    }
+
+    #[test]
+    fn a_client_is_asked_what_it_has_said_that_it_answers() {
+        let asked = |capabilities: Value, method: &str, params: Value| {
+            let client = Greeting::of(String::new(), Some(&capabilities.to_string()), None);
+            let question = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+            lacks(&client, &Message::read(question.into()).unwrap())
+        };
+        for (capabilities, method, params, lacking) in [
+            (json!({"elicitation": {}}), "elicitation/create", json!({}), None),
+            (json!({"elicitation": {}}), "elicitation/create", json!({"mode": "url"}), Some("elicitation by URL")),
+            (json!({"elicitation": {"url": {}}}), "elicitation/create", json!({"mode": "url"}), None),
+            (json!({"elicitation": {"url": {}}}), "elicitation/create", json!({}), Some("elicitation by forms")),
+            (json!({"sampling": {}}), "elicitation/create", json!({}), Some("elicitation")),
+            (json!({"sampling": {}}), "sampling/createMessage", json!({}), None),
+            (json!({"sampling": {}}), "sampling/createMessage", json!({"tools": []}), Some("sampling with tools")),
+            (json!({"roots": {}}), "roots/list", json!({}), None),
+            (json!({}), "roots/list", json!({}), Some("roots")),
+            (json!({"x": {}}), "x/unknown", json!({}), Some("this method")),
+        ] {
+            assert_eq!(asked(capabilities, method, params), lacking, "{method}");
+        }
+    }
+}

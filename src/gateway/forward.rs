@@ -1,0 +1,134 @@
+//! A client's request on its way to a server. One of the era without sessions goes on as it came, if the server speaks that
+//! era; else it becomes one that the server understands, and the answer one that the client does.
+
+use mcp_satellite_actors::model::era::Era;
+use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::remote::ServerInfo;
+use mcp_satellite_actors::rpc::{Kind, Message, member};
+use mcp_satellite_actors::{Relay, RuntimeHandle};
+use serde::Deserialize;
+use tokio::time::Duration;
+
+use super::era::{MISSING_CAPABILITY, change, terms};
+use super::face::{Answer, Call, RpcError};
+use super::refusal::INVALID_PARAMS;
+use super::reply::METHOD_NOT_FOUND;
+use super::tools::raw::{Pairs, quoted, spliced};
+
+/// How long a server is waited for that has to say first what it speaks, where nothing says how long a call may take.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Passes a request on and its answer back.
+pub(super) async fn forward(
+    runtime: &RuntimeHandle,
+    id: &InstanceId,
+    call: Call,
+    repeatable: bool,
+    tool: Option<String>,
+) -> Result<Answer, CallError> {
+    let Call { message, origin, withdrawn, timeout, era, client } = call;
+    let relay = |message, era| Relay { message, origin, repeatable, tool, era, client: Some(client.clone()) };
+    let is_as_it_came = era == Era::Sessions || speaks(runtime, id, timeout).await?;
+    if is_as_it_came {
+        let answer = runtime.relay(id, relay(message, era), timeout, withdrawn).await?;
+        return Ok(answer.map_or(Answer::Withdrawn, Answer::Message));
+    }
+    if let Some(why) = untranslatable(&message) {
+        return Ok(Answer::Error(why));
+    }
+    let asked = change::for_sessions(&message).map_err(|why| CallError::BadInput(why.to_string()))?;
+    let Some(answer) = runtime.relay(id, relay(asked, Era::Sessions), timeout, withdrawn).await? else {
+        return Ok(Answer::Withdrawn);
+    };
+    if let Some(asks) = elsewhere(&answer, &message, &client.capabilities) {
+        return Ok(asks);
+    }
+    let server = runtime.status(id).and_then(|view| view.server.clone());
+    Ok(Answer::Message(signed(answer, server.as_deref(), message.method().unwrap_or_default())))
+}
+
+/// Whether a server speaks the era without sessions with us.
+async fn speaks(runtime: &RuntimeHandle, id: &InstanceId, timeout: Option<Duration>) -> Result<bool, CallError> {
+    let own = || runtime.status(id).map(|view| view.spec.policy.session.request_timeout);
+    let timeout = timeout.or_else(own).unwrap_or(DISCOVERY_TIMEOUT);
+    Ok(runtime.discover(id, timeout).await?.is_some())
+}
+
+/// Why a server with sessions cannot be asked this.
+fn untranslatable(message: &Message) -> Option<RpcError> {
+    let method = message.method().unwrap_or_default();
+    if method.starts_with("tasks/") {
+        let why = format!("`{method}` is not known to this server, which speaks an older version of the protocol");
+        return Some(RpcError::new(METHOD_NOT_FOUND, why));
+    }
+    // Where it led to a call that waits, that call went on.
+    message.params().and_then(|params| member(params, "requestState")).map(|_| unknown_state())
+}
+
+/// The answer to a request whose `requestState` leads nowhere: whose it was, or whether it ever was, nobody is told.
+pub(super) fn unknown_state() -> RpcError {
+    let why = "`requestState` is none that is waited for: it was used, is too old, or is not of this request; \
+               make the request anew, without it";
+    RpcError::new(INVALID_PARAMS, why)
+}
+
+/// An answer with the name of the server that gave it.
+fn signed(answer: Message, server: Option<&ServerInfo>, method: &str) -> Message {
+    let info = server.and_then(change::info_of);
+    let (Kind::Result, Some(result), Some(info)) = (answer.kind(), answer.outcome(), info) else { return answer };
+    let whole = change::completed(result, method, Some(info));
+    // What was read once can be read again.
+    Message::read(spliced(answer.text(), result, &whole).into()).unwrap_or(answer)
+}
+
+/// A server of 2025-11-25 that wants its user to go somewhere first says so with an error; since then it is a question like
+/// any other. Whoever has said no is told what the server says.
+fn elsewhere(answer: &Message, asked: &Message, capabilities: &str) -> Option<Answer> {
+    #[derive(Deserialize)]
+    struct Data {
+        elicitations: Vec<Elicitation>,
+    }
+    #[derive(Deserialize)]
+    struct Elicitation {
+        message: String,
+        url: String,
+    }
+    let error = answer.outcome().filter(|_| answer.kind() == Kind::Error)?;
+    let code: i64 = member(error, "code")?.parse().ok()?;
+    if code != change::URL_ELICITATION_REQUIRED || has_declined(asked) {
+        return None;
+    }
+    let data: Data = serde_json::from_str(member(error, "data")?).ok()?;
+    if data.elicitations.is_empty() {
+        return None;
+    }
+    let can = member(capabilities, "elicitation").is_some_and(|elicitation| member(elicitation, "url").is_some());
+    if !can {
+        let data = Some(r#"{"requiredCapabilities":{"elicitation":{"url":{}}}}"#.to_owned());
+        let why =
+            format!("the server asks its user to open a URL, and `{}` has no `elicitation.url`", terms::CAPABILITIES);
+        return Some(Answer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
+    }
+    let request = |(at, Elicitation { message, url }): (usize, &Elicitation)| {
+        let (message, url) = (quoted(message), quoted(url));
+        format!(
+            r#""url-{}":{{"method":"elicitation/create","params":{{"mode":"url","message":{message},"url":{url}}}}}"#,
+            at + 1
+        )
+    };
+    let requests: Vec<String> = data.elicitations.iter().enumerate().map(request).collect();
+    Some(Answer::Result(format!(r#"{{"resultType":"input_required","inputRequests":{{{}}}}}"#, requests.join(","))))
+}
+
+/// Whether a request is made again by somebody who has not done what was asked.
+fn has_declined(asked: &Message) -> bool {
+    #[derive(Deserialize)]
+    struct Response {
+        action: String,
+    }
+    let responses = asked.params().and_then(|params| member(params, "inputResponses"));
+    responses.and_then(Pairs::read).unwrap_or_default().iter().any(|(_, response)| {
+        serde_json::from_str::<Response>(response).is_ok_and(|response| response.action != "accept")
+    })
+}

@@ -1,0 +1,211 @@
+//! Calls of clients without sessions that wait for what their client has to answer first. The server has asked, and goes on
+//! waiting; the client has an answer that says what is asked, and makes its request again with a text that leads back here.
+//! That text is good once, for the same user, at the same endpoint, for the same request. Any other leads nowhere, and
+//! nobody learns why.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use mcp_satellite_actors::rpc::Message;
+use ring::digest::{Context, SHA256};
+use ring::rand::{SecureRandom, SystemRandom};
+use subtle::ConstantTimeEq as _;
+use tokio::time::{Duration, Instant};
+
+use super::access::User;
+use super::era::may_ask_back;
+use super::face::Endpoint;
+use super::sessions::{parse, split};
+use super::tools::raw::Pairs;
+
+/// Calls that wait, of one user and of all.
+pub(crate) const OF_ONE_MAX: usize = 32;
+pub(crate) const OF_ALL_MAX: usize = 1024;
+/// How long a call waits for its client.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5 * 60);
+
+/// What must be the same when a request is made again.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Bound {
+    team: TeamId,
+    user: UserId,
+    endpoint: Endpoint,
+    method: Box<str>,
+    /// Of all params but those that are new each time.
+    params: [u8; 32],
+}
+
+impl Bound {
+    /// Of a request of this user here.
+    pub(crate) fn of(user: &User, endpoint: &Endpoint, message: &Message) -> Self {
+        let mut digest = Context::new(&SHA256);
+        // What is never parked is never looked for.
+        let params = message.params().filter(|_| message.method().is_some_and(may_ask_back));
+        let params = params.and_then(Pairs::read).unwrap_or_default();
+        let mut same: Vec<(&str, &str)> =
+            params.iter().filter(|(name, _)| !matches!(*name, "_meta" | "inputResponses" | "requestState")).collect();
+        same.sort_unstable();
+        for part in same.into_iter().flat_map(|(name, value)| [name, value]) {
+            digest.update(&part.len().to_le_bytes());
+            digest.update(part.as_bytes());
+        }
+        let mut params = [0; 32];
+        params.copy_from_slice(digest.finish().as_ref());
+        let method = message.method().unwrap_or_default().into();
+        Self { team: user.team.clone(), user: user.user.clone(), endpoint: endpoint.clone(), method, params }
+    }
+
+    /// Of the request.
+    pub(crate) fn method(&self) -> &str {
+        &self.method
+    }
+
+    fn is_of(&self, other: &Self) -> bool {
+        self.team == other.team && self.user == other.user
+    }
+}
+
+/// Calls that wait, each with all that it takes to go on with it.
+pub(crate) struct Parked<T> {
+    random: SystemRandom,
+    table: Mutex<HashMap<u64, Place<T>>>,
+}
+
+struct Place<T> {
+    secret: [u8; 16],
+    bound: Bound,
+    until: Instant,
+    what: T,
+}
+
+impl<T> Default for Parked<T> {
+    fn default() -> Self {
+        Self { random: SystemRandom::new(), table: Mutex::default() }
+    }
+}
+
+impl<T> fmt::Debug for Parked<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Parked({})", self.table().len())
+    }
+}
+
+impl<T> Parked<T> {
+    fn table(&self) -> MutexGuard<'_, HashMap<u64, Place<T>>> {
+        // Nothing is called in between that could leave it half changed.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a call. What comes back leads to it; the call itself, if there is no room.
+    pub(crate) fn put(&self, bound: Bound, now: Instant, what: T) -> Result<String, T> {
+        let mut key = [0; 24];
+        let mut table = self.table();
+        let own = table.values().filter(|place| place.bound.is_of(&bound)).count();
+        let (number, secret) = loop {
+            if own >= OF_ONE_MAX || table.len() >= OF_ALL_MAX || self.random.fill(&mut key).is_err() {
+                return Err(what);
+            }
+            let (number, secret) = split(&key);
+            if !table.contains_key(&number) {
+                break (number, secret);
+            }
+        };
+        table.insert(number, Place { secret, bound, until: now + PATIENCE, what });
+        Ok(format!("{number:016x}{:032x}", u128::from_be_bytes(secret)))
+    }
+
+    /// The call that a text leads to, which is taken out; nothing if it is not this request's.
+    pub(crate) fn take(&self, state: &str, bound: &Bound, now: Instant) -> Option<T> {
+        let (number, secret) = parse(state)?;
+        let mut table = self.table();
+        let place = table.get(&number)?;
+        let is_it = bool::from(secret.ct_eq(&place.secret)) && place.bound == *bound && now < place.until;
+        is_it.then(|| table.remove(&number).map(|place| place.what)).flatten()
+    }
+
+    /// Lets go of the calls whose client did not come back, or of which something else says so.
+    pub(crate) fn sweep(&self, now: Instant, is_over: impl Fn(&T) -> bool) {
+        let mut table = self.table();
+        let over = |place: &Place<T>| now >= place.until || is_over(&place.what);
+        let numbers: Vec<u64> = table.iter().filter(|(_, place)| over(place)).map(|(number, _)| *number).collect();
+        let gone: Vec<_> = numbers.into_iter().filter_map(|number| table.remove(&number)).collect();
+        drop(table);
+        // What their ends do may lead back here.
+        drop(gone);
+    }
+
+    /// Lets go of all.
+    pub(crate) fn clear(&self) {
+        let gone = std::mem::take(&mut *self.table());
+        drop(gone);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::super::sessions::tests::user;
+    use super::*;
+
+    fn request(text: &str) -> Message {
+        Message::read(format!(r#"{{"jsonrpc":"2.0","id":1,{text}}}"#).into()).unwrap()
+    }
+
+    fn bound(name: &str, endpoint: &Endpoint, text: &str) -> Bound {
+        Bound::of(&user(name).user, endpoint, &request(text))
+    }
+
+    const CALL: &str = r#""method":"tools/call","params":{"name":"a","arguments":{"x":1}}"#;
+
+    #[test]
+    fn a_state_is_good_once_for_the_same_request_of_the_same_user() {
+        let (parked, now) = (Parked::default(), Instant::now());
+        let alices = bound("alice", &Endpoint::Tools, CALL);
+        let state = parked.put(alices.clone(), now, "call").unwrap();
+        assert_eq!(state.len(), 48);
+        for (name, endpoint, text) in [
+            ("bob", Endpoint::Tools, CALL),
+            ("alice", Endpoint::Flat, CALL),
+            ("alice", Endpoint::Tools, r#""method":"tools/call","params":{"name":"a","arguments":{"x":2}}"#),
+            ("alice", Endpoint::Tools, r#""method":"tools/call","params":{"name":"b","arguments":{"x":1}}"#),
+            ("alice", Endpoint::Tools, r#""method":"prompts/get","params":{"name":"a","arguments":{"x":1}}"#),
+        ] {
+            assert_eq!(parked.take(&state, &bound(name, &endpoint, text), now), None, "{name} {text}");
+        }
+        let flipped = format!("{}{}", &state[..47], if state.ends_with('0') { '1' } else { '0' });
+        for wrong in [flipped.as_str(), &state[..47], "", "x"] {
+            assert_eq!(parked.take(wrong, &alices, now), None);
+        }
+        // What is new each time does not matter, nor in which order the rest stands.
+        let again = r#""method":"tools/call","params":{"requestState":"s","arguments":{"x":1},"inputResponses":{},"_meta":{},"name":"a"}"#;
+        assert_eq!(parked.take(&state, &bound("alice", &Endpoint::Tools, again), now), Some("call"));
+        assert_eq!(parked.take(&state, &alices, now), None, "it was used");
+    }
+
+    #[test]
+    fn who_does_not_come_back_is_not_waited_for() {
+        let (parked, now) = (Parked::default(), Instant::now());
+        let alices = bound("alice", &Endpoint::Tools, CALL);
+        let (one, other) = (parked.put(alices.clone(), now, 1).unwrap(), parked.put(alices.clone(), now, 2).unwrap());
+        parked.sweep(now + PATIENCE - Duration::from_millis(1), |what| *what == 2);
+        assert_eq!(parked.take(&other, &alices, now), None);
+        assert_eq!(parked.take(&one, &alices, now + PATIENCE), None, "it is too late");
+        parked.sweep(now + PATIENCE, |_| false);
+        assert_eq!(parked.take(&one, &alices, now), None);
+        parked.put(alices, now, 3).unwrap();
+        parked.clear();
+        assert!(parked.table().is_empty());
+    }
+
+    #[test]
+    fn there_is_room_for_some_of_each_user_and_for_some_of_all() {
+        let (parked, now) = (Parked::default(), Instant::now());
+        let put = |name: &str| parked.put(bound(name, &Endpoint::Tools, CALL), now, ()).is_ok();
+        assert!((0..OF_ONE_MAX).all(|_| put("alice")) && !put("alice"));
+        let users = OF_ALL_MAX / OF_ONE_MAX - 1;
+        assert!((0..users).all(|user| (0..OF_ONE_MAX).all(|_| put(&user.to_string()))));
+        assert!(!put("bob"));
+    }
+}

@@ -1,0 +1,221 @@
+//! A client of the era without sessions is a guest: it is there for one request, is found by what is said on behalf of that
+//! request, and nobody can name it. What it is asked is not put to it at once: the answer to its request says what is
+//! asked, and the request is made again with what it answers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mcp_satellite_actors::audience::{Question, Source};
+use mcp_satellite_actors::rpc::{Message, joined};
+
+use super::super::era::{change, may_ask_back, terms};
+use super::super::face::{Answer, RpcError};
+use super::super::refusal::SERVER_ERROR;
+use super::super::stream::UNASKED;
+use super::super::subscription::Filter;
+use super::super::tools::raw::{Pairs, quoted};
+use super::super::wishes::Level;
+use super::{Asked, ENDED, Session, State};
+
+/// For how long a client comes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Until its session ends.
+    Session,
+    /// For one request.
+    Request {
+        /// Of the request.
+        method: Box<str>,
+        /// From which level on it hears what is logged; nothing of it without.
+        level: Option<Level>,
+    },
+    /// For as long as it listens.
+    Listening,
+}
+
+/// What a guest listens for, and under which id.
+#[derive(Debug)]
+pub(super) struct Hearing {
+    /// As JSON text.
+    id: Arc<str>,
+    filter: Filter,
+}
+
+impl State {
+    /// A question of a server to a guest. It comes back if there is no room for it.
+    pub(super) fn keep(&mut self, of: Source, question: Question) -> Option<Question> {
+        if !self.kept.try_take(question.message().text().len()) {
+            return Some(question);
+        }
+        self.questions_put += 1;
+        self.questions.insert(self.questions_put, Asked { of, question, call: None, at: (UNASKED, 0) });
+        None
+    }
+
+    /// The answer to what is not answered when its session ends.
+    pub(super) fn last_words(&self) -> Answer {
+        match &self.hearing {
+            Some(Hearing { id, .. }) => {
+                let meta = format!("{{{}:{id}}}", quoted(change::SUBSCRIPTION_ID));
+                Answer::Result(format!(r#"{{"resultType":"complete","_meta":{meta}}}"#))
+            }
+            None if self.is_guest => Answer::Error(RpcError::new(change::INTERNAL_ERROR, ENDED)),
+            None => Answer::Error(RpcError::new(SERVER_ERROR, ENDED)),
+        }
+    }
+}
+
+/// The name of a question in what a request is answered with and made again with.
+fn key(number: u64) -> String {
+    format!("input-{number}")
+}
+
+impl Session {
+    /// Whether it is there for one request.
+    pub(crate) fn is_guest(&self) -> bool {
+        self.opening.presence != Presence::Session
+    }
+
+    /// Passes on what a server says: on behalf of `call`, if that is one of this client's. A guest hears only what belongs to
+    /// its request, or what it listens for.
+    pub(crate) fn hear(&self, call: Option<u64>, message: &Message) {
+        let method = message.method().unwrap_or_default();
+        match &self.opening.presence {
+            Presence::Session => self.say(call, &[message.text()]),
+            Presence::Request { level, .. } => {
+                let is_heard = match method {
+                    "notifications/message" => {
+                        level.is_some_and(|from| Level::of(message).is_none_or(|level| from <= level))
+                    }
+                    "notifications/resources/updated" | "notifications/tasks/status" => false,
+                    "notifications/elicitation/complete" => false,
+                    other => !other.ends_with("/list_changed"),
+                };
+                if is_heard && call.is_some() {
+                    self.say(call, &[message.text()]);
+                }
+            }
+            Presence::Listening => {
+                let mut state = self.state();
+                let Some(hearing) = state.hearing.as_ref().filter(|hearing| hearing.filter.lets_in(message)) else {
+                    return;
+                };
+                let Some(tagged) = change::tagged(message, &hearing.id) else { return };
+                let said = state.say(None, &[&tagged]);
+                drop(state);
+                self.unless_slow(said);
+            }
+        }
+    }
+
+    /// A guest's request begins, or is made again: with this progress token.
+    pub(crate) fn asks_with(&self, token: Option<&str>) {
+        self.state().token = token.map(Into::into);
+    }
+
+    /// Passes on what a server says of how far it is.
+    pub(crate) fn progress(&self, call: u64, message: &Message) {
+        if !self.is_guest() {
+            return self.say(Some(call), &[message.text()]);
+        }
+        let mut state = self.state();
+        let Some(token) = state.token.clone() else { return };
+        let said = state.say(Some(call), &message.told_as(&token));
+        drop(state);
+        self.unless_slow(said);
+    }
+
+    /// Whether its client can be asked this on behalf of a call; if not, why.
+    pub(crate) fn answers(&self, question: &Message) -> Result<(), String> {
+        let (method, client) = (question.method().unwrap_or_default(), &self.opening.greeting);
+        let why = match &self.opening.presence {
+            Presence::Session if client.answers(method) => return Ok(()),
+            Presence::Session => format!("the client that it is asked of does not answer `{method}`"),
+            Presence::Request { method: own, .. } if may_ask_back(own) => match terms::lacks(client, question) {
+                None => return Ok(()),
+                Some(what) => format!("the client that it is asked of has no {what}"),
+            },
+            Presence::Request { method: own, .. } => format!("nothing can be asked for the sake of a `{own}`"),
+            Presence::Listening => "the client only listens".to_owned(),
+        };
+        Err(why)
+    }
+
+    /// It begins to hear what it listens for: what was agreed on is the first that is said. False if there is no room to
+    /// keep it.
+    #[must_use]
+    pub(crate) fn agree(&self, id: &Arc<str>, filter: Filter) -> bool {
+        let params =
+            format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, quoted(change::SUBSCRIPTION_ID), filter.written());
+        let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
+        let mut state = self.state();
+        if !state.kept.try_take(params.len()) {
+            return false;
+        }
+        let said = state.say(None, &parts);
+        state.hearing = Some(Hearing { id: id.clone(), filter });
+        drop(state);
+        self.unless_slow(said);
+        true
+    }
+
+    /// Waits until a guest is asked something.
+    pub(crate) async fn asked(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if !self.state().questions.is_empty() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// What a guest is asked, as `inputRequests`.
+    pub(crate) fn input_requests(&self) -> String {
+        let state = self.state();
+        let mut asked: Vec<_> = state.questions.iter().collect();
+        asked.sort_unstable_by_key(|(number, _)| **number);
+        let request = |(number, asked): (&u64, &Asked)| {
+            let message = asked.question.message();
+            let method = quoted(message.method().unwrap_or_default());
+            let params = message.params().unwrap_or("{}");
+            format!(r#""{}":{{"method":{method},"params":{params}}}"#, key(*number))
+        };
+        let requests: Vec<String> = asked.into_iter().map(request).collect();
+        format!("{{{}}}", requests.join(","))
+    }
+
+    /// What a guest has answered: the servers are told. What is no answer, or to what nobody asks any more, is left out.
+    pub(in crate::gateway) fn answered_with(&self, responses: &Pairs<'_>) {
+        for (name, value) in responses.iter().filter(|(_, value)| value.starts_with('{')) {
+            let number = name.strip_prefix("input-").and_then(|number| number.parse().ok());
+            let Some(asked) = number.and_then(|number: u64| {
+                let mut state = self.state();
+                let asked = state.questions.remove(&number)?;
+                state.kept.give(asked.question.message().text().len());
+                Some(asked)
+            }) else {
+                continue;
+            };
+            let answer = joined(&[r#"{"jsonrpc":"2.0","id":0,"result":"#, value, "}"]);
+            // What was read once can be read again.
+            if let Ok(answer) = Message::read(answer) {
+                asked.question.answer(answer);
+            }
+        }
+    }
+
+    /// Nobody will answer what is asked: the servers are told why.
+    pub(crate) fn decline_all(&self, why: &str) {
+        let questions = std::mem::take(&mut self.state().questions);
+        for asked in questions.into_values() {
+            asked.question.decline(change::INTERNAL_ERROR, why);
+        }
+    }
+}
+
+/// What we say ourselves, to be heard as what servers say.
+pub(crate) fn words(text: &'static str) -> Option<Message> {
+    Message::read(Bytes::from_static(text.as_bytes())).ok()
+}

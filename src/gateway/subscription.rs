@@ -1,0 +1,137 @@
+//! What a client asks to be told of with `subscriptions/listen`, and what of that it is told. Pure.
+
+use std::collections::BTreeSet;
+
+use mcp_satellite_actors::rpc::{Message, member};
+use serde::Deserialize;
+
+use super::tools::raw::written;
+use super::wishes::{SUBSCRIPTIONS_MAX, URI_BYTES_MAX, covers, uri_of};
+
+/// Kinds of news.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// That the list of tools has changed.
+    pub tools: bool,
+    /// That the list of prompts has.
+    pub prompts: bool,
+    /// That the list of resources has.
+    pub resources: bool,
+    /// That one of these has.
+    pub uris: BTreeSet<String>,
+}
+
+impl Filter {
+    /// Reads the params of a request. An error says what is wrong with them.
+    pub(crate) fn read(params: Option<&str>) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Notifications {
+            #[serde(default)]
+            tools_list_changed: Option<bool>,
+            #[serde(default)]
+            prompts_list_changed: Option<bool>,
+            #[serde(default)]
+            resources_list_changed: Option<bool>,
+            #[serde(default)]
+            resource_subscriptions: Option<BTreeSet<String>>,
+        }
+        let given = params.and_then(|params| member(params, "notifications"));
+        // An array is read by nobody as an object, here neither.
+        let given = given.filter(|given| given.starts_with('{'));
+        let given = given.ok_or("`notifications` must be an object: it says what is listened for")?;
+        let read: Notifications = serde_json::from_str(given).map_err(|error| format!("`notifications`: {error}"))?;
+        let uris = read.resource_subscriptions.unwrap_or_default();
+        if uris.len() > SUBSCRIPTIONS_MAX {
+            return Err(format!("`resourceSubscriptions` may have {SUBSCRIPTIONS_MAX} URIs, and has more"));
+        }
+        if uris.iter().any(|uri| uri.len() > URI_BYTES_MAX) {
+            return Err(format!("a URI of `resourceSubscriptions` may have {URI_BYTES_MAX} bytes, and one has more"));
+        }
+        Ok(Self {
+            tools: read.tools_list_changed == Some(true),
+            prompts: read.prompts_list_changed == Some(true),
+            resources: read.resources_list_changed == Some(true),
+            uris,
+        })
+    }
+
+    /// What of this is there where somebody has these capabilities. Lists are read anew after every start, so there is news
+    /// of each that there is.
+    #[must_use]
+    pub(crate) fn within(mut self, capabilities: &str) -> Self {
+        let has = |name: &str| member(capabilities, name).is_some();
+        self.tools &= has("tools");
+        self.prompts &= has("prompts");
+        self.resources &= has("resources");
+        let subscribe = member(capabilities, "resources").and_then(|resources| member(resources, "subscribe"));
+        if subscribe != Some("true") {
+            self.uris.clear();
+        }
+        self
+    }
+
+    /// Whether somebody who has asked for this is told that.
+    pub(crate) fn lets_in(&self, message: &Message) -> bool {
+        match message.method().unwrap_or_default() {
+            "notifications/tools/list_changed" => self.tools,
+            "notifications/prompts/list_changed" => self.prompts,
+            "notifications/resources/list_changed" => self.resources,
+            "notifications/resources/updated" => {
+                uri_of(message).is_some_and(|uri| self.uris.iter().any(|of| covers(of, &uri)))
+            }
+            _ => false,
+        }
+    }
+
+    /// As the answer names it.
+    pub(crate) fn written(&self) -> String {
+        let kinds = [
+            (self.tools, "toolsListChanged"),
+            (self.prompts, "promptsListChanged"),
+            (self.resources, "resourcesListChanged"),
+        ];
+        let kinds = kinds.into_iter().filter(|(is, _)| *is).map(|(_, name)| format!(r#""{name}":true"#));
+        let uris = (!self.uris.is_empty()).then(|| format!(r#""resourceSubscriptions":{}"#, written(&self.uris)));
+        format!("{{{}}}", kinds.chain(uris).collect::<Vec<_>>().join(","))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    fn read(notifications: &str) -> Result<Filter, String> {
+        Filter::read(Some(&format!(r#"{{"notifications":{notifications}}}"#)))
+    }
+
+    #[test]
+    fn somebody_is_told_what_it_asks_for_and_what_there_is() {
+        let all = r#"{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true,"resourceSubscriptions":["a:b"]}"#;
+        let filter = read(all).unwrap();
+        assert_eq!(filter.written(), all);
+        let some = filter.clone().within(r#"{"tools":{},"resources":{"listChanged":true}}"#);
+        assert_eq!(some.written(), r#"{"toolsListChanged":true,"resourcesListChanged":true}"#);
+        assert_eq!(filter.within(r#"{"resources":{"subscribe":true}}"#).uris, ["a:b".to_owned()].into());
+        assert_eq!(read("{}").unwrap().written(), "{}");
+        assert!(read("[]").is_err() && read("1").is_err() && Filter::read(None).is_err());
+        assert!(read(r#"{"resourceSubscriptions":[1]}"#).is_err());
+        let long = format!(r#"{{"resourceSubscriptions":["{}"]}}"#, "a".repeat(URI_BYTES_MAX + 1));
+        assert!(read(&long).unwrap_err().contains("bytes"));
+        let many: Vec<String> = (0..=SUBSCRIPTIONS_MAX).map(|number| number.to_string()).collect();
+        assert!(read(&format!(r#"{{"resourceSubscriptions":{many:?}}}"#)).unwrap_err().contains("1024"));
+    }
+
+    #[test]
+    fn nothing_is_told_that_was_not_asked_for() {
+        let filter = read(r#"{"promptsListChanged":true,"resourceSubscriptions":["file:///a/"]}"#).unwrap();
+        let told = |method: &str, params: &str| {
+            let text = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{method}","params":{params}}}"#);
+            filter.lets_in(&Message::read(text.into()).unwrap())
+        };
+        assert!(told("prompts/list_changed", "{}") && !told("tools/list_changed", "{}"));
+        assert!(told("resources/updated", r#"{"uri":"file:///a/b"}"#));
+        assert!(!told("resources/updated", r#"{"uri":"file:///b"}"#) && !told("message", "{}"));
+    }
+}

@@ -1,0 +1,290 @@
+//! Both eras of the protocol on either side: clients and servers made with the Python SDK that knows sessions only (`Old`)
+//! and with the one that speaks both eras and prefers the new one (`New`), each with each. What a client sees is the same
+//! whatever the server is, and whatever is between.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::EVERYTHING;
+use crate::port::free_port;
+use crate::real_servers::installed;
+use crate::support::{GIVE_UP, Running, Steps, lines_of, script};
+
+const OLD_VERSION: &str = "2025-11-25";
+const NEW_VERSION: &str = "2026-07-28";
+
+/// A Python SDK.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Sdk {
+    Old,
+    New,
+}
+
+impl Sdk {
+    const BOTH: [Self; 2] = [Self::Old, Self::New];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Old => "old",
+            Self::New => "new",
+        }
+    }
+
+    fn python(self) -> Option<String> {
+        let venv = if self == Self::Old { "venv-old" } else { "venv" };
+        installed("python3", &format!("{venv}/bin/python"))
+    }
+
+    /// The words that start a program of it, a server or a client.
+    fn words(self, of: &str) -> Option<Vec<String>> {
+        let script = script(&format!("{of}/eras_{}.py", self.name()));
+        Some(vec![self.python()?, "-B".to_owned(), script.to_str().unwrap().to_owned()])
+    }
+
+    fn command(self, of: &str) -> Option<Command> {
+        let words = self.words(of)?;
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        Some(command)
+    }
+
+    /// What its server does over HTTP.
+    fn serves(self, port: u16, flags: &[&str]) -> Option<Running> {
+        Some(Running::server(self.command("servers")?.arg(port.to_string()).args(flags), port))
+    }
+
+    /// Sees all that its client can see there. The name is of a tool that it lets grow: nobody else does there.
+    fn sees_all(self, url: &str, name: &str) -> Option<Steps> {
+        let mut command = self.command("clients")?;
+        let steps = Steps::taken(command.args([url, "auto", name]).stdin(Stdio::null()));
+        assert_eq!(steps.of("connect")["server"], "eras");
+        assert_eq!(
+            Value::from(steps.0[1..].to_vec()),
+            json!([
+                {"step": "list", "tools": ["add", "ask", "work", "grow"]},
+                {"step": "call", "said": [false, "42"]},
+                {"step": "ask", "said": [false, "Hello, Ada!"]},
+                {"step": "read", "said": "Nothing."},
+                {"step": "prompt", "said": "Please review:\n\n1 + 1"},
+                {"step": "work", "said": [false, "3 steps done."], "progress": [[1.0, 3.0], [2.0, 3.0], [3.0, 3.0]]},
+                {"step": "fail", "failed": true, "says": true},
+                {"step": "miss", "found": false},
+                {"step": "grow", "heard": true, "listed": true, "said": [false, name]},
+            ]),
+            "{self:?} at {url}"
+        );
+        Some(steps)
+    }
+
+    /// What its client speaks with somebody who speaks both eras.
+    fn version(self) -> &'static str {
+        match self {
+            Self::Old => OLD_VERSION,
+            Self::New => NEW_VERSION,
+        }
+    }
+}
+
+/// A satellite for whoever comes, with these servers: their names, and what else is written of each.
+fn satellite(servers: &[(&str, String)]) -> (Running, String) {
+    let head = "[gateway]\nlisten = \"127.0.0.1:0\"\nauth = \"none\"\n\n\
+                [policy.reconnect]\nbackoff_min = \"100ms\"\nbackoff_max = \"400ms\"\n\n\
+                [[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n\n[[teams.users]]\nid = \"user_alice\"\nslug = \"alice\"\n";
+    let installation = |(name, rest): &(&str, String)| {
+        format!("\n[[teams.installations]]\nid = \"{name}\"\nserver = \"{name}\"\n{rest}\n")
+    };
+    Running::satellite(&format!("{head}{}", servers.iter().map(installation).collect::<String>()))
+}
+
+fn process(words: &[String]) -> String {
+    format!("command = {:?}\nargs = {:?}", words[0], &words[1..])
+}
+
+fn remote(port: u16) -> String {
+    format!("transport = \"http\"\nurl = \"http://127.0.0.1:{port}/mcp\"")
+}
+
+/// Each client uses each server.
+fn all_see_all(endpoint: &str, servers: &[&str]) {
+    for server in servers {
+        for client in Sdk::BOTH {
+            let url = endpoint.replace("/mcp", &format!("/i/{server}/mcp"));
+            let Some(steps) = client.sees_all(&url, &format!("grown_by_{}", client.name())) else { return };
+            assert_eq!(steps.of("connect")["version"], client.version(), "{client:?} with {server}");
+        }
+    }
+}
+
+#[test]
+fn with_nothing_between_clients_of_both_eras_see_all_of_servers_of_both_eras() {
+    for server in Sdk::BOTH {
+        let port = free_port();
+        let Some(_server) = server.serves(port, &[]) else { return };
+        for client in Sdk::BOTH {
+            let url = format!("http://127.0.0.1:{port}/mcp");
+            let Some(steps) = client.sees_all(&url, &format!("grown_by_{}", client.name())) else { return };
+            let era = if server == client { client.version() } else { OLD_VERSION };
+            assert_eq!(steps.of("connect")["version"], era, "{client:?} with {server:?}");
+        }
+    }
+}
+
+#[test]
+fn through_the_endpoint_clients_of_both_eras_see_all_of_servers_of_both_eras_over_stdio() {
+    let (Some(old), Some(new)) = (Sdk::Old.words("servers"), Sdk::New.words("servers")) else { return };
+    let (_satellite, endpoint) = satellite(&[("old", process(&old)), ("new", process(&new))]);
+    all_see_all(&endpoint, &["old", "new"]);
+}
+
+#[test]
+fn through_the_endpoint_clients_of_both_eras_see_all_of_servers_of_both_eras_over_http() {
+    let ports = [(); 3].map(|()| free_port());
+    let Some(_old) = Sdk::Old.serves(ports[0], &[]) else { return };
+    let Some(_both) = Sdk::New.serves(ports[1], &[]) else { return };
+    let Some(_new) = Sdk::New.serves(ports[2], &["--only-new"]) else { return };
+    let (_satellite, endpoint) =
+        satellite(&[("old", remote(ports[0])), ("both", remote(ports[1])), ("new", remote(ports[2]))]);
+    all_see_all(&endpoint, &["old", "new"]);
+    // What it tells those of the new era only is not heard of by its session, which is of the old one.
+    Sdk::Old.sees_all(&endpoint.replace("/mcp", "/i/both/mcp"), "grown_by_old");
+}
+
+/// A client that stays, and calls when it is told to.
+struct Guest {
+    process: Child,
+    steps: mpsc::Receiver<String>,
+}
+
+impl Guest {
+    fn comes(sdk: Sdk, url: &str) -> Option<Self> {
+        let mut command = sdk.command("clients")?;
+        let mut process = command.args([url, "auto"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let steps = lines_of(process.stdout.take().unwrap());
+        let mut guest = Self { process, steps };
+        assert_eq!(guest.step()["step"], "connect");
+        Some(guest)
+    }
+
+    fn step(&mut self) -> Value {
+        serde_json::from_str(&self.steps.recv_timeout(GIVE_UP).unwrap()).unwrap()
+    }
+
+    fn call(&mut self) -> Value {
+        self.process.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        self.step()
+    }
+
+    /// Calls until it is answered as ever: who calls while a server is away, or in the moment in which another takes its
+    /// place, may be told so.
+    fn goes_on(&mut self) {
+        let answered = json!({"step": "call", "said": [false, "42"]});
+        let began = Instant::now();
+        loop {
+            let seen = self.call();
+            if seen == answered {
+                break;
+            }
+            assert!(began.elapsed() < GIVE_UP, "it is not answered any more: {seen}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        assert_eq!(self.call(), answered);
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_server_is_upgraded_and_downgraded_behind_its_url_and_clients_of_both_eras_go_on() {
+    let port = free_port();
+    let Some(mut server) = Sdk::Old.serves(port, &[]) else { return };
+    let (_satellite, endpoint) = satellite(&[("eras", remote(port))]);
+    let url = endpoint.replace("/mcp", "/i/eras/mcp");
+    let Some(mut guests) = Sdk::BOTH.into_iter().map(|sdk| Guest::comes(sdk, &url)).collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    guests.iter_mut().for_each(Guest::goes_on);
+    let after: [(Sdk, &[&str]); 4] =
+        [(Sdk::New, &[]), (Sdk::New, &["--only-new"]), (Sdk::Old, &[]), (Sdk::New, &["--only-new"])];
+    for (sdk, flags) in after {
+        drop(server);
+        server = sdk.serves(port, flags).unwrap();
+        guests.iter_mut().for_each(Guest::goes_on);
+    }
+}
+
+/// The methods of what was written to a file, a message a line.
+fn methods(log: &Path) -> Vec<String> {
+    let written = std::fs::read_to_string(log).unwrap_or_default();
+    let messages = written.lines().map_while(|line| serde_json::from_str::<Value>(line).ok());
+    messages.map(|message| message["method"].as_str().unwrap_or("an answer").to_owned()).collect()
+}
+
+/// What a server is sent until it can be called.
+const START: [&str; 6] = [
+    "initialize",
+    "notifications/initialized",
+    "tools/list",
+    "resources/list",
+    "resources/templates/list",
+    "prompts/list",
+];
+
+/// Waits for it without a look at how long it takes.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < GIVE_UP, "given up waiting: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn servers_that_know_sessions_are_sent_nothing_but_what_they_always_were() {
+    let (Some(old), Some(new)) = (Sdk::Old.words("servers"), Sdk::New.words("servers")) else { return };
+    let Some(time) = installed("python3", "venv/bin/mcp-server-time") else { return };
+    let Some(everything) = installed("node", EVERYTHING) else { return };
+    let sum = json!({"a": 2, "b": 40});
+    let servers = [
+        ("old", old, "add", &sum),
+        ("new", new, "add", &sum),
+        ("time", vec![time], "get_current_time", &json!({"timezone": "UTC"})),
+        ("everything", vec!["node".to_owned(), everything], "get-sum", &sum),
+    ];
+    let home = tempfile::tempdir().unwrap();
+    let log = |name: &str| home.path().join(name);
+    let written = servers.each_ref().map(|(name, words, ..)| {
+        let command = format!("tee {:?} | exec {}", log(name), words.join(" "));
+        (*name, process(&["sh".to_owned(), "-c".to_owned(), command]))
+    });
+    let (satellite, _) = satellite(&written);
+    for (name, _, tool, arguments) in servers {
+        satellite.call(name, tool, arguments);
+        let is_there = || methods(&log(name)).iter().any(|method| method == "tools/call");
+        until("the call is in the log", is_there);
+        let seen = methods(&log(name));
+        assert_eq!(seen[..START.len()], START, "{name}");
+        // It says that its lists have changed as soon as it has started, and is asked again.
+        let asked_again = |method: &str| name == "everything" && (START.contains(&method) || method == "an answer");
+        let then: Vec<_> = seen[START.len()..].iter().filter(|method| !asked_again(method)).collect();
+        assert_eq!(then, ["tools/call"], "{name}");
+    }
+}
+
+#[test]
+fn a_remote_server_that_knows_sessions_is_sent_nothing_but_what_it_always_was() {
+    let port = free_port();
+    let Some(server) = Sdk::Old.serves(port, &[]) else { return };
+    let (satellite, _) = satellite(&[("old", remote(port))]);
+    satellite.call("old", "add", &json!({"a": 2, "b": 40}));
+    assert_eq!(server.log().matches("\"POST /mcp ").count(), START.len() + 1, "{}", server.log());
+}
