@@ -148,6 +148,9 @@ async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<St
                 writer.write_all(told.as_bytes()).await.unwrap();
                 r#""result":{"content":[]}"#.to_owned()
             }
+            "tools/call" if params.contains(r#""name":"go""#) => {
+                r#""error":{"code":-32042,"message":"go there first","data":{"elicitations":[{"mode":"url","elicitationId":"e","message":"m","url":"https://a.example"}]}}"#.to_owned()
+            }
             "tools/call" if params.contains(r#""name":"refuse""#) => {
                 r#""error":{"code":-32602,"message":"no","data":{"n":1e400}}"#.to_owned()
             }
