@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use mcp_satellite_actors::model::catalogue::Catalogue;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::{Policy, RestartPolicy};
@@ -80,9 +81,11 @@ fn charge(criterion: &mut Criterion) {
 fn introduced() -> ServerInfo {
     let object = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
     ServerInfo {
+        era: Era::Sessions,
         name: "server".to_owned(),
         version: "1".to_owned(),
         protocol: "2025-11-25".to_owned(),
+        era: Era::Sessions,
         capabilities: object(r#"{"tools":{}}"#),
         instructions: None,
         greeting: object("{}"),

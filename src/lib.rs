@@ -27,6 +27,10 @@ pub mod load;
 #[cfg(feature = "cli")]
 mod memories;
 #[cfg(feature = "cli")]
+mod oauth;
+#[cfg(feature = "cli")]
+mod private;
+#[cfg(feature = "cli")]
 mod reaper;
 #[cfg(feature = "cli")]
 mod satellite;

@@ -19,6 +19,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Target};
+use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::EventSink;
 use mcp_satellite_actors::{Farewell, Installed, Known, Options, RuntimeHandle};
 use nix::errno::Errno;
@@ -44,6 +45,7 @@ use crate::delivery::Delivery;
 use crate::endpoint::{Endpoint, EndpointError};
 use crate::journal::{Journal, JournalSink, Limits};
 use crate::memories::Memories;
+use crate::oauth::{Grants, Teller};
 use crate::reaper::Below;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
@@ -101,9 +103,12 @@ pub(crate) struct Satellite {
     catalogues: Option<Arc<CatalogueCache>>,
     /// What was installed last: the snapshot may still be behind.
     known: Mutex<HashSet<InstanceId>>,
+    _renewals: AbortOnDropHandle<()>,
     _suspends: AbortOnDropHandle<()>,
     /// What users have given.
     values: Arc<Values>,
+    /// What users have been granted by remote servers.
+    grants: Grants,
     /// What the configuration was made of. Held while it is taken on, so that nothing older is taken on after it.
     applied: Arc<tokio::sync::Mutex<Applied>>,
     /// Held as long as the satellite lives.
@@ -246,6 +251,10 @@ impl Satellite {
         let last_act = connector.clone();
         Below::when_orphaned(move || last_act.end_all(ORPHAN_PATIENCE));
         let remote = RemoteConnector::new().map_err(machine("get ready to reach remote servers"))?;
+        let (home, clients) = (data_dir.clone(), remote.clients());
+        let grants = tokio::task::spawn_blocking(move || Grants::open(&home, clients)).await;
+        let grants = grants.map_err(std::io::Error::other).flatten().map_err(machine("read authorizations"))?;
+        let remote = remote.with_tokens(Arc::new(grants.clone()));
         // Without it servers that slept are started to be discovered: no reason not to serve.
         let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
             tracing::warn!(%error, "the tools of servers that sleep cannot be kept; they are started to be discovered");
@@ -279,6 +288,8 @@ impl Satellite {
         })));
         let values = Arc::new(Values::open(&data_dir));
         let applied: Arc<tokio::sync::Mutex<Applied>> = Arc::default();
+        grants.tell(masks(&runtime, &applied));
+        let renewals = AbortOnDropHandle::new(tokio::spawn(grants.clone().tend()));
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let ending = CancellationToken::new();
         let console = tokio::spawn(server::serve(
@@ -297,6 +308,7 @@ impl Satellite {
                     catalogues: catalogues.clone(),
                     applied: applied.clone(),
                 },
+                grants: grants.clone(),
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 ending: ending.clone(),
@@ -321,7 +333,9 @@ impl Satellite {
             catalogues,
             known,
             values,
+            grants,
             applied,
+            _renewals: renewals,
             _suspends: suspends,
             _lock: lock,
         };
@@ -408,7 +422,7 @@ impl Satellite {
             );
         }
         self.connector.withhold(plan.secret_variables);
-        let (asked, specs) = self.values.merge(plan.instances);
+        let (asked, mut specs) = self.values.merge(plan.instances);
         let config_hash = ConfigHash::of(&specs);
         let whole: Specs = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
@@ -417,6 +431,9 @@ impl Satellite {
         if complete {
             self.forget_values(&wanted, applied.generation).await;
         }
+        let forgets = complete && !(applied.generation == 0 && wanted.is_empty());
+        let other_plans = self.grants.take_on(&specs, plan.oauth, forgets);
+        self.grants.mask(&mut specs);
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
         let known = {
@@ -471,6 +488,7 @@ impl Satellite {
         }
         // And what has changed as it is now.
         self.runtime.see().await;
+        self.try_again(other_plans);
         let fetch_duration_ms = u64::try_from(came.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let config_hash = came.hash.unwrap_or_else(|| config_hash.to_string());
         tracing::info!(config_hash, server_count, teams_count, change_detected, "configuration applied");
@@ -482,6 +500,18 @@ impl Satellite {
             fetch_duration_ms,
         });
         whole
+    }
+
+    /// Has those that wait for another authorization make an attempt: how they get one is another way now.
+    fn try_again(&self, ids: Vec<InstanceId>) {
+        for id in ids {
+            if self.runtime.status(&id).is_none_or(|view| view.status != Status::RequiresReauth) {
+                continue;
+            }
+            let runtime = self.runtime.clone();
+            // Nobody waits for it: its status says what comes of it.
+            drop(tokio::spawn(async move { runtime.reconnect(&id).await }));
+        }
     }
 
     /// Forgets what users have given for what is not there any more. At the start a plan without any instance is more
@@ -539,8 +569,12 @@ impl Satellite {
         }
         let mut servers = 0_usize;
         let is_remote = |config: &InstanceConfig| matches!(config.target, Target::Remote { .. });
-        let (asked, specs) = self.values.merge(plan.instances.into_iter().filter(is_remote));
+        let (asked, mut specs) = self.values.merge(plan.instances.into_iter().filter(is_remote));
         applied.asked.extend(asked);
+        let other_plans = self.grants.take_on(&specs, plan.oauth, false);
+        servers += other_plans.len();
+        self.grants.mask(&mut specs);
+        self.try_again(other_plans);
         for spec in specs {
             let Some(view) = self.runtime.status(&spec.id) else { continue };
             let InstanceSpec { headers, query, mask, .. } = spec;
@@ -614,6 +648,7 @@ impl Satellite {
             delivery.hurry().await;
         }
         let farewell = self.runtime.shutdown().await;
+        self.grants.settle().await;
         if let Some(delivery) = &self.delivery {
             let kept = delivery.finish(self.settings.batch.flush_timeout).await;
             if kept > 0 {
@@ -687,6 +722,27 @@ impl Fleet for Satellite {
         let backlog = self.delivery.as_ref().map_or(0, |delivery| delivery.status().backlog);
         EventProgress { journalled_through: self.journal.status().journalled_through, backlog }
     }
+}
+
+/// Has the runtime mask each new token of an instance in what its server says.
+fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<Applied>>) -> Teller {
+    let (runtime, applied) = (runtime.clone(), applied.clone());
+    Box::new(move |id, before, after| {
+        let (runtime, applied) = (runtime.clone(), applied.clone());
+        async move {
+            // What is taken on at this moment must not be followed by what there was before it.
+            let _applied = applied.lock().await;
+            let Some(view) = runtime.status(&id) else { return };
+            let mask = view.spec.mask.exchange(before.as_ref().map(Secret::expose), after.expose());
+            let after = InstanceSpec { mask, ..(*view.spec).clone() };
+            match runtime.update(after.clone()).await {
+                // Until its team has it, what the server says is masked by what there was before.
+                Ok(_) => drop(runtime.wait_for(&id, |view| *view.spec == after).await),
+                Err(error) => tracing::error!(instance = %id, %error, "cannot have a new token masked"),
+            }
+        }
+        .boxed()
+    })
 }
 
 /// The link to the backend, if there is one.

@@ -5,9 +5,6 @@
 //! Values are secrets, whatever they look like. They leave this module inside a [`Value`] that says so.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::{File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,13 +14,13 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Layer, Target, Value};
 use mcp_satellite_actors::{ControlError, Installed, RuntimeHandle};
-use nix::fcntl::OFlag;
 use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
 use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{GivenBy, Required};
+use crate::private;
 use crate::satellite::{Applied, ConfigHash};
 
 const FILE: &str = "values.json";
@@ -205,21 +202,7 @@ impl State {
 
     /// An error shows nothing of what is in the file.
     fn try_read(path: &Path) -> Result<Stored, String> {
-        let no_link = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        let file = match OpenOptions::new().read(true).custom_flags(no_link.bits()).open(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Stored::new()),
-            file => file.map_err(|error| error.to_string())?,
-        };
-        let about = file.metadata().map_err(|error| error.to_string())?;
-        if !about.is_file() || about.uid() != nix::unistd::geteuid().as_raw() || about.len() > FILE_MAX {
-            return Err("it is not a file of ours".to_owned());
-        }
-        if about.mode() & 0o077 != 0 {
-            // Whoever copied it here did not mean to show it.
-            file.set_permissions(Permissions::from_mode(0o600)).map_err(|error| error.to_string())?;
-        }
-        let mut bytes = Vec::new();
-        file.take(FILE_MAX).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        let Some(bytes) = private::read(path, FILE_MAX)? else { return Ok(Stored::new()) };
         let broken = |error: &serde_json::Error| format!("line {}, column {} is broken", error.line(), error.column());
         let OfVersion { version } = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
         if version != VERSION {
@@ -238,7 +221,6 @@ impl State {
         Ok(stored)
     }
 
-    /// Whoever reads the file finds all of it, or what was there before, also after a loss of power.
     fn write(&self, directory: &Path) -> std::io::Result<()> {
         if let Some(why) = &self.unusable {
             return Err(std::io::Error::other(why.clone()));
@@ -250,17 +232,7 @@ impl State {
             let texts = given.iter().map(|(key, text)| (key.clone(), text.expose().to_owned()));
             installations.insert(id.installation.to_string(), texts.collect());
         }
-        let unfinished = directory.join(format!("{FILE}.new"));
-        match std::fs::remove_file(&unfinished) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            // Of a satellite that was killed while it wrote.
-            Ok(()) | Err(_) => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-        file.write_all(&serde_json::to_vec_pretty(&form)?)?;
-        file.sync_all()?;
-        std::fs::rename(unfinished, directory.join(FILE))?;
-        File::open(directory)?.sync_all()
+        private::replace(&directory.join(FILE), &serde_json::to_vec_pretty(&form)?)
     }
 }
 

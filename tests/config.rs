@@ -15,6 +15,7 @@ use mcp_satellite::config::{
     TokenHash,
 };
 use mcp_satellite::journal::Limits;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, OnDegraded, Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, OnUpdate, RemoteTransport, Target};
@@ -182,6 +183,21 @@ fn the_tiers_of_template_team_and_user_merge_in_that_order() {
     assert_eq!(exposed(&bob.args), ["--template", "--team"]);
     assert_eq!(exposed(search.headers.values()), ["Bearer search-token", "acme"]);
     assert_eq!(exposed(search.query.values()), ["search-key", "acme"]);
+}
+
+#[test]
+fn the_era_of_a_server_is_read_from_its_template_and_from_its_installation() {
+    let protocol = |text: &str| parse(text).unwrap().instances[0].policy.session.protocol;
+    let with = |more: &str, own: &str| small(&format!("[servers.s]\ncommand = \"npx\"\n{more}"), own);
+    assert_eq!(protocol(&with("", "")), None);
+    assert_eq!(protocol(&small("", "command = \"npx\"\nprotocol = \"2026-07-28\"")), Some(Era::Stateless));
+    for (word, era) in [("auto", None), ("2025-11-25", Some(Era::Sessions)), ("2026-07-28", Some(Era::Stateless))] {
+        let word = format!("protocol = \"{word}\"");
+        assert_eq!(protocol(&with(&word, "")), era);
+        assert_eq!(protocol(&with("protocol = \"2025-11-25\"", &word)), era, "its own comes first");
+    }
+    let json = r#"{"mcpServers":{"a":{"command":"npx","protocol":"2026-07-28"}}}"#;
+    assert_eq!(parse_json(json).unwrap().instances[0].policy.session.protocol, Some(Era::Stateless));
 }
 
 #[test]
@@ -470,6 +486,17 @@ fn what_makes_no_sense_is_an_error() {
         ("", &format!("{http}\nheaders = {{ \"A B\" = \"b\" }}"), "`A B` is no name for a header"),
         ("", &format!("{http}\nheaders = {{ A = \"b\\nc\" }}"), "the value of the header `A` cannot be sent"),
         ("", "command = \"x\"\nkeep = \"always\"", "`always` is no way to keep a server"),
+        ("", "command = \"x\"\nprotocol = \"2025-06-18\"", "`2025-06-18` is no protocol"),
+        (
+            "",
+            "transport = \"sse\"\nurl = \"https://example.com\"\nprotocol = \"2026-07-28\"",
+            "installation `i` speaks the older HTTP+SSE, which has no `2026-07-28`",
+        ),
+        (
+            "[servers.s]\ntransport = \"sse\"\nurl = \"https://example.com\"",
+            "protocol = \"2026-07-28\"",
+            "installation `i` speaks the older HTTP+SSE, which has no `2026-07-28`",
+        ),
         ("", "command = \"x\"\nusers = []", "`users` is empty"),
         ("", "command = \"x\"\nuser_required = [\"\"]", "`user_required` has an empty name"),
         ("", "command = \"x\"\nenv = { A = \"\\u0000\" }", "the value of `A` holds a zero byte"),
@@ -1194,4 +1221,54 @@ fn what_a_user_is_to_give_to_a_server_that_is_reached_in_the_clear_is_warned_abo
                 url = \"http://e.com/mcp\"\nuser_required = [\"X-Key\"]\n";
     let warnings = parse(text).unwrap().warnings;
     assert!(matches!(&warnings[..], [warning] if warning.contains("unencrypted")), "{warnings:?}");
+}
+
+/// A remote server with this table, and what stands in `more` beside it.
+fn with_oauth(table: &str, more: &str) -> String {
+    format!(
+        "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{{ id = \"u\", slug = \"u\" }}]\n\
+         [[teams.installations]]\nid = \"x\"\nserver = \"x\"\n{more}\noauth = {{ {table} }}\n"
+    )
+}
+
+const REMOTE: &str = "transport = \"http\"\nurl = \"https://mcp.example.com/mcp\"";
+
+#[test]
+fn how_a_server_is_authorized_is_told_beside_its_instance_and_no_secret_of_it_is_shown() {
+    let table =
+        "grant = \"client_credentials\", client_id = \"me\", client_secret = \"env:SEARCH_TOKEN\", scopes = [\"a\"]";
+    let plan = parse(&with_oauth(table, REMOTE)).unwrap();
+    let [oauth] = &plan.oauth.values().collect::<Vec<_>>()[..] else { panic!("{plan:?}") };
+    assert!(oauth.machine && oauth.client_id.as_deref() == Some("me") && oauth.scopes == ["a"]);
+    assert_eq!(oauth.client_secret.as_ref().unwrap().expose(), "search-token");
+    assert!(!format!("{plan:?}").contains("search-token"));
+    assert!(plan.secret_variables.contains("SEARCH_TOKEN"), "no server inherits it");
+}
+
+#[test]
+fn every_error_of_an_oauth_table_is_told_at_once() {
+    let table = "grant = \"password\", client_secret = \"hunter2\", scopes = [\"a b\"], client_metadata_url = \"http://x.example.com/\", color = \"red\"";
+    let errors = parse(&with_oauth(table, &format!("{REMOTE}\nbearer_token = \"env:SEARCH_TOKEN\""))).unwrap_err();
+    let told: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
+    for wanted in [
+        "`password` is no grant",
+        "is nobody's",
+        "is written out",
+        "is no scope",
+        "no https address",
+        "unknown key `color`",
+        "a credential of its own",
+    ] {
+        assert!(told.iter().any(|message| message.contains(wanted)), "{wanted}: {told:#?}");
+    }
+    assert!(!format!("{errors}").contains("hunter2"));
+    for (table, more, wanted) in [
+        ("grant = \"client_credentials\"", REMOTE, "no client to present"),
+        ("client_id = \"me\"", "command = \"x\"", "a stdio server with `oauth`"),
+        ("client_id = \"me\", client_metadata_url = \"https://x.example.com/me\"", REMOTE, "a `client_id` and a"),
+    ] {
+        let errors = parse(&with_oauth(table, more)).unwrap_err();
+        let told: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
+        assert!(told.iter().any(|message| message.contains(wanted)), "{told:#?}");
+    }
 }

@@ -9,13 +9,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
+use mcp_satellite_actors::model::era::Era;
+use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::memo::{Asleep, Delay, Exit, StoredMemo};
 use mcp_satellite_actors::model::policy::RestartPolicy;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::jitter::Dice;
 use mcp_satellite_actors::rules::slot::{Effect, Input, Memo, Phase, Slot, Want, Why};
-use samples::{catalogue, incomplete, remote, spec};
+use samples::{catalogue, incomplete, introduced, remote, spec};
 
 /// A satellite that starts, at this moment of both clocks.
 struct Start {
@@ -72,6 +74,7 @@ fn what_is_written_down_is_read_back_as_it_was() {
         restarts: 5,
         last_exit: Some("exit code 1".to_owned()),
         last_error: Some("boom".to_owned()),
+        era: Some(Era::Stateless),
     };
     assert_eq!(start.memo(&spec(|_| {}), &stored, true).stored(start.now, start.wall), stored);
     let text = serde_json::to_string(&stored).unwrap();
@@ -195,4 +198,29 @@ fn only_what_outlives_the_satellite_is_a_reason_to_write() {
     assert!(slot.memo().is_stored_as(&stopped));
     slot.handle(start.now, Input::Start);
     assert!(!slot.memo().is_stored_as(&stopped) && slot.memo().is_stored_as(&nothing));
+}
+
+#[test]
+fn the_era_of_a_server_is_written_down_where_it_is_not_the_one_that_is_tried_first_anyway() {
+    let start = Start::new();
+    for (remembered, found, written) in [
+        (None, Era::Sessions, None),
+        (None, Era::Stateless, Some(Era::Stateless)),
+        (Some(Era::Stateless), Era::Sessions, None),
+    ] {
+        let stored = StoredMemo { era: remembered, ..StoredMemo::default() };
+        let (mut slot, _) = start.slot(&spec(|_| {}), &stored, false);
+        assert_eq!(slot.era, remembered);
+        let (run, other) = (Run(1), Run(2));
+        slot.handle(start.now, Input::Granted(run));
+        // It ended before it could say so: what it has refused is known all the same.
+        slot.handle(start.now, Input::Leans(other, found.other()));
+        assert_eq!(slot.era, remembered, "that is about another run");
+        slot.handle(start.now, Input::Leans(run, found));
+        assert_eq!(slot.memo().stored(start.now, start.wall).era, written);
+        let mut server = introduced();
+        Arc::get_mut(&mut server).unwrap().era = found;
+        slot.handle(start.now, Input::Initialized(run, server));
+        assert_eq!(slot.memo().stored(start.now, start.wall).era, written);
+    }
 }

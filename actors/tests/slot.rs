@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::catalogue::{Aspect, Catalogue, Entry, List};
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::event::{RestartReason, StopKind};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::failure::FailureKind;
@@ -772,6 +773,7 @@ fn what_a_server_has_new_after_a_reconnect_is_told_and_can_be_seen_by_number() {
         let capabilities = RawValue::from_string(capabilities.to_owned()).unwrap();
         let ServerInfo { name, version, protocol, .. } = Arc::into_inner(introduced()).unwrap();
         Arc::new(ServerInfo {
+            era: Era::Sessions,
             name,
             version,
             protocol,

@@ -2,6 +2,7 @@
 
 #![expect(clippy::doc_markdown, reason = "these comments are the text of --help")]
 
+mod auth;
 mod backend;
 mod check;
 mod completions;
@@ -84,6 +85,8 @@ enum Verb {
     Reconnect(control::Reconnect),
     /// Give a server what its configuration asks of its user
     Configure(configure::Configure),
+    /// Authorize a remote server by OAuth, or take that back
+    Auth(auth::Auth),
     /// Make a token for a client of the MCP endpoint, and what to write into the configuration for it
     Token(token::Token),
     /// Be the control plane of satellites: gives them their configuration and commands, and keeps what they tell
@@ -214,6 +217,7 @@ pub fn main() -> ExitCode {
         Verb::Start(verb) => in_runtime(verb.run("start")),
         Verb::Reconnect(verb) => in_runtime(verb.run()),
         Verb::Configure(verb) => in_runtime(verb.run()),
+        Verb::Auth(verb) => in_runtime(verb.run()),
         Verb::Check(verb) => in_runtime(verb.run()),
         Verb::Backend(verb) => in_runtime(verb.run()),
         Verb::Token(verb) => verb.run(),

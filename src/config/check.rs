@@ -12,6 +12,7 @@ use toml_span::{Span, Spanned};
 
 use super::errors::{Findings, Source};
 use super::file;
+use super::oauth::OAuthPlan;
 use super::plan::{KEEP, ROTATE_BYTES, SinkPlan};
 use super::policy::Batching;
 use super::reader::{Text, Typed, nearest};
@@ -52,6 +53,8 @@ pub(super) struct Server {
     pub(super) protocol: Option<Era>,
     pub(super) layer: Layer,
     pub(super) user_required: Vec<String>,
+    /// With its place.
+    pub(super) oauth: Option<(Span, OAuthPlan)>,
 }
 
 impl<'a, 's> Check<'a, 's> {
@@ -288,7 +291,8 @@ impl<'a, 's> Check<'a, 's> {
         // What stands in the URL goes the way of all query parameters: it is a secret more often than not.
         query.extend(typed.tier.query);
         self.layer(who, target.as_ref(), file::Tier { query, ..typed.tier }, &mut layer);
-        Server { target, protocol, layer, user_required: self.user_required(&typed.user_required) }
+        let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.meant(who, self)));
+        Server { target, protocol, layer, user_required: self.user_required(&typed.user_required), oauth }
     }
 
     /// The era of the protocol that a server is spoken to in, if it is said.

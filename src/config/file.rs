@@ -9,6 +9,7 @@ use toml_span::value::Value;
 use super::backend::Backend;
 use super::errors::Findings;
 use super::gateway::Gateway;
+use super::oauth::OAuth;
 use super::policy::{self, Batching, TeamBudget};
 use super::reader::{Fields, Text, Typed};
 
@@ -78,6 +79,7 @@ pub(super) struct Server {
     pub(super) cwd: Typed<String>,
     pub(super) tier: Tier,
     pub(super) user_required: Vec<Text>,
+    pub(super) oauth: Option<OAuth>,
 }
 
 /// `[[teams]]`
@@ -205,6 +207,7 @@ impl Server {
             cwd: fields.text("cwd"),
             tier: Tier::read(fields),
             user_required: fields.texts("user_required").unwrap_or_default(),
+            oauth: fields.section("oauth", |fields| Some(OAuth::read(fields))),
         }
     }
 }

@@ -223,6 +223,7 @@ fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Inst
             ..Tier::default()
         },
         user_required: Vec::new(),
+        oauth: None,
     };
     // Others want them written down; here they are what the protocol says.
     server.tier.headers.retain(|(name, _)| {

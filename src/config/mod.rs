@@ -14,6 +14,7 @@ pub(crate) mod errors;
 mod file;
 mod gateway;
 mod mcp_json;
+mod oauth;
 mod origin;
 mod plan;
 mod policy;
@@ -30,6 +31,7 @@ use toml_span::ErrorKind;
 pub use backend::{BackendPlan, Document, PollIntervals};
 pub use errors::{ConfigErrors, Item};
 pub use gateway::{Answers, Auth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, Listen, Tls, TokenHash};
+pub use oauth::OAuthPlan;
 pub use plan::{Base, KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
 
 pub(crate) use origin::Origin;

@@ -1,7 +1,8 @@
 //! The configuration as meant. `check` and `teams` are the way from what was typed to here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
@@ -11,6 +12,7 @@ use mcp_satellite_actors::model::spec::InstanceConfig;
 use super::backend::{BackendPlan, Document};
 use super::errors::ConfigErrors;
 use super::gateway::{Auth, GatewayPlan};
+use super::oauth::OAuthPlan;
 use super::origin::Origin;
 use super::policy::Held;
 use crate::connect::isolation::Isolation;
@@ -48,6 +50,8 @@ pub struct Plan {
     pub connect_permits: Option<usize>,
     /// One for each installation and user, in the order of the file. Instances with equal policies share one.
     pub instances: Vec<InstanceConfig>,
+    /// How those are authorized that say so.
+    pub oauth: BTreeMap<InstanceId, Arc<OAuthPlan>>,
     /// How many teams there are.
     pub teams: usize,
     /// How many users there are, each counted once for each of its teams.
@@ -127,6 +131,7 @@ impl Default for Plan {
             start_permits: None,
             connect_permits: None,
             instances: Vec::new(),
+            oauth: BTreeMap::new(),
             teams: 0,
             users: 0,
             secret_variables: BTreeSet::new(),
@@ -179,14 +184,11 @@ impl Plan {
     }
 
     pub(super) fn join(mut self, other: Self) -> Result<Self, ConfigErrors> {
-        let key = |instance: &InstanceConfig| {
-            InstanceId::new(instance.team.clone(), instance.user.clone(), instance.installation.clone())
-        };
-        let ids: BTreeSet<_> = self.instances.iter().map(key).collect();
+        let ids: BTreeSet<_> = self.instances.iter().map(id).collect();
         let names: BTreeSet<_> = self.instances.iter().map(name).collect();
         let hint = "remove it from one of the two, or give it another name in one of them";
         let clash = |instance: &InstanceConfig| {
-            let (id, name) = (key(instance), name(instance));
+            let (id, name) = (id(instance), name(instance));
             if ids.contains(&id) {
                 Some((format!("instance `{id}` is configured twice, in two files"), hint.to_owned()))
             } else {
@@ -204,6 +206,7 @@ impl Plan {
         self.teams += other.teams - common(&self, &other, team);
         self.users += other.users - common(&self, &other, user);
         self.instances.extend(other.instances);
+        self.oauth.extend(other.oauth);
         self.gateway.merge(other.gateway);
         self.secret_variables.extend(other.secret_variables);
         self.warnings.extend(other.warnings);
@@ -216,6 +219,11 @@ impl Plan {
 fn common<K: Ord>(one: &Plan, other: &Plan, of: impl Fn(&InstanceConfig) -> K) -> usize {
     let keys = |plan: &Plan| plan.instances.iter().map(&of).collect::<BTreeSet<_>>();
     keys(one).intersection(&keys(other)).count()
+}
+
+/// What the runtime will know an instance by.
+pub(super) fn id(instance: &InstanceConfig) -> InstanceId {
+    InstanceId::new(instance.team.clone(), instance.user.clone(), instance.installation.clone())
 }
 
 /// The name that the runtime will give to an instance. Slugs hold hyphens, so two instances can come to the same one.

@@ -140,7 +140,7 @@ enum Place {
 }
 
 /// Keys whose strings are no secrets. A key that is not here may be a misspelled `token`.
-const SEEN: [&str; 35] = [
+const SEEN: [&str; 38] = [
     "name",
     "profile",
     "listen",
@@ -158,6 +158,9 @@ const SEEN: [&str; 35] = [
     "health_url",
     "keep",
     "users",
+    "grant",
+    "client_id",
+    "scopes",
     "user_required",
     "allowed_commands",
     "request_logging_enabled",
@@ -194,7 +197,10 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
         ValueInner::String(leaf) if reference(leaf).is_some() => {}
         ValueInner::String(leaf) => match place {
             Place::Named | Place::Policy
-                if matches!(key, "url" | "health_url" | "public_url" | "authorization_servers") =>
+                if matches!(
+                    key,
+                    "url" | "health_url" | "public_url" | "client_metadata_url" | "authorization_servers"
+                ) =>
             {
                 mask(bytes, url_secrets(text, value.span));
             }

@@ -12,6 +12,7 @@ use super::check::{Check, Server, Unique};
 use super::errors::{Findings, Source};
 use super::file;
 use super::gateway::{GatewayUser, TokenHash};
+use super::oauth;
 use super::plan::{self, Base, Plan, Profile};
 use super::policy::Held;
 use super::reader::{Text, Typed, nearest};
@@ -275,6 +276,11 @@ impl Teams<'_, '_> {
             self.name(&instance, typed.id.given().map_or(at, |id| id.span));
             instances.push(instance);
         }
+        if let Some((at, oauth)) = server.oauth {
+            oauth::contradicts(&who, at, &instances, &mut self.check);
+            let oauth = Arc::new(oauth);
+            self.plan.oauth.extend(instances.iter().map(|instance| (plan::id(instance), Arc::clone(&oauth))));
+        }
         self.check.health(&who, at, &instances);
         self.check.on_the_way(&who, url_at, &instances);
         self.plan.instances.extend(instances);
@@ -341,7 +347,7 @@ impl Teams<'_, '_> {
 
     /// A template as an installation of it has it.
     fn adapted(&mut self, who: &str, slug: &str, template: Server, own: file::Server, team: &mut Layer) -> Server {
-        let Server { mut target, mut protocol, layer, mut user_required } = template;
+        let Server { mut target, mut protocol, layer, mut user_required, oauth } = template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
             if let Some(text) = typed.given() {
                 let message = format!("{who} has a `{key}`, and so has its template `{slug}`");
@@ -366,7 +372,8 @@ impl Teams<'_, '_> {
         if !own.protocol.is_absent() {
             protocol = self.check.protocol(who, &own.protocol, target.as_ref());
         }
-        Server { target, protocol, layer, user_required }
+        let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.meant(who, &mut self.check))).or(oauth);
+        Server { target, protocol, layer, user_required, oauth }
     }
 
     fn shared(&mut self, policy: Policy) -> Arc<Policy> {

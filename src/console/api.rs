@@ -53,7 +53,7 @@ pub struct CallRequest {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Failure {
     /// A stable word: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`,
-    /// `reconnecting`, `remote`, `busy`, `server_error`, `bad_input`, `storage`.
+    /// `reconnecting`, `remote`, `busy`, `server_error`, `bad_input`, `storage`, `authorization`.
     pub kind: String,
     /// What happened and what to do.
     pub message: String,
@@ -127,7 +127,7 @@ impl Failure {
 fn http_status(kind: &FailureKind) -> Option<u16> {
     match kind {
         FailureKind::Unauthorized { .. } => Some(401),
-        FailureKind::Forbidden { .. } => Some(403),
+        FailureKind::Forbidden { .. } | FailureKind::InsufficientScope { .. } => Some(403),
         FailureKind::Throttled { .. } => Some(429),
         FailureKind::SessionExpired { status, .. }
         | FailureKind::ServerError { status, .. }
@@ -141,6 +141,8 @@ fn http_status(kind: &FailureKind) -> Option<u16> {
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut
         | FailureKind::OtherEra(_)
+        | FailureKind::Ungranted { .. }
+        | FailureKind::NotRenewed(_)
         | FailureKind::NotMcp { .. }
         | FailureKind::TooLong(_)
         | FailureKind::ForeignEndpoint { .. }
@@ -213,6 +215,65 @@ pub enum GivenBy {
     Configure,
     /// The user's tier of the configuration.
     File,
+}
+
+/// How an instance is to be authorized.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuthRequest {
+    /// Which instance.
+    pub selector: Selector,
+    /// Where the browser is sent back to.
+    pub redirect_uri: String,
+    /// By a code that is typed on another device.
+    #[serde(default)]
+    pub device: bool,
+    /// What to ask for; else what is configured, or what its server says.
+    #[serde(default)]
+    pub scopes: Vec<String>,
+}
+
+/// Where a person is to go.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AuthBegun {
+    /// What is authorized.
+    pub instance: InstanceStatus,
+    /// The number under which it is finished; nothing if it was granted to the satellite itself.
+    pub flow: Option<u64>,
+    /// The page to open.
+    pub page: Option<String>,
+    /// The same with the code in it.
+    pub page_with_code: Option<String>,
+    /// The code to type there.
+    pub user_code: Option<String>,
+    /// How long there is time for it.
+    pub expires_in_seconds: Option<u64>,
+}
+
+/// What a person comes back with: an address, the code in it, or nothing where a device does the rest. It holds a secret,
+/// and so it has no `Debug`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuthFinish {
+    /// What was begun.
+    pub flow: u64,
+    /// The whole address that the browser was sent back to.
+    #[serde(default)]
+    pub redirect: Option<String>,
+    /// The code in it.
+    #[serde(default)]
+    pub code: Option<String>,
+}
+
+/// What became of an authorization that was given up.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AuthRevoked {
+    /// What it has come to.
+    pub instance: InstanceStatus,
+    /// Whether there was one.
+    pub was_there: bool,
+    /// Why its authorization server could not be told.
+    pub not_told: Option<String>,
 }
 
 /// One instance in `status --json`. Durations are in the unit that the field's name ends with; `null` is "not known"

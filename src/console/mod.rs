@@ -1,6 +1,7 @@
 //! The control socket: HTTP over a Unix socket in the data directory, for the command line of the same machine.
 
 pub mod api;
+mod auth;
 pub mod client;
 pub(crate) mod server;
 

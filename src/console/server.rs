@@ -22,11 +22,13 @@ use super::api::{
     CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED,
     Reconnected, SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
+use super::auth;
 use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::delivery::Delivery;
 use crate::endpoint::Endpoint;
 use crate::journal::{self, Journal, JournalError, JournalState};
+use crate::oauth::Grants;
 use crate::values::{Change, Configurer, Refused};
 
 /// Arguments of a call may be as large as a message of a server.
@@ -43,6 +45,7 @@ pub(crate) struct Console {
     pub(crate) journal: Journal,
     pub(crate) delivery: Option<Arc<Delivery>>,
     pub(crate) configurer: Configurer,
+    pub(crate) grants: Grants,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
@@ -50,10 +53,10 @@ pub(crate) struct Console {
     pub(crate) ending: CancellationToken,
 }
 
-type Answer<T> = Result<Json<T>, Refusal>;
+pub(super) type Answer<T> = Result<Json<T>, Refusal>;
 
 /// A failure with its HTTP status.
-struct Refusal(StatusCode, Box<Failure>);
+pub(super) struct Refusal(StatusCode, Box<Failure>);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -114,6 +117,9 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
         .route("/v1/restart", post(restart))
         .route("/v1/reconnect", post(reconnect))
         .route("/v1/configure", post(configure))
+        .route("/v1/auth/begin", post(auth::begin))
+        .route("/v1/auth/finish", post(auth::finish))
+        .route("/v1/auth/revoke", post(auth::revoke))
         .route("/v1/resolve", post(resolve_name))
         .route("/v1/events", get(events))
         .route("/v1/flush", post(flush))
@@ -234,14 +240,14 @@ async fn resolve_name(State(console): State<Arc<Console>>, Json(selector): Json<
     shown(&console, &view)
 }
 
-fn shown(console: &Console, view: &InstanceView) -> Answer<InstanceStatus> {
+pub(super) fn shown(console: &Console, view: &InstanceView) -> Answer<InstanceStatus> {
     let snapshot = console.runtime.snapshot();
     let Some(view) = snapshot.get(&view.spec.id) else { return Err(ControlError::NotFound.into()) };
     Ok(Json(InstanceStatus::of(view, None, Instant::now())))
 }
 
 /// Looks a name up, never parses it. What belongs to another team or user does not exist.
-fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, Refusal> {
+pub(super) fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, Refusal> {
     let snapshot = console.runtime.snapshot();
     let filter = Filter { team: selector.team.clone(), user: selector.user.clone() };
     let named = |view: &&Arc<InstanceView>| *view.spec.name == *selector.server;

@@ -67,12 +67,7 @@ impl Faces for Behind {
         ready(Ok(told)).boxed()
     }
 
-    fn definition(
-        &self,
-        user: Arc<User>,
-        endpoint: &Endpoint,
-        tool: &str,
-    ) -> BoxFuture<'static, Option<Box<str>>> {
+    fn definition(&self, user: Arc<User>, endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
         match endpoint {
             Endpoint::Instance(id) => ready(self.instances.definition(id, tool)).boxed(),
             // None of the six has an argument that a header repeats.

@@ -166,12 +166,7 @@ pub trait Faces: Send + Sync + 'static {
     fn discover(&self, user: Arc<User>, endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>>;
 
     /// The definition of a tool, as it is listed for this user.
-    fn definition(
-        &self,
-        user: Arc<User>,
-        endpoint: &Endpoint,
-        tool: &str,
-    ) -> BoxFuture<'static, Option<Box<str>>>;
+    fn definition(&self, user: Arc<User>, endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>>;
 
     /// A client without a session wants to be told of this, from now on until its session is [over](Self::ended): what it
     /// will be told of.

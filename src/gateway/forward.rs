@@ -28,8 +28,7 @@ pub(super) async fn forward(
     tool: Option<String>,
 ) -> Result<Answer, CallError> {
     let Call { message, origin, withdrawn, timeout, era, client } = call;
-    let relay =
-        |message, era| Relay { message, origin, repeatable, tool, era, client: Some(client.clone()) };
+    let relay = |message, era| Relay { message, origin, repeatable, tool, era, client: Some(client.clone()) };
     let is_as_it_came = era == Era::Sessions || speaks(runtime, id, timeout).await?;
     if is_as_it_came {
         let answer = runtime.relay(id, relay(message, era), timeout, withdrawn).await?;
@@ -107,7 +106,8 @@ fn elsewhere(answer: &Message, asked: &Message, capabilities: &str) -> Option<An
     let can = member(capabilities, "elicitation").is_some_and(|elicitation| member(elicitation, "url").is_some());
     if !can {
         let data = Some(r#"{"requiredCapabilities":{"elicitation":{"url":{}}}}"#.to_owned());
-        let why = format!("the server asks its user to open a URL, and `{}` has no `elicitation.url`", terms::CAPABILITIES);
+        let why =
+            format!("the server asks its user to open a URL, and `{}` has no `elicitation.url`", terms::CAPABILITIES);
         return Some(Answer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
     }
     let request = |(at, Elicitation { message, url }): (usize, &Elicitation)| {

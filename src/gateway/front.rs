@@ -353,13 +353,7 @@ impl Front {
     }
 
     /// A session begins, if there is room for it, and others have to go for it.
-    fn opened(
-        &self,
-        settings: &Settings,
-        opening: Opening,
-        parts: &request::Parts,
-        id: &str,
-    ) -> Checked<Arc<Session>> {
+    fn opened(&self, settings: &Settings, opening: Opening, parts: &request::Parts, id: &str) -> Checked<Arc<Session>> {
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
         let (session, evicted) = opened.map_err(|full| {
             let why = match full {

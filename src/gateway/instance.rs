@@ -216,10 +216,8 @@ async fn subscribed(
     uri: &str,
 ) -> Result<bool, RpcError> {
     let wish = Wish::Subscribe(uri.to_owned());
-    let text = format!(
-        r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#,
-        quoted(uri)
-    );
+    let text =
+        format!(r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#, quoted(uri));
     let message = Message::read(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
     // It is held until there is an answer: nobody takes this back.
     let (_held, withdrawn) = oneshot::channel();

@@ -44,10 +44,8 @@ impl Bound {
         // What is never parked is never looked for.
         let params = message.params().filter(|_| message.method().is_some_and(may_ask_back));
         let params = params.and_then(Pairs::read).unwrap_or_default();
-        let mut same: Vec<(&str, &str)> = params
-            .iter()
-            .filter(|(name, _)| !matches!(*name, "_meta" | "inputResponses" | "requestState"))
-            .collect();
+        let mut same: Vec<(&str, &str)> =
+            params.iter().filter(|(name, _)| !matches!(*name, "_meta" | "inputResponses" | "requestState")).collect();
         same.sort_unstable();
         for part in same.into_iter().flat_map(|(name, value)| [name, value]) {
             digest.update(&part.len().to_le_bytes());
@@ -131,8 +129,7 @@ impl<T> Parked<T> {
     pub(crate) fn sweep(&self, now: Instant, is_over: impl Fn(&T) -> bool) {
         let mut table = self.table();
         let over = |place: &Place<T>| now >= place.until || is_over(&place.what);
-        let numbers: Vec<u64> =
-            table.iter().filter(|(_, place)| over(place)).map(|(number, _)| *number).collect();
+        let numbers: Vec<u64> = table.iter().filter(|(_, place)| over(place)).map(|(number, _)| *number).collect();
         let gone: Vec<_> = numbers.into_iter().filter_map(|number| table.remove(&number)).collect();
         drop(table);
         // What their ends do may lead back here.

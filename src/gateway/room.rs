@@ -369,12 +369,7 @@ impl Rooms {
     }
 
     /// Whom a question is for, or why it is for nobody.
-    fn asks(
-        &self,
-        id: &InstanceId,
-        cause: Cause,
-        question: &Message,
-    ) -> Result<(Arc<Session>, Option<u64>), String> {
+    fn asks(&self, id: &InstanceId, cause: Cause, question: &Message) -> Result<(Arc<Session>, Option<u64>), String> {
         if let Some((client, call)) = meant(cause) {
             let Some(session) = self.sessions.get(client) else {
                 return Err("the client that it is asked of has gone".to_owned());

@@ -423,8 +423,7 @@ impl Session {
         let asked = state.questions.remove(&number);
         let call = asked.as_ref().and_then(|asked| asked.call);
         // A guest hears of no question but with its answer.
-        let said =
-            if state.is_guest { Ok(()) } else { state.say(call, &words.cancelling(&number.to_string())) };
+        let said = if state.is_guest { Ok(()) } else { state.say(call, &words.cancelling(&number.to_string())) };
         drop(state);
         drop(asked);
         self.unless_slow(said);
@@ -528,8 +527,7 @@ impl Session {
         }
         state.calls_made += 1;
         let number = state.calls_made;
-        let ear =
-            if state.is_guest { Ear::nameless(number, &self.budget) } else { Ear::new(number, &self.budget) };
+        let ear = if state.is_guest { Ear::nameless(number, &self.budget) } else { Ear::new(number, &self.budget) };
         state.calls.insert(number, OpenCall { id: id.clone(), withdraw: Some(withdraw), streams, ear });
         Ok((number, withdrawn))
     }

@@ -492,7 +492,7 @@ impl<'a> Stage<'a> {
         judge.found(deeds.missing.iter().map(|(nth, status)| missing(*nth, *status, at)));
         judge.found(unexcused);
         judge.calls(at, &calls, &neighbours_quiet);
-        judge.curves(&samples);
+        judge.curves(&samples, took);
         judge.looked(Invariant::Recovery, ledger.books.promised);
         let instances = fleet.ids.len();
         let events_emitted = events.emitted;

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 17] = [
+const VERBS: [&str; 18] = [
     "run",
     "demo",
     "check",
@@ -17,6 +17,7 @@ const VERBS: [&str; 17] = [
     "stop",
     "start",
     "reconnect",
+    "auth",
     "token",
     "backend",
     "load",

@@ -2,9 +2,10 @@
 
 conformance.py SATELLITE URL   the binary, and where the suite's server is
 
-MCP_CONFORMANCE_SCENARIO, MCP_CONFORMANCE_PROTOCOL_VERSION and MCP_CONFORMANCE_CONTEXT are the suite's. The satellite is told nothing but the
-address (and credentials, where there are some): how to talk to the server it finds out. It is asked for a user's consent as a
-user is, by `satellite auth`, and each tool, prompt and resource that it then offers is used through its endpoint.
+MCP_CONFORMANCE_SCENARIO, MCP_CONFORMANCE_PROTOCOL_VERSION and MCP_CONFORMANCE_CONTEXT are of the suite. The satellite is told the address,
+and credentials where there are some. What a server speaks it finds out by itself; but where the suite counts the very first
+message as one of 2026-07-28, it must be told. It is walked through a user's consent by `satellite auth`, and each tool, prompt
+and resource that it then offers is used through its endpoint.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ class Satellite:
     def __init__(self, binary, url, home):
         self.binary, self.home, self.consents = binary, home, 0
         config = home / "satellite.toml"
-        config.write_text(CONFIGURATION.format(url=json.dumps(url)) + credentials())
+        config.write_text(CONFIGURATION.format(url=json.dumps(url)) + protocol() + credentials())
         command = [binary, "run", "--config", config, "--data-dir", home / "data"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         said = next((line for line in self.process.stdout if "MCP: http" in line), None)
@@ -98,8 +99,10 @@ class Satellite:
         if self.consents == CONSENTS:
             sys.exit(f"{CONSENTS} consents are not enough: {view['status_message']}")
         self.consents += 1
-        command = [self.binary, "auth", "suite", "--data-dir", self.home / "data"]
-        asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [self.binary, "auth", "suite", "--no-wait", "--data-dir", self.home / "data"]
+        asking = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         said = []
         for line in asking.stdout:
             said.append(line)
@@ -111,9 +114,19 @@ class Satellite:
         self.until(lambda view: view["status"] != "requires_reauth", seconds=3)
 
 
+def protocol():
+    return 'protocol = "2026-07-28"\n' if VERSION == "2026-07-28" and not SCENARIO.startswith("auth/") else ""
+
+
 def credentials():
     """What the suite has given, as an operator writes it."""
-    return ""
+    if SCENARIO == "auth/basic-cimd":
+        return 'oauth = { client_metadata_url = "https://conformance-test.local/client-metadata.json" }\n'
+    if "client_secret" not in CONTEXT:
+        return ""
+    os.environ["SUITE_SECRET"] = CONTEXT["client_secret"]
+    grant = 'grant = "client_credentials", ' if SCENARIO.startswith("auth/client-credentials") else ""
+    return f'oauth = {{ {grant}client_id = "{CONTEXT["client_id"]}", client_secret = "env:SUITE_SECRET" }}\n'
 
 
 def value_of(schema):
@@ -143,6 +156,9 @@ def calls_of(tools):
     """Which tools are called with what: all of them, unless the suite says."""
     if "toolCalls" in CONTEXT:
         return [(call["name"], call["arguments"]) for call in CONTEXT["toolCalls"]]
+    if SCENARIO == "json-schema-ref-no-deref":
+        # Its server has a tool to look at, and none to call.
+        return []
     schemas = {tool["name"]: tool["inputSchema"] for tool in tools}
     calls = []
     for name, schema in schemas.items():
@@ -164,9 +180,10 @@ async def uses_all(satellite):
         await client.list_tools()
         for name, arguments in calls_of(tools):
             result = await client.call_tool(name, arguments)
-            print(f"{name}: {'error: ' if result.is_error else ''}{[content.text for content in result.content]}", flush=True)
+            said = "\n".join(content.text for content in result.content)
             if result.is_error:
-                raise RuntimeError(f"{name} has failed")
+                raise RuntimeError(f"{name} has failed: {said}")
+            print(f"{name}: {said}", flush=True)
         offers = client.server_capabilities
         if offers.resources:
             for resource in (await client.list_resources()).resources:

@@ -54,8 +54,8 @@ impl Sdk {
     }
 
     /// What its server does over HTTP.
-    fn serves(self, port: u16) -> Option<Running> {
-        Some(Running::server(self.command("servers")?.arg(port.to_string()), port))
+    fn serves(self, port: u16, flags: &[&str]) -> Option<Running> {
+        Some(Running::server(self.command("servers")?.arg(port.to_string()).args(flags), port))
     }
 
     /// Sees all that its client can see there. The name is of a tool that it lets grow: nobody else does there.
@@ -115,8 +115,7 @@ fn all_see_all(endpoint: &str, servers: &[&str]) {
         for client in Sdk::BOTH {
             let url = endpoint.replace("/mcp", &format!("/i/{server}/mcp"));
             let Some(steps) = client.sees_all(&url, &format!("grown_by_{}", client.name())) else { return };
-            // The new era is not spoken yet.
-            assert_eq!(steps.of("connect")["version"], OLD_VERSION, "{client:?} with {server}");
+            assert_eq!(steps.of("connect")["version"], client.version(), "{client:?} with {server}");
         }
     }
 }
@@ -125,7 +124,7 @@ fn all_see_all(endpoint: &str, servers: &[&str]) {
 fn with_nothing_between_clients_of_both_eras_see_all_of_servers_of_both_eras() {
     for server in Sdk::BOTH {
         let port = free_port();
-        let Some(_server) = server.serves(port) else { return };
+        let Some(_server) = server.serves(port, &[]) else { return };
         for client in Sdk::BOTH {
             let url = format!("http://127.0.0.1:{port}/mcp");
             let Some(steps) = client.sees_all(&url, &format!("grown_by_{}", client.name())) else { return };
@@ -144,11 +143,15 @@ fn through_the_endpoint_clients_of_both_eras_see_all_of_servers_of_both_eras_ove
 
 #[test]
 fn through_the_endpoint_clients_of_both_eras_see_all_of_servers_of_both_eras_over_http() {
-    let ports = [(); 2].map(|()| free_port());
-    let Some(_old) = Sdk::Old.serves(ports[0]) else { return };
-    let Some(_new) = Sdk::New.serves(ports[1]) else { return };
-    let (_satellite, endpoint) = satellite(&[("old", remote(ports[0])), ("new", remote(ports[1]))]);
+    let ports = [(); 3].map(|()| free_port());
+    let Some(_old) = Sdk::Old.serves(ports[0], &[]) else { return };
+    let Some(_both) = Sdk::New.serves(ports[1], &[]) else { return };
+    let Some(_new) = Sdk::New.serves(ports[2], &["--only-new"]) else { return };
+    let (_satellite, endpoint) =
+        satellite(&[("old", remote(ports[0])), ("both", remote(ports[1])), ("new", remote(ports[2]))]);
     all_see_all(&endpoint, &["old", "new"]);
+    // What it tells those of the new era only is not heard of by its session, which is of the old one.
+    Sdk::Old.sees_all(&endpoint.replace("/mcp", "/i/both/mcp"), "grown_by_old");
 }
 
 /// A client that stays, and calls when it is told to.
@@ -203,16 +206,18 @@ impl Drop for Guest {
 #[test]
 fn a_server_is_upgraded_and_downgraded_behind_its_url_and_clients_of_both_eras_go_on() {
     let port = free_port();
-    let Some(mut server) = Sdk::Old.serves(port) else { return };
+    let Some(mut server) = Sdk::Old.serves(port, &[]) else { return };
     let (_satellite, endpoint) = satellite(&[("eras", remote(port))]);
     let url = endpoint.replace("/mcp", "/i/eras/mcp");
     let Some(mut guests) = Sdk::BOTH.into_iter().map(|sdk| Guest::comes(sdk, &url)).collect::<Option<Vec<_>>>() else {
         return;
     };
     guests.iter_mut().for_each(Guest::goes_on);
-    for sdk in [Sdk::New, Sdk::Old] {
+    let after: [(Sdk, &[&str]); 4] =
+        [(Sdk::New, &[]), (Sdk::New, &["--only-new"]), (Sdk::Old, &[]), (Sdk::New, &["--only-new"])];
+    for (sdk, flags) in after {
         drop(server);
-        server = sdk.serves(port).unwrap();
+        server = sdk.serves(port, flags).unwrap();
         guests.iter_mut().for_each(Guest::goes_on);
     }
 }
@@ -278,7 +283,7 @@ fn servers_that_know_sessions_are_sent_nothing_but_what_they_always_were() {
 #[test]
 fn a_remote_server_that_knows_sessions_is_sent_nothing_but_what_it_always_was() {
     let port = free_port();
-    let Some(server) = Sdk::Old.serves(port) else { return };
+    let Some(server) = Sdk::Old.serves(port, &[]) else { return };
     let (satellite, _) = satellite(&[("old", remote(port))]);
     satellite.call("old", "add", &json!({"a": 2, "b": 40}));
     assert_eq!(server.log().matches("\"POST /mcp ").count(), START.len() + 1, "{}", server.log());

@@ -85,12 +85,7 @@ impl Faces for Fake {
         async { Ok(json!({"capabilities": {}}).to_string()) }.boxed()
     }
 
-    fn definition(
-        &self,
-        _user: Arc<User>,
-        _endpoint: &Endpoint,
-        tool: &str,
-    ) -> BoxFuture<'static, Option<Box<str>>> {
+    fn definition(&self, _user: Arc<User>, _endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
         let schema = json!({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}});
         let definition = (tool == "marked").then(|| json!({"name": tool, "inputSchema": schema}).to_string().into());
         async { definition }.boxed()

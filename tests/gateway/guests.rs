@@ -254,7 +254,10 @@ async fn progress_comes_under_the_token_of_the_request_and_not_without_one() {
         guest.beside = json!({"progressToken": "t"});
         guest.open("tools/call", call(name)).await;
         let told = guest.hears().await.unwrap();
-        assert_eq!((&told["method"], &told["params"]["progressToken"]), (&json!("notifications/progress"), &json!("t")));
+        assert_eq!(
+            (&told["method"], &told["params"]["progressToken"]),
+            (&json!("notifications/progress"), &json!("t"))
+        );
         assert!(guest.hears().await.unwrap()["result"].is_object());
         assert_eq!(guest.hears().await, None);
     }

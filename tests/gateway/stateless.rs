@@ -207,7 +207,8 @@ async fn who_takes_only_json_gets_the_answer_alone_and_who_takes_only_streams_ge
     guest.client.extra.clear();
     let answer = guest.client.ask("POST", &headers, &message).await;
     assert_eq!((answer.head.status, answer.json()["id"].as_u64()), (200, Some(1)));
-    let message = request(1, "subscriptions/listen", json!({"_meta": meta(&json!({})), "notifications": {}})).to_string();
+    let message =
+        request(1, "subscriptions/listen", json!({"_meta": meta(&json!({})), "notifications": {}})).to_string();
     let headers = [NEW, ("mcp-method", "subscriptions/listen"), ("accept", "application/json")];
     assert_eq!(guest.client.ask("POST", &headers, &message).await.head.status, 406);
 }
@@ -346,15 +347,19 @@ fn whatever_a_request_says_of_itself_it_has_an_answer_under_its_id() {
     });
     let methods = select(&["echo", "server/discover", "tools/call", "ping", "initialize"][..]);
     let case = (strange(), methods, any::<bool>(), ".{0,8}");
-    let outcome = TestRunner::new(Config { failure_persistence: None, ..Config::default() }).run(&case, |(meta, method, is_told, state)| {
-        let message = request("i", method, json!({"_meta": meta, "requestState": state, "inputResponses": meta})).to_string();
-        let headers = [("mcp-method", method), NEW];
-        let headers = if is_told { &headers[..] } else { &headers[..1] };
-        let answer = runtime.block_on(async { client.lock().await.ask("POST", headers, &message).await });
-        prop_assert!([200, 400, 404].contains(&answer.head.status), "{:?}", answer);
-        prop_assert!(answer.body.contains(r#""id":"i""#) || answer.json()["id"].is_null(), "{:?}", answer);
-        Ok(())
-    });
+    let outcome = TestRunner::new(Config { failure_persistence: None, ..Config::default() }).run(
+        &case,
+        |(meta, method, is_told, state)| {
+            let message =
+                request("i", method, json!({"_meta": meta, "requestState": state, "inputResponses": meta})).to_string();
+            let headers = [("mcp-method", method), NEW];
+            let headers = if is_told { &headers[..] } else { &headers[..1] };
+            let answer = runtime.block_on(async { client.lock().await.ask("POST", headers, &message).await });
+            prop_assert!([200, 400, 404].contains(&answer.head.status), "{:?}", answer);
+            prop_assert!(answer.body.contains(r#""id":"i""#) || answer.json()["id"].is_null(), "{:?}", answer);
+            Ok(())
+        },
+    );
     outcome.unwrap();
     drop(stage);
 }

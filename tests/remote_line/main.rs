@@ -7,5 +7,6 @@ mod legacy;
 mod listening;
 mod peer;
 mod requests;
+mod stateless;
 mod support;
 mod surroundings;

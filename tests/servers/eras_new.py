@@ -1,7 +1,8 @@
 """A server made with the Python SDK of both eras. eras_old.py has the same to offer.
 
-eras_new.py          over stdio
-eras_new.py PORT     over streamable HTTP
+eras_new.py                  over stdio
+eras_new.py PORT             over streamable HTTP
+eras_new.py PORT --only-new  the same, and nothing older than 2026-07-28
 """
 
 import sys
@@ -12,6 +13,8 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context, Elicit, Resolve
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
 
 server = MCPServer("eras", version="2.0.0", instructions="Add, ask, work and grow.")
 
@@ -65,7 +68,31 @@ def review(code: str) -> str:
     return f"Please review:\n\n{code}"
 
 
+class OnlyNew:
+    """As a server answers that has never heard of sessions."""
+
+    NEW = "2026-07-28"
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "http":
+            version = dict(scope["headers"]).get(b"mcp-protocol-version", b"").decode()
+            if scope["method"] != "POST":
+                return await JSONResponse({}, status_code=405, headers={"allow": "POST"})(scope, receive, send)
+            if version != self.NEW:
+                data = {"supported": [self.NEW], "requested": version}
+                error = {"code": -32022, "message": "Unsupported protocol version", "data": data}
+                answer = JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
+                return await answer(scope, receive, send)
+        await self.app(scope, receive, send)
+
+
 if len(sys.argv) == 1:
     server.run()
 else:
-    uvicorn.run(server.streamable_http_app(), host="127.0.0.1", port=int(sys.argv[1]), log_level="info")
+    app = server.streamable_http_app()
+    if "--only-new" in sys.argv:
+        app.user_middleware.insert(0, Middleware(OnlyNew))
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="info")

@@ -101,6 +101,16 @@ impl Mask {
         Self::longest_first(self.configured().chain(&replaced).cloned().collect(), replaced)
     }
 
+    /// This mask with `after` in the place of `before`.
+    #[must_use]
+    pub fn exchange(&self, before: Option<&str>, after: &str) -> Self {
+        let (before, after) = (Self::new(before), Self::new([after]));
+        let kept = self.configured().filter(|needle| !before.needles.contains(needle));
+        let mut needles: Vec<_> = kept.chain(self.replaced.iter()).cloned().collect();
+        needles.extend(after.needles.iter().filter(|new| !self.configured().any(|old| old == *new)).cloned());
+        Self::longest_first(needles, self.replaced.to_vec())
+    }
+
     /// The length of the longest secret, in bytes.
     pub fn longest(&self) -> usize {
         self.needles.first().map_or(0, |needle| needle.len())
@@ -167,6 +177,10 @@ mod tests {
         let back = old.replacing(&both);
         assert_eq!(back.apply("token-one token-two"), "[secret] [secret]");
         assert_eq!(back, old);
+        let exchanged = old.exchange(Some("token-one"), "token-three");
+        assert_eq!(exchanged.apply("token-one token-three"), "token-one [secret]");
+        assert_eq!(exchanged.exchange(None, "token-one").apply("token-one token-three"), "[secret] [secret]");
+        assert_ne!(exchanged, old);
         let tokens: Vec<String> = (0..1000).map(|number| format!("token-{number:04}")).collect();
         let last = tokens.iter().fold(Mask::default(), |mask, token| Mask::new([token.as_str()]).replacing(&mask));
         assert_eq!(last.apply("token-0999 token-0950 token-0001"), "[secret] [secret] token-0001");

@@ -221,6 +221,11 @@ impl InstanceSpec {
         }
     }
 
+    /// Whether it says the same of itself to its server as the other does.
+    pub fn has_credentials_of(&self, other: &Self) -> bool {
+        self.headers == other.headers && self.query == other.query
+    }
+
     /// Whether its server is somewhere else.
     pub fn is_remote(&self) -> bool {
         matches!(self.target, Target::Remote { .. })

@@ -152,7 +152,7 @@ mod tests {
         for schema in [
             r#"{"properties":{"x-mcp-header":{"type":"string"}}}"#,
             r#"{"properties":{"a":{"type":"string","default":{"x-mcp-header":"A"}}}}"#,
-            r#"true"#,
+            "true",
         ] {
             assert_eq!(tool(schema), Ok(Vec::new()), "{schema}");
         }

@@ -34,10 +34,17 @@ pub fn class(kind: &FailureKind) -> Class {
         | FailureKind::Broken(_)
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut
+        // Without a token it cannot be asked; the token can be had again without anybody's doing.
+        | FailureKind::NotRenewed(_)
         | FailureKind::Unhealthy(_) => Class::Unreachable,
         FailureKind::SessionExpired { .. } | FailureKind::OtherEra(_) => Class::Expired,
-        FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } => Class::Unauthorized,
-        FailureKind::Throttled { .. } | FailureKind::ServerError { .. } => Class::Busy,
+        FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } | FailureKind::Ungranted { .. } => {
+            Class::Unauthorized
+        }
+        // Others may be within what was granted.
+        FailureKind::Throttled { .. } | FailureKind::ServerError { .. } | FailureKind::InsufficientScope { .. } => {
+            Class::Busy
+        }
         // It is bad, came too slowly, is too large, has too long an address, the wrong type or content, too large a head:
         // that is this request, and says nothing about the next one.
         FailureKind::Status { status: 400 | 408 | 413 | 414 | 415 | 422 | 431, .. } => Class::Busy,
@@ -73,6 +80,10 @@ fn may_heal(kind: &FailureKind) -> bool {
         FailureKind::Tls(_)
         | FailureKind::Unauthorized { .. }
         | FailureKind::Forbidden { .. }
+        | FailureKind::Ungranted { .. }
+        | FailureKind::InsufficientScope { .. }
+        // Whoever renews it has a pace of its own.
+        | FailureKind::NotRenewed(_)
         | FailureKind::SessionExpired { .. }
         | FailureKind::OtherEra(_)
         | FailureKind::Throttled { .. }
@@ -114,7 +125,8 @@ pub fn again_after(
 pub fn reauth_message(name: &str, why: &str) -> String {
     format!(
         "`{name}` is requires_reauth: {why}. Give it other credentials in the configuration (a `file:` is read again by \
-         itself); `satellite reconnect {name}` tries the ones it has once more."
+         itself), or `satellite auth {name}` if its server takes OAuth; `satellite reconnect {name}` tries what it has \
+         once more."
     )
 }
 
@@ -168,6 +180,9 @@ mod tests {
         for kind in [
             FailureKind::Unauthorized { challenge: None },
             FailureKind::Forbidden { challenge: None },
+            FailureKind::Ungranted { why: String::new(), next: String::new() },
+            FailureKind::InsufficientScope { scopes: String::new(), next: String::new() },
+            FailureKind::NotRenewed(String::new()),
             FailureKind::expired(404),
             FailureKind::Throttled { retry_after: None },
             FailureKind::ServerError { status: 500, retry_after: None },

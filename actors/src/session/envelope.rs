@@ -82,7 +82,7 @@ pub(super) fn parts_of(request: &Request) -> (&str, Option<String>) {
 }
 
 /// What headers say of a request. `marked` are the parameters of the tool that it calls.
-pub(super) fn routing(method: &str, params: Option<&str>, marked: impl FnOnce(&str) -> Vec<Mirror>) -> Box<Routing> {
+pub(super) fn routing(method: &str, params: Option<&str>, marked: impl FnOnce(&str) -> Vec<Mirror>) -> Routing {
     let params = params.unwrap_or("{}");
     let text = |name: &str| serde_json::from_str::<String>(member(params, name)?).ok();
     let name = match method {
@@ -95,7 +95,7 @@ pub(super) fn routing(method: &str, params: Option<&str>, marked: impl FnOnce(&s
     let arguments = member(params, "arguments").unwrap_or("{}");
     let marked = tool.map(marked).unwrap_or_default().into_iter();
     let params = marked.filter_map(|mirror| Some((mirror.header.clone(), mirror.value(arguments)?))).collect();
-    Box::new(Routing { version: STATELESS_VERSION, method: method.to_owned(), name, params })
+    Routing { version: STATELESS_VERSION, method: method.to_owned(), name, params }
 }
 
 #[cfg(test)]

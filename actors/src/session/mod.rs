@@ -612,10 +612,9 @@ impl<O: Outlet> Conversation<O> {
                 }
             }
             // Of a server without sessions any call may have to be asked again, with what it asks for.
-            if O::REPEATS || self.era == Era::Stateless {
-                if let Some(pending) = self.calls.pending.get_mut(&id) {
-                    pending.request = Some(wanted);
-                }
+            let is_kept = O::REPEATS || self.era == Era::Stateless;
+            if let Some(pending) = self.calls.pending.get_mut(&id).filter(|_| is_kept) {
+                pending.request = Some(wanted);
             }
         }
     }
@@ -649,7 +648,7 @@ impl<O: Outlet> Conversation<O> {
 
     /// What headers say of a request, where there are headers.
     fn routing(&self, method: &str, params: Option<&str>) -> Option<Box<Routing>> {
-        O::REPEATS.then(|| envelope::routing(method, params, |tool| self.marked(tool)))
+        O::REPEATS.then(|| Box::new(envelope::routing(method, params, |tool| self.marked(tool))))
     }
 
     /// Queues a request once more, under a number of its own: an answer or a progress that is still on its way to the last

@@ -70,6 +70,9 @@ impl Pending {
                 FailureKind::Throttled { .. }
                     | FailureKind::Unauthorized { .. }
                     | FailureKind::Forbidden { .. }
+                    | FailureKind::Ungranted { .. }
+                    | FailureKind::InsufficientScope { .. }
+                    | FailureKind::NotRenewed(_)
                     | FailureKind::Status { status: 413 | 414 | 415 | 422 | 431, .. }
             );
     }

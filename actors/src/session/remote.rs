@@ -142,8 +142,10 @@ impl Session {
                     Some(Control::Discover) => self.talk.list(),
                     Some(Control::Drain) => self.talk.draining = true,
                     Some(Control::Credentials(spec)) => {
+                        if !spec.has_credentials_of(&self.talk.spec) {
+                            self.credentials_from = self.talk.port.gate.next_id.load(Ordering::Relaxed);
+                        }
                         self.talk.spec = spec.clone();
-                        self.credentials_from = self.talk.port.gate.next_id.load(Ordering::Relaxed);
                         self.talk.outlet.line.send(Outgoing::Credentials(spec));
                     }
                     Some(Control::Check) => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::model::policy::{Policy, ReconnectPolicy};
@@ -44,6 +45,7 @@ pub(crate) fn incomplete(config: &mut InstanceConfig) {
 /// What a server says of itself.
 pub(crate) fn introduced() -> Arc<ServerInfo> {
     Arc::new(ServerInfo {
+        era: Era::Sessions,
         name: "files".to_owned(),
         version: "1".to_owned(),
         protocol: "2025-11-25".to_owned(),

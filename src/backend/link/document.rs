@@ -15,11 +15,12 @@ use tokio::time::Instant;
 
 use super::calls::{CallError, Fetched};
 use super::contact::Matter;
-use super::key::{Key, read_capped, replace};
+use super::key::{Key, read_capped};
 use super::rules::Backoff;
 use super::{Fleet, Shared, Specs};
 use crate::backend::wire::Config;
 use crate::config::{ConfigErrors, Document};
+use crate::private::replace;
 
 /// In the data directory.
 pub const CONFIG_FILE: &str = "backend-config.json";

@@ -1,12 +1,13 @@
 //! What a satellite is to its backend: kept in the data directory, for its owner only, once it is registered.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io::{ErrorKind, Read};
+use std::path::Path;
 
 use mcp_satellite_actors::model::secret::Secret;
 use serde::{Deserialize, Serialize};
+
+use crate::private::{replace, write_new};
 
 /// In the data directory.
 pub const KEY_FILE: &str = "backend.json";
@@ -97,32 +98,6 @@ pub(super) fn read_capped(path: &Path, max: u64) -> std::io::Result<Vec<u8>> {
         return Err(std::io::Error::new(ErrorKind::InvalidData, "it is too long"));
     }
     Ok(bytes)
-}
-
-/// Puts a file of our own only in the place of what is there, whole.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut unfinished = path.as_os_str().to_owned();
-    unfinished.push(".new");
-    let unfinished = PathBuf::from(unfinished);
-    write_new(&unfinished, bytes)?;
-    std::fs::rename(unfinished, path)?;
-    // That it is there must survive the machine, too; a directory that cannot be synced holds it all the same.
-    let directory = path.parent().and_then(|directory| File::open(directory).ok());
-    if let Some(directory) = directory {
-        let _ = directory.sync_all();
-    }
-    Ok(())
-}
-
-fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        // Of a satellite that was killed while it wrote.
-        Ok(()) | Err(_) => {}
-    }
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName
 use reqwest::{Client, RequestBuilder, Url};
 
 use super::clients::Clients;
+use super::tokens::{Purse, Tokens};
 
 /// What a server's answers may be.
 const ANY_ANSWER: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
@@ -61,13 +62,15 @@ pub(super) struct Access {
     headers: HeaderMap,
     /// The instance's query parameters.
     query: Vec<(String, Secret)>,
+    /// None if its headers say who it is.
+    purse: Option<Purse>,
     pub(super) mask: Mask,
     pub(super) policy: Arc<Policy>,
 }
 
 impl Access {
     /// Fails where the spec cannot be used, and says why without showing a value.
-    pub(super) fn new(spec: &InstanceSpec, clients: &Clients) -> Result<Self, FailureKind> {
+    pub(super) fn new(spec: &InstanceSpec, clients: &Clients, tokens: &Arc<dyn Tokens>) -> Result<Self, FailureKind> {
         let bad = |why: String| FailureKind::BadAddress(spec.mask.apply(&why));
         let Target::Remote { url, health_url, .. } = &spec.target else {
             return Err(FailureKind::Unserved);
@@ -104,7 +107,12 @@ impl Access {
         let health = health_url.map(|url| Ok((client(&url)?, url))).transpose()?;
         let client = client(&url)?;
         let (mask, policy) = (spec.mask.clone(), Arc::clone(&spec.policy));
-        Ok(Self { client, url, health, headers, query, mask, policy })
+        Ok(Self { client, url, health, headers, query, purse: Purse::of(spec, tokens), mask, policy })
+    }
+
+    /// Where the token for a request to `url` comes from. It was issued for this server, and goes nowhere else.
+    pub(super) fn purse(&self, url: &Url) -> Option<&Purse> {
+        self.purse.as_ref().filter(|_| url.origin() == self.url.origin())
     }
 
     /// The configured address. It has a query, so it is not to be shown.

@@ -35,7 +35,7 @@ struct Kind {
 }
 
 /// Clients by what they are for.
-pub(super) struct Clients {
+pub(crate) struct Clients {
     tls: ClientConfig,
     names: Names,
     /// Without them no server that speaks TLS can be trusted.
@@ -45,7 +45,7 @@ pub(super) struct Clients {
 
 impl Clients {
     /// Reads the machine's certificates, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let found = rustls_native_certs::load_native_certs();
         for error in &found.errors {
             tracing::warn!(%error, "cannot read some of the machine's certificates");
@@ -67,12 +67,12 @@ impl Clients {
     }
 
     /// The client for exchanges with `url`.
-    pub(super) fn of(&self, url: &Url, policy: &RemotePolicy) -> Result<Client, reqwest::Error> {
+    pub(crate) fn of(&self, url: &Url, policy: &RemotePolicy) -> Result<Client, reqwest::Error> {
         self.client(Kind { connect_timeout: policy.connect_timeout, direct: is_loopback(url) })
     }
 
     /// Whether a server that speaks TLS can be trusted at all.
-    pub(super) fn has_roots(&self) -> bool {
+    pub(crate) fn has_roots(&self) -> bool {
         self.has_roots
     }
 

@@ -12,18 +12,20 @@ use futures::future::{AbortHandle, Abortable, Aborted, BoxFuture};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, SinkExt, StreamExt};
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::Incoming;
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
-use reqwest::{RequestBuilder, Response, StatusCode, Url};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{Client, Request, RequestBuilder, Response, StatusCode, Url};
 use tokio::time::timeout;
 
 use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID};
 use super::clients::Clients;
 use super::events::{Event, Events, TooLong};
-use super::failures::{of_error, of_status, one_line};
+use super::failures::{challenge, of_error, of_status, one_line};
 use super::line::Telling;
 use super::message;
+use super::tokens::{Refusal, Tokens};
 
 /// The name of a session that is shorter is in everything, and no secret: somebody has counted.
 const SESSION_ID_MIN: usize = 5;
@@ -182,6 +184,7 @@ impl Exchanges {
 /// What the exchanges of a line have in common, and change.
 pub(super) struct Session {
     clients: Arc<Clients>,
+    tokens: Arc<dyn Tokens>,
     state: Mutex<State>,
 }
 
@@ -196,10 +199,10 @@ struct State {
 }
 
 impl Session {
-    pub(super) fn new(spec: &InstanceSpec, clients: Arc<Clients>) -> Arc<Self> {
-        let access = Access::new(spec, &clients).map(Arc::new);
+    pub(super) fn new(spec: &InstanceSpec, clients: Arc<Clients>, tokens: Arc<dyn Tokens>) -> Arc<Self> {
+        let access = Access::new(spec, &clients, &tokens).map(Arc::new);
         let state = Mutex::new(State { access, id: None, version: None, endpoint: None });
-        Arc::new(Self { clients, state })
+        Arc::new(Self { clients, tokens, state })
     }
 
     /// What every exchange that begins now goes by.
@@ -211,7 +214,7 @@ impl Session {
     }
 
     pub(super) fn adopt(&self, spec: &InstanceSpec) {
-        let access = Access::new(spec, &self.clients).map(Arc::new);
+        let access = Access::new(spec, &self.clients, &self.tokens).map(Arc::new);
         self.state().access = access;
     }
 
@@ -293,13 +296,43 @@ impl Terms {
         self.ask_alone(request, header_timeout).await
     }
 
-    /// Sends a request that belongs to no session.
+    /// Sends a request that belongs to no session. One that is refused for its token is sent once more with another one:
+    /// a server that refuses like that has not looked at it.
     pub(super) async fn ask_alone(
         &self,
         request: RequestBuilder,
         header_timeout: Option<Duration>,
     ) -> Result<Response, Failure> {
-        let asked = request.send();
+        let (client, request) = request.build_split();
+        let request = request.map_err(|error| of_error(&error, &self.access))?;
+        let Some(purse) = self.access.purse(request.url()) else {
+            return self.send(&client, request, header_timeout).await;
+        };
+        let (mut used, mut again) = (purse.token(), request.try_clone());
+        let mut response = self.send(&client, bearing(request, used.as_ref()), header_timeout).await?;
+        while matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            let refusal = Refusal {
+                status: response.status().as_u16(),
+                used,
+                challenge: challenge(response.headers()),
+                first: !self.has_begun(),
+                again: again.is_none(),
+            };
+            let another = purse.another(refusal).await.map_err(Failure::sent)?;
+            let (Some(token), Some(request)) = (another, again.take()) else { break };
+            response = self.send(&client, bearing(request, Some(&token)), header_timeout).await?;
+            used = Some(token);
+        }
+        Ok(response)
+    }
+
+    async fn send(
+        &self,
+        client: &Client,
+        request: Request,
+        header_timeout: Option<Duration>,
+    ) -> Result<Response, Failure> {
+        let asked = client.execute(request);
         let answer = match header_timeout {
             Some(limit) => timeout(limit, asked).await.map_err(|_| Failure::sent(FailureKind::HeaderTimeout(limit)))?,
             None => asked.await,
@@ -390,6 +423,16 @@ impl Terms {
     pub(super) fn header_timeout(&self) -> Duration {
         self.access.policy.remote.header_timeout
     }
+}
+
+/// The request with this token. One that cannot be sent is as good as none: the server says so.
+fn bearing(mut request: Request, token: Option<&Secret>) -> Request {
+    let value = token.and_then(|token| HeaderValue::from_str(&format!("Bearer {}", token.expose())).ok());
+    if let Some(mut value) = value {
+        value.set_sensitive(true);
+        request.headers_mut().insert(AUTHORIZATION, value);
+    }
+    request
 }
 
 /// What a body is, without its parameters, in lower case.

@@ -62,9 +62,11 @@ fn cause(error: &reqwest::Error, connecting: bool, access: &Access) -> FailureKi
 pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
     let headers = response.headers();
     let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    // A client needs it whole, so it is masked and not cut.
+    let challenge = || challenge(headers).map(|text| access.mask.apply(&text));
     match response.status() {
-        StatusCode::UNAUTHORIZED => FailureKind::Unauthorized { challenge: challenge(headers, access) },
-        StatusCode::FORBIDDEN => FailureKind::Forbidden { challenge: challenge(headers, access) },
+        StatusCode::UNAUTHORIZED => FailureKind::Unauthorized { challenge: challenge() },
+        StatusCode::FORBIDDEN => FailureKind::Forbidden { challenge: challenge() },
         StatusCode::TOO_MANY_REQUESTS => FailureKind::Throttled { retry_after: retry_after(headers) },
         status if status.is_server_error() => {
             FailureKind::ServerError { status: status.as_u16(), retry_after: retry_after(headers) }
@@ -104,10 +106,10 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     headers.get(RETRY_AFTER).and_then(|value| pause(value.to_str().ok()?, Timestamp::now()))
 }
 
-/// What a server asks for. A client needs it whole, so it is masked and not cut.
-fn challenge(headers: &HeaderMap, access: &Access) -> Option<String> {
+/// What a server asks for, as it was sent.
+pub(super) fn challenge(headers: &HeaderMap) -> Option<String> {
     let challenges: Vec<_> = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok()).collect();
-    (!challenges.is_empty()).then(|| access.mask.apply(&challenges.join(", ")))
+    (!challenges.is_empty()).then(|| challenges.join(", "))
 }
 
 /// An address without credentials and parameters. Many hosted servers have the credential in the path, so nothing is

@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::clients::Clients;
 use super::exchange::{Exchanges, News, Out, Session};
 use super::streamable::LAST_WORDS;
+use super::tokens::Tokens;
 use super::{legacy, message, streamable};
 
 /// So many notifications of ours are on their way at once, each on a connection of its own, and as many answers.
@@ -63,13 +64,13 @@ enum Gate {
 }
 
 impl RemoteLine {
-    pub(super) fn new(spec: &InstanceSpec, clients: Arc<Clients>) -> Self {
+    pub(super) fn new(spec: &InstanceSpec, clients: Arc<Clients>, tokens: Arc<dyn Tokens>) -> Self {
         let (transport, gate) = match spec.target {
             Target::Remote { transport: RemoteTransport::Sse, .. } => (RemoteTransport::Sse, Gate::Untried),
             // What is no remote server has no `Access` either, and fails by that.
             Target::Remote { .. } | Target::Stdio { .. } => (RemoteTransport::Http, Gate::Open),
         };
-        let session = Session::new(spec, clients);
+        let session = Session::new(spec, clients, tokens);
         Self {
             transport,
             session,

@@ -11,6 +11,7 @@ mod message;
 mod names;
 mod routing;
 mod streamable;
+mod tokens;
 
 use std::io;
 use std::sync::Arc;
@@ -22,8 +23,12 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
 
 pub use self::access::is_reserved;
+#[cfg(feature = "cli")]
+pub(crate) use self::clients::Clients;
+#[cfg(not(feature = "cli"))]
 use self::clients::Clients;
 use self::line::RemoteLine;
+pub use self::tokens::{Holder, NoTokens, Refusal, Tokens};
 
 /// Reaches servers over HTTP and HTTPS.
 ///
@@ -34,13 +39,26 @@ use self::line::RemoteLine;
 #[derive(Clone)]
 pub struct RemoteConnector {
     clients: Arc<Clients>,
+    tokens: Arc<dyn Tokens>,
 }
 
 impl RemoteConnector {
     /// Reads the machine's certificates. Fails where no HTTP client can be made; a machine without certificates can
     /// still reach servers that need none.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { clients: Arc::new(Clients::new()?) })
+        Ok(Self { clients: Arc::new(Clients::new()?), tokens: Arc::new(NoTokens) })
+    }
+
+    /// The same, with tokens for servers whose instances bring none.
+    #[must_use]
+    pub fn with_tokens(self, tokens: Arc<dyn Tokens>) -> Self {
+        Self { tokens, ..self }
+    }
+
+    /// For whoever else asks the network in their name.
+    #[cfg(feature = "cli")]
+    pub(crate) fn clients(&self) -> Arc<Clients> {
+        Arc::clone(&self.clients)
     }
 }
 
@@ -50,6 +68,6 @@ impl Connector for RemoteConnector {
     }
 
     fn dial(&self, spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
-        Box::new(RemoteLine::new(spec, Arc::clone(&self.clients)))
+        Box::new(RemoteLine::new(spec, Arc::clone(&self.clients), Arc::clone(&self.tokens)))
     }
 }

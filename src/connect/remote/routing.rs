@@ -31,14 +31,12 @@ pub(super) fn headers(routing: &Routing) -> impl Iterator<Item = (HeaderName, He
 fn spelled(value: &str) -> Option<HeaderValue> {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let bytes = value.as_bytes();
-    let is_plain = bytes.iter().all(|byte| (b' '..=b'~').contains(byte))
-        && !is_blank(bytes.first())
-        && !is_blank(bytes.last())
-        && !(value.starts_with(MARKS.0) && value.ends_with(MARKS.1));
-    if is_plain {
-        return HeaderValue::from_str(value).ok();
+    let is_text = bytes.iter().all(|byte| (b' '..=b'~').contains(byte));
+    let is_marked = value.starts_with(MARKS.0) && value.ends_with(MARKS.1);
+    if !is_text || is_marked || is_blank(bytes.first()) || is_blank(bytes.last()) {
+        return HeaderValue::from_str(&format!("{}{}{}", MARKS.0, BASE64_STANDARD.encode(value), MARKS.1)).ok();
     }
-    HeaderValue::from_str(&format!("{}{}{}", MARKS.0, BASE64_STANDARD.encode(value), MARKS.1)).ok()
+    HeaderValue::from_str(value).ok()
 }
 
 #[cfg(test)]

@@ -71,12 +71,15 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
         | FailureKind::Tls(_)
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
+        | FailureKind::NotRenewed(_)
         | FailureKind::Unserved => Failure::unsent(kind),
         FailureKind::Broken(_)
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut
         | FailureKind::Unauthorized { .. }
         | FailureKind::Forbidden { .. }
+        | FailureKind::Ungranted { .. }
+        | FailureKind::InsufficientScope { .. }
         | FailureKind::SessionExpired { .. }
         | FailureKind::OtherEra(_)
         | FailureKind::Throttled { .. }

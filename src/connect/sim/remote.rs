@@ -487,10 +487,10 @@ impl Line for RemoteLine {
         self.advance(now);
         match message {
             Outgoing::Request { id, body, header_timeout, routing } => {
-                let is_handshake = match (&*Parsed::of(&body).method, header_timeout) {
-                    ("initialize", _) | ("server/discover", Some(_)) => true,
-                    _ => false,
-                };
+                let opening = Parsed::of(&body).method;
+                let is_handshake =
+                    opening == "initialize" || (opening == "server/discover" && header_timeout.is_some());
+                drop(opening);
                 let attempt = is_handshake.then(|| self.endpoint.attempt_began(self.run, now));
                 self.ask(now, id, header_timeout, attempt, routing.is_some());
                 self.post(now, if routing.is_some() { What::Alone(id) } else { What::Request(id) }, body);

@@ -53,13 +53,10 @@ pub(super) fn check(method: &str, params: &Pairs<'_>, headers: &HeaderMap) -> Re
     let body = params.once(member).map_err(|_| format!("`{member}` is there twice"))?;
     // What is no text is for the server to refuse.
     let Some(body) = body.and_then(|body| serde_json::from_str::<String>(body).ok()) else { return Ok(()) };
-    let header = single(headers, &NAME)?.ok_or_else(|| format!("the header Mcp-Name is missing; `{member}` stands in it"))?;
+    let header =
+        single(headers, &NAME)?.ok_or_else(|| format!("the header Mcp-Name is missing; `{member}` stands in it"))?;
     let header = decoded(header).ok_or("the header Mcp-Name is not base64")?;
-    if header == body {
-        Ok(())
-    } else {
-        Err(format!("the header Mcp-Name is `{header}`, and `{member}` is `{body}`"))
-    }
+    if header == body { Ok(()) } else { Err(format!("the header Mcp-Name is `{header}`, and `{member}` is `{body}`")) }
 }
 
 /// Holds the headers that repeat a tool's arguments against them. `definition` is the tool's, as it is listed.

@@ -30,7 +30,8 @@ impl Terms {
         let twice = |_| Wrong::bad(INVALID_PARAMS, "a member of `_meta` or of `params` is there twice");
         let params = message.params().and_then(Pairs::read).unwrap_or_default();
         let meta = params.once("_meta").map_err(twice)?.and_then(Pairs::read).unwrap_or_default();
-        let text = |name| meta.once(name).map(|value| value.and_then(|value| serde_json::from_str::<String>(value).ok()));
+        let text =
+            |name| meta.once(name).map(|value| value.and_then(|value| serde_json::from_str::<String>(value).ok()));
         let object = |name| meta.once(name).map(|value| value.filter(|value| value.starts_with('{')));
         let version = text(VERSION).map_err(twice)?;
         let capabilities = object(CAPABILITIES).map_err(twice)?;

@@ -178,12 +178,7 @@ impl Desks {
     }
 
     /// A guest comes, for one request. Others may follow: the desk stays for a while.
-    pub(super) fn visited(
-        self: &Arc<Self>,
-        user: &User,
-        runtime: &RuntimeHandle,
-        callers: &Arc<Callers>,
-    ) -> Arc<Desk> {
+    pub(super) fn visited(self: &Arc<Self>, user: &User, runtime: &RuntimeHandle, callers: &Arc<Callers>) -> Arc<Desk> {
         let desk = Self::desk(&mut self.desks(), user, runtime, callers);
         let is_first = desk.visited_at().replace(Instant::now()).is_none();
         if is_first {

@@ -68,11 +68,7 @@ impl Flat {
     }
 
     /// The definition of a tool, as it is listed now.
-    pub(super) fn definition(
-        self: &Arc<Self>,
-        user: Arc<User>,
-        tool: &str,
-    ) -> BoxFuture<'static, Option<Box<str>>> {
+    pub(super) fn definition(self: &Arc<Self>, user: Arc<User>, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
         let (flat, tool) = (self.clone(), tool.to_owned());
         async move {
             let desk = flat.desks.visited(&user, &flat.runtime, &flat.callers);

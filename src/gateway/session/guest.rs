@@ -145,16 +145,9 @@ impl Session {
     /// keep it.
     #[must_use]
     pub(crate) fn agree(&self, id: &Arc<str>, filter: Filter) -> bool {
-        let params = format!(
-            r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#,
-            quoted(change::SUBSCRIPTION_ID),
-            filter.written()
-        );
-        let parts = [
-            r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#,
-            &params,
-            "}",
-        ];
+        let params =
+            format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, quoted(change::SUBSCRIPTION_ID), filter.written());
+        let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
         let mut state = self.state();
         if !state.kept.try_take(params.len()) {
             return false;

@@ -172,11 +172,11 @@ impl Judge {
         }
     }
 
-    /// The curves of the run.
-    pub fn curves(&mut self, samples: &[Sample]) {
+    /// The curves of the run, which took so long by the machine's clock.
+    pub fn curves(&mut self, samples: &[Sample], took: Duration) {
         if self.limits.flat.is_some() {
             self.looked(Invariant::Flat, samples.len() as u64);
-            match limits::flat(&self.limits, samples) {
+            match limits::flat(&self.limits, samples, took) {
                 Ok(violations) => self.found(violations),
                 Err(why) => drop(self.not_checked.insert(Invariant::Flat, why)),
             }

@@ -417,7 +417,7 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
     told.judge.limits = Limits { neighbours: Some(2.0), flat: Some(0.02), ..Limits::default() };
     let calls = CallFindings { answered: 12, neighbours_failed: 75, ..CallFindings::default() };
     told.judge.calls(told.now(), &calls, &Latency::default());
-    told.judge.curves(&[Sample { at_ms: 90_000, ..Sample::default() }]);
+    told.judge.curves(&[Sample { at_ms: 900_000, ..Sample::default() }], Duration::from_secs(90));
     let much = looks(&told.judge, &told.end());
     assert_eq!(much[&Invariant::OwnAnswer], (12, None));
     assert_eq!(much[&Invariant::RestartBudget], (3, None));
@@ -506,7 +506,7 @@ fn memory_and_descriptors_that_grow_with_time_are_caught() {
     let run = |rss: fn(u64) -> u64, descriptors: fn(u64) -> u32| {
         let sample =
             |at: u64| Sample { at_ms: at * 1000, rss: rss(at), descriptors: descriptors(at), ..Sample::default() };
-        flat(&limits, &(0..=600).map(sample).collect::<Vec<_>>()).unwrap()
+        flat(&limits, &(0..=600).map(sample).collect::<Vec<_>>(), Duration::from_secs(600)).unwrap()
     };
     // Warming up, and a peak here and there, are no growth.
     assert_eq!(run(|at| if at < 100 { 0 } else { 1000 + at % 7 * 2 }, |at| 50 + u32::from(at == 590) * 900), []);

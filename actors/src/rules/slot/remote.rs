@@ -265,11 +265,15 @@ impl Slot {
     pub(super) fn on_credentials(&mut self, now: Instant, spec: &InstanceSpec, out: &mut Vec<Effect>) {
         // What was sent with the old ones may still be answered, and echo them.
         let mask = spec.mask.replacing(&self.spec.mask);
+        // Where only what is masked is new, whoever found the old token refused has had the new one.
+        let are_newer = !spec.has_credentials_of(&self.spec);
         self.spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
         match self.phase {
             // What is connected stays so, and uses them from now on.
             Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
-                self.newer_credentials = Some(now);
+                if are_newer {
+                    self.newer_credentials = Some(now);
+                }
                 out.push(Effect::Credentials { run, spec: self.spec.clone() });
             }
             Phase::Reauth => {

@@ -1,0 +1,119 @@
+//! `oauth = { … }` of a remote server, as typed and as meant.
+
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::{InstanceConfig, Target};
+use toml_span::Span;
+
+use super::check::Check;
+use super::reader::{Fields, Text, Typed};
+
+/// As typed.
+#[derive(Default)]
+pub(super) struct OAuth {
+    at: Span,
+    grant: Typed<String>,
+    client_id: Typed<String>,
+    client_secret: Typed<String>,
+    client_metadata_url: Typed<String>,
+    scopes: Vec<Text>,
+}
+
+/// How a server's authorization is asked for, where its authorization server does not say it all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OAuthPlan {
+    /// Whether nobody is asked: the satellite itself is granted access, by its secret.
+    pub machine: bool,
+    /// Who the satellite is there; else it registers.
+    pub client_id: Option<String>,
+    /// Its secret.
+    pub client_secret: Option<Secret>,
+    /// Where it is described who the satellite is, for authorization servers that read such documents.
+    pub client_metadata_url: Option<String>,
+    /// What to ask for; else what the server says.
+    pub scopes: Vec<String>,
+}
+
+impl OAuth {
+    pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+        Self {
+            at: fields.at,
+            grant: fields.text("grant"),
+            client_id: fields.text("client_id"),
+            client_secret: fields.text("client_secret"),
+            client_metadata_url: fields.text("client_metadata_url"),
+            scopes: fields.texts("scopes").unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn at(&self) -> Span {
+        self.at
+    }
+
+    /// `who` has it.
+    pub(super) fn meant(self, who: &str, check: &mut Check<'_, '_>) -> OAuthPlan {
+        let grants = [("authorization_code", false), ("client_credentials", true)];
+        let machine = check.word(&self.grant, "grant", &grants).unwrap_or_default();
+        let client_id = self.client_id.given().map(|id| id.value.clone());
+        if let Some(empty) = self.client_id.given().filter(|id| id.value.is_empty()) {
+            check.findings.error(
+                empty.span,
+                "`client_id` is empty",
+                "leave it out, and the satellite registers itself",
+            );
+        }
+        let what = format!("the client_secret of {who}");
+        let client_secret = self.client_secret.given();
+        if let Some(secret) = client_secret.filter(|_| self.client_id.is_absent()) {
+            check.findings.error(secret.span, format!("{what} is nobody's"), "add client_id = \"…\"");
+        }
+        if machine && (self.client_id.is_absent() || self.client_secret.is_absent()) {
+            let hint = "add client_id = \"…\" and client_secret = \"env:NAME\"";
+            check.findings.error(self.at, format!("{who} has no client to present credentials of"), hint);
+        }
+        let client_secret = client_secret.and_then(|text| check.surroundings.referred(&what, text, check.findings));
+        let client_metadata_url = self.client_metadata_url.given().and_then(|text| {
+            let url = check.url("client_metadata_url", text)?;
+            if url.scheme() != "https" || url.path() == "/" {
+                let hint = "authorization servers read it: write it as \"https://host/path\"";
+                check.findings.error(text.span, "`client_metadata_url` is no https address with a path", hint);
+            }
+            if !self.client_id.is_absent() {
+                let hint = "remove one: the address is the client's id";
+                check.findings.error(text.span, format!("{who} has a `client_id` and a `client_metadata_url`"), hint);
+            }
+            Some(text.value.clone())
+        });
+        let is_scope = |scope: &str| {
+            !scope.is_empty() && scope.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'))
+        };
+        for scope in self.scopes.iter().filter(|scope| !is_scope(&scope.value)) {
+            let hint = "write each by itself: scopes = [\"one\", \"two\"]";
+            check.findings.error(scope.span, "an entry of `scopes` is no scope", hint);
+        }
+        let scopes = self.scopes.into_iter().map(|scope| scope.value).collect();
+        OAuthPlan { machine, client_id, client_secret, client_metadata_url, scopes }
+    }
+}
+
+/// Whether an instance says by itself who it is, so that nothing is left for OAuth. `instances` are those of one
+/// installation that has an `oauth`.
+pub(super) fn contradicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut Check<'_, '_>) {
+    if instances.iter().any(|instance| matches!(instance.target, Target::Stdio { .. })) {
+        check.findings.error(
+            at,
+            format!("{who} is a stdio server with `oauth`"),
+            "remove it: OAuth is for remote servers",
+        );
+        return;
+    }
+    let is_there = |name: &str| name.eq_ignore_ascii_case("authorization");
+    let says = |instance: &InstanceConfig| {
+        let layers = [&instance.server_layer, &instance.team_layer, &instance.user_layer];
+        layers.into_iter().any(|layer| layer.headers.keys().any(|name| is_there(name)))
+            || instance.user_required.iter().any(|name| is_there(name))
+    };
+    if instances.iter().any(says) {
+        let hint = "remove `oauth`, or the `bearer_token` or header `Authorization`";
+        check.findings.error(at, format!("{who} has `oauth` and a credential of its own"), hint);
+    }
+}

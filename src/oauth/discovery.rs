@@ -1,0 +1,170 @@
+//! Who authorizes for a server, and who we are to them: protected-resource metadata, the authorization server's own,
+//! registration, and the address that a person opens. The SDK does it, over our HTTP; what is held to more strictly than
+//! there is where tokens, codes and people may be sent.
+
+use std::sync::Arc;
+
+use mcp_satellite_actors::model::secret::Secret;
+use reqwest::Url;
+use rmcp::transport::auth::{
+    AuthError, AuthorizationManager, AuthorizationMetadata, AuthorizationMetadataSource, InMemoryStateStore,
+    OAuthClientConfig, StateStore,
+};
+
+use super::Trouble;
+use super::grant::{Authority, Client};
+use super::http::Way;
+use super::rules;
+use super::token::one_line;
+use crate::config::OAuthPlan;
+
+/// What authorization servers call us where they do not know us.
+const CLIENT_NAME: &str = "mcp-satellite";
+/// With this among the scopes some give a token to renew with.
+const OFFLINE: &str = "offline_access";
+
+/// A server's authorization server, as it has described itself.
+pub(super) struct Found {
+    manager: AuthorizationManager,
+    metadata: AuthorizationMetadata,
+    pub(super) authority: Authority,
+    /// What the server is called there.
+    pub(super) resource: String,
+}
+
+/// An address for a person to open, and what belongs to it.
+pub(super) struct Page {
+    pub(super) url: String,
+    pub(super) state: Secret,
+    pub(super) verifier: Secret,
+    pub(super) resource: String,
+}
+
+/// Finds out who authorizes for the server at `url`, by the challenge that it has sent, or else by asking it.
+pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>) -> Result<Found, Trouble> {
+    let mut manager = AuthorizationManager::new_with_oauth_http_client(url, way.clone())
+        .await
+        .map_err(|error| Trouble::Unusable(error.to_string()))?;
+    let resolved = manager.resolve_metadata_from_challenge(challenge).await.map_err(|error| match error {
+        AuthError::DiscoveryRequestFailed { source, .. } => match source.downcast::<Trouble>() {
+            Ok(trouble) => *trouble,
+            Err(other) => Trouble::Away(format!("what it says of its authorization server cannot be read: {other}")),
+        },
+        error => Trouble::Unusable(format!("its authorization server cannot be used: {error}")),
+    })?;
+    let metadata = resolved.metadata;
+    let extra = |name: &str| metadata.additional_fields.get(name);
+    let text = |name: &str| extra(name).and_then(|value| value.as_str()).map(str::to_owned);
+    let named = [
+        ("its authorization endpoint", Some(&metadata.authorization_endpoint)),
+        ("its token endpoint", Some(&metadata.token_endpoint)),
+        ("its registration endpoint", metadata.registration_endpoint.as_ref()),
+        ("its revocation endpoint", text("revocation_endpoint").as_ref()),
+        ("its device endpoint", text("device_authorization_endpoint").as_ref()),
+        ("its issuer", metadata.issuer.as_ref()),
+    ]
+    .map(|(what, url)| (what, url.cloned()));
+    for (what, url) in named {
+        let Some(url) = url else { continue };
+        let url = Url::parse(&url).map_err(|error| Trouble::Unusable(format!("{what} is no address: {error}")))?;
+        way.admits(what, &url)?;
+    }
+    let methods = extra("token_endpoint_auth_methods_supported").and_then(|value| value.as_array());
+    let takes = |wanted: &str| methods.is_some_and(|methods| methods.iter().any(|method| method == wanted));
+    let authority = Authority {
+        issuer: match &metadata.issuer {
+            Some(issuer) => issuer.clone(),
+            // One that describes nothing is known by where it is.
+            None => {
+                Url::parse(&metadata.token_endpoint).map(|url| url.origin().ascii_serialization()).unwrap_or_default()
+            }
+        },
+        token_endpoint: metadata.token_endpoint.clone(),
+        revocation_endpoint: text("revocation_endpoint"),
+        secret_in_form: takes("client_secret_post") && !takes("client_secret_basic"),
+    };
+    let called = way.resource().filter(|_| resolved.source == AuthorizationMetadataSource::ProtectedResourceMetadata);
+    manager.set_metadata(metadata.clone());
+    Ok(Found { manager, metadata, authority, resource: called.unwrap_or_else(|| url.to_owned()) })
+}
+
+impl Found {
+    fn field(&self, name: &str) -> Option<&serde_json::Value> {
+        self.metadata.additional_fields.get(name)
+    }
+
+    /// Where a device's code comes from, if it knows devices.
+    pub(super) fn device_endpoint(&self) -> Option<String> {
+        self.field("device_authorization_endpoint")?.as_str().map(str::to_owned)
+    }
+
+    /// Who must have sent a person back to us, and whether that has to be said (RFC 9207).
+    pub(super) fn expected_issuer(&self) -> (Option<String>, bool) {
+        let said = self.field("authorization_response_iss_parameter_supported").and_then(serde_json::Value::as_bool);
+        (self.metadata.issuer.clone(), said.unwrap_or(false))
+    }
+
+    /// What to ask for: what a person wants, else what the server wants; and beside it what there was before and what was
+    /// refused for want of it.
+    pub(super) async fn scopes(&self, asked: &[String], before: &[String]) -> Vec<String> {
+        let wanted = if asked.is_empty() { self.manager.select_initial_scopes(&[]).await } else { asked.to_vec() };
+        let mut scopes = rules::union(wanted.iter().chain(before));
+        let offers_offline = self.metadata.scopes_supported.iter().flatten().any(|scope| scope == OFFLINE);
+        if offers_offline && !scopes.is_empty() && !scopes.iter().any(|scope| scope == OFFLINE) {
+            scopes.push(OFFLINE.to_owned());
+        }
+        scopes
+    }
+
+    /// Who we are to this server: as configured, as we describe ourselves, or as we are registered now.
+    pub(super) async fn client(
+        &mut self,
+        plan: &OAuthPlan,
+        redirect_uri: &str,
+        scopes: &[String],
+    ) -> Result<Client, Trouble> {
+        let takes_documents = self.field("client_id_metadata_document_supported").and_then(serde_json::Value::as_bool);
+        let (id, secret) = match (&plan.client_id, &plan.client_metadata_url) {
+            (Some(id), _) => (id.clone(), plan.client_secret.clone()),
+            (None, Some(url)) if takes_documents == Some(true) => (url.clone(), None),
+            (None, _) => {
+                let scopes: Vec<&str> = scopes.iter().map(String::as_str).collect();
+                let registered = self.manager.register_client(CLIENT_NAME, redirect_uri, &scopes).await;
+                let registered = registered.map_err(|error| {
+                    Trouble::Unusable(format!(
+                        "its authorization server does not register us ({}); register there by hand and configure \
+                         oauth = {{ client_id = \"…\" }}",
+                        one_line(&error.to_string())
+                    ))
+                })?;
+                (registered.client_id, registered.client_secret.map(Secret::from))
+            }
+        };
+        Ok(Client { id, secret })
+    }
+
+    /// The address that a person opens, with PKCE.
+    pub(super) async fn page(
+        mut self,
+        client: &Client,
+        redirect_uri: &str,
+        scopes: &[String],
+    ) -> Result<Page, Trouble> {
+        let unusable =
+            |error: AuthError| Trouble::Unusable(format!("its authorization server cannot be used: {error}"));
+        let states = InMemoryStateStore::new();
+        self.manager.set_state_store(states.clone());
+        self.manager.configure_client(OAuthClientConfig::new(client.id.clone(), redirect_uri)).map_err(unusable)?;
+        let scopes: Vec<&str> = scopes.iter().map(String::as_str).collect();
+        let url = self.manager.get_authorization_url(&scopes).await.map_err(unusable)?;
+        let given = |wanted: &str| {
+            let url = Url::parse(&url).ok()?;
+            url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned())
+        };
+        let state = given("state").unwrap_or_default();
+        let kept = states.load(&state).await.map_err(unusable)?;
+        let kept = kept.ok_or_else(|| Trouble::Unusable("the SDK has kept no state".to_owned()))?;
+        let resource = given("resource").unwrap_or(self.resource);
+        Ok(Page { url, state: state.into(), verifier: kept.pkce_verifier.into(), resource })
+    }
+}

@@ -1,0 +1,258 @@
+//! An authorization as it is kept: what was granted, by whom, to whom, for which server.
+//!
+//! Each has a file of its own in `DIR/grants`, for its owner only. It is never in the journal, an event or a log.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::secret::Secret;
+use serde::{Deserialize, Serialize};
+
+use crate::private;
+
+/// In the data directory.
+const DIRECTORY: &str = "grants";
+/// The form of a file. One of another form is not touched.
+const VERSION: u32 = 1;
+/// A larger file is none of ours.
+const FILE_MAX: u64 = 1 << 20;
+
+/// See the module. The `Debug` of a [`Secret`] shows nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Grant {
+    /// Whose it is. It serves nobody else.
+    pub(super) id: InstanceId,
+    /// The server that it was given for, as configured.
+    pub(super) url: String,
+    /// What that server calls itself (RFC 8707).
+    pub(super) resource: String,
+    pub(super) authority: Authority,
+    pub(super) client: Client,
+    /// As far as it reaches.
+    pub(super) scopes: Vec<String>,
+    pub(super) access_token: Secret,
+    /// None where it cannot be renewed without asking again.
+    pub(super) refresh_token: Option<Secret>,
+    pub(super) received_at: Timestamp,
+    /// Of the access token, if it is known.
+    pub(super) lifetime: Option<Duration>,
+}
+
+/// An authorization server, as far as it is asked again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Authority {
+    pub(super) issuer: String,
+    pub(super) token_endpoint: String,
+    pub(super) revocation_endpoint: Option<String>,
+    /// Whether it wants a client's secret in the form and not in a header.
+    pub(super) secret_in_form: bool,
+}
+
+/// Who we are to an authorization server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Client {
+    pub(super) id: String,
+    /// That it has given us. One that is configured stays in the configuration.
+    pub(super) secret: Option<Secret>,
+}
+
+/// The file. No `Debug`: it holds secrets.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    version: u32,
+    team: String,
+    user: String,
+    installation: String,
+    url: String,
+    resource: String,
+    issuer: String,
+    token_endpoint: String,
+    revocation_endpoint: Option<String>,
+    secret_in_form: bool,
+    client_id: String,
+    client_secret: Option<String>,
+    scopes: Vec<String>,
+    access_token: String,
+    refresh_token: Option<String>,
+    received_at: Timestamp,
+    expires_in: Option<u64>,
+}
+
+impl From<&Grant> for Kept {
+    fn from(grant: &Grant) -> Self {
+        let Grant { id, url, resource, authority, client, scopes, .. } = grant;
+        let text = |secret: &Secret| secret.expose().to_owned();
+        Self {
+            version: VERSION,
+            team: id.team.to_string(),
+            user: id.user.to_string(),
+            installation: id.installation.to_string(),
+            url: url.clone(),
+            resource: resource.clone(),
+            issuer: authority.issuer.clone(),
+            token_endpoint: authority.token_endpoint.clone(),
+            revocation_endpoint: authority.revocation_endpoint.clone(),
+            secret_in_form: authority.secret_in_form,
+            client_id: client.id.clone(),
+            client_secret: client.secret.as_ref().map(text),
+            scopes: scopes.clone(),
+            access_token: text(&grant.access_token),
+            refresh_token: grant.refresh_token.as_ref().map(text),
+            received_at: grant.received_at,
+            expires_in: grant.lifetime.map(|lifetime| lifetime.as_secs()),
+        }
+    }
+}
+
+impl From<Kept> for Grant {
+    fn from(kept: Kept) -> Self {
+        Self {
+            id: InstanceId::new(kept.team.as_str().into(), kept.user.as_str().into(), kept.installation.into()),
+            url: kept.url,
+            resource: kept.resource,
+            authority: Authority {
+                issuer: kept.issuer,
+                token_endpoint: kept.token_endpoint,
+                revocation_endpoint: kept.revocation_endpoint,
+                secret_in_form: kept.secret_in_form,
+            },
+            client: Client { id: kept.client_id, secret: kept.client_secret.map(Secret::from) },
+            scopes: kept.scopes,
+            access_token: kept.access_token.into(),
+            refresh_token: kept.refresh_token.map(Secret::from),
+            received_at: kept.received_at,
+            lifetime: kept.expires_in.map(Duration::from_secs),
+        }
+    }
+}
+
+/// All grants of a data directory, as files.
+#[derive(Debug, Clone)]
+pub(super) struct Store {
+    directory: PathBuf,
+}
+
+impl Store {
+    /// Also what is there. A file that cannot be used is left alone, and told.
+    pub(super) fn open(data_dir: &Path) -> io::Result<(Self, Vec<Grant>)> {
+        let store = Self { directory: data_dir.join(DIRECTORY) };
+        DirBuilder::new().recursive(true).mode(0o700).create(&store.directory)?;
+        let mut grants = Vec::new();
+        for entry in std::fs::read_dir(&store.directory)? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            match store.load(&path) {
+                Ok(grant) => grants.push(grant),
+                Err(why) => {
+                    tracing::error!(file = %path.display(), why, "an authorization cannot be read; its server needs another");
+                }
+            }
+        }
+        Ok((store, grants))
+    }
+
+    /// An error shows nothing of what is in the file.
+    fn load(&self, path: &Path) -> Result<Grant, String> {
+        let bytes = private::read(path, FILE_MAX)?.ok_or("it is gone")?;
+        // What it says of a value of the wrong type would be the value.
+        let kept: Kept = serde_json::from_slice(&bytes).map_err(|_| "it does not hold what was stored there")?;
+        if kept.version != VERSION {
+            return Err(format!("it is of version {}, and this satellite knows {VERSION}", kept.version));
+        }
+        let grant = Grant::from(kept);
+        // Whoever copies a file under another name makes no grant for another.
+        if self.path(&grant.id) != path {
+            return Err("it is another instance's".to_owned());
+        }
+        Ok(grant)
+    }
+
+    /// In the place of what was there. It waits for the disk.
+    pub(super) fn keep(&self, grant: &Grant) -> io::Result<()> {
+        private::replace(&self.path(&grant.id), &serde_json::to_vec_pretty(&Kept::from(grant))?)
+    }
+
+    /// Whether there was one.
+    pub(super) fn remove(&self, id: &InstanceId) -> io::Result<bool> {
+        match std::fs::remove_file(self.path(id)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ids may hold anything, so a file is named by a digest.
+    fn path(&self, id: &InstanceId) -> PathBuf {
+        let parts = [id.team.to_string(), id.user.to_string(), id.installation.to_string()];
+        let text = serde_json::json!(parts).to_string();
+        let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+        let (half, _) = digest.as_ref().split_first_chunk().unwrap_or((&[0; 16], &[]));
+        self.directory.join(format!("{:032x}.json", u128::from_be_bytes(*half)))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    pub(crate) fn grant(user: &str) -> Grant {
+        Grant {
+            id: InstanceId::new("acme".into(), user.into(), "s1".into()),
+            url: "https://mcp.example.com/mcp".to_owned(),
+            resource: "https://mcp.example.com".to_owned(),
+            authority: Authority {
+                issuer: "https://as.example.com".to_owned(),
+                token_endpoint: "https://as.example.com/token".to_owned(),
+                revocation_endpoint: None,
+                secret_in_form: false,
+            },
+            client: Client { id: "satellite".to_owned(), secret: Some("hush-client".into()) },
+            scopes: vec!["read".to_owned()],
+            access_token: format!("hush-access-{user}").into(),
+            refresh_token: Some(format!("hush-refresh-{user}").into()),
+            received_at: Timestamp::from_second(1_800_000_000).unwrap(),
+            lifetime: Some(Duration::from_secs(3600)),
+        }
+    }
+
+    #[test]
+    fn a_grant_is_kept_for_its_owner_only_and_found_again_and_shown_nowhere() {
+        let home = tempfile::tempdir().unwrap();
+        let (store, none) = Store::open(home.path()).unwrap();
+        assert_eq!(none, []);
+        for user in ["alice", "bob"] {
+            store.keep(&grant(user)).unwrap();
+        }
+        for entry in std::fs::read_dir(home.path().join(DIRECTORY)).unwrap() {
+            assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        }
+        assert_eq!(home.path().join(DIRECTORY).metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        let (_, mut found) = Store::open(home.path()).unwrap();
+        found.sort_by(|one, other| one.id.user.cmp(&other.id.user));
+        assert_eq!(found, [grant("alice"), grant("bob")]);
+        assert!(!format!("{found:?}").contains("hush"));
+        assert!(store.remove(&grant("alice").id).unwrap() && !store.remove(&grant("alice").id).unwrap());
+        assert_eq!(Store::open(home.path()).unwrap().1, [grant("bob")]);
+    }
+
+    #[test]
+    fn a_file_under_another_name_is_nobodys() {
+        let home = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(home.path()).unwrap();
+        store.keep(&grant("alice")).unwrap();
+        std::fs::rename(store.path(&grant("alice").id), store.path(&grant("bob").id)).unwrap();
+        std::fs::write(store.path(&grant("carol").id), "{\"access_token\": \"hush\"}").unwrap();
+        assert_eq!(Store::open(home.path()).unwrap().1, []);
+    }
+}

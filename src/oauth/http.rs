@@ -1,0 +1,185 @@
+//! How authorization servers are asked: through the clients of all remote servers, never redirected, with a limit on
+//! time and size, and only where a token may go.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::http;
+use bytes::Bytes;
+use mcp_satellite_actors::model::policy::RemotePolicy;
+use reqwest::header::{CONTENT_TYPE, HeaderMap};
+use reqwest::{Method, Request, RequestBuilder, StatusCode, Url};
+use rmcp::transport::auth::{OAuthHttpClient, OAuthHttpClientError, OAuthHttpClientFuture, OAuthHttpRequest};
+use serde::Deserialize;
+
+use super::Trouble;
+use crate::connect::remote::Clients;
+use crate::http::{is_loopback, root_of};
+
+/// From connecting to the last byte.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// No answer of an authorization server is longer.
+const BODY_MAX: usize = 256 << 10;
+
+/// Asks in the matter of one server.
+pub(super) struct Way {
+    clients: Arc<Clients>,
+    /// A server of this machine may have an authorization server of this machine, and without TLS. No other may: that
+    /// would send us to where only we can go.
+    at_home: bool,
+    /// What protected-resource metadata has called the server. The SDK keeps that to itself.
+    resource: Mutex<Option<String>>,
+}
+
+/// A whole answer.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+#[cfg(test)]
+impl Answer {
+    pub(super) fn new(status: u16, body: &'static str) -> Self {
+        let status = StatusCode::from_u16(status).unwrap_or_default();
+        Self { status, headers: HeaderMap::new(), body: Bytes::from_static(body.as_bytes()) }
+    }
+}
+
+impl Way {
+    pub(super) fn new(clients: Arc<Clients>, server: &Url) -> Self {
+        Self { clients, at_home: is_loopback(server), resource: Mutex::default() }
+    }
+
+    /// What the metadata that was read last has called the server.
+    pub(super) fn resource(&self) -> Option<String> {
+        self.resource.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether a token, a code or a person may be sent there.
+    pub(super) fn admits(&self, what: &str, url: &Url) -> Result<(), Trouble> {
+        let host = url.host_str().unwrap_or_default();
+        let local = is_loopback(url);
+        let refused = if !matches!(url.scheme(), "http" | "https") || host.is_empty() {
+            "is no web address"
+        } else if url.scheme() == "http" && !local {
+            "is http, not https"
+        } else if local && !self.at_home {
+            "is on this machine, and the server is not"
+        } else {
+            return Ok(());
+        };
+        Err(Trouble::Unusable(format!("{what} `{}` {refused}", url.origin().ascii_serialization())))
+    }
+
+    /// A request that is to be filled.
+    pub(super) fn post(&self, what: &str, url: &str) -> Result<RequestBuilder, Trouble> {
+        let url = Url::parse(url).map_err(|error| Trouble::Unusable(format!("{what} is no address: {error}")))?;
+        self.admits(what, &url)?;
+        Ok(self.client(&url)?.request(Method::POST, url))
+    }
+
+    fn client(&self, url: &Url) -> Result<reqwest::Client, Trouble> {
+        if url.scheme() == "https" && !self.clients.has_roots() {
+            return Err(Trouble::Unusable("this machine has no CA certificates".to_owned()));
+        }
+        let client = self.clients.of(url, &RemotePolicy::default());
+        client.map_err(|error| Trouble::Unusable(format!("cannot prepare the HTTP client: {}", error.without_url())))
+    }
+
+    /// Sends what was filled, and reads all of the answer.
+    pub(super) async fn ask(&self, request: RequestBuilder) -> Result<Answer, Trouble> {
+        let (client, request) = request.build_split();
+        let request = request.map_err(|_| Trouble::Unusable("the request cannot be made".to_owned()))?;
+        Self::exchange(&client, request).await
+    }
+
+    async fn exchange(client: &reqwest::Client, request: Request) -> Result<Answer, Trouble> {
+        let origin = request.url().origin().ascii_serialization();
+        let away = |why: String| Trouble::Away(format!("`{origin}` {why}"));
+        let failed = |error: reqwest::Error| {
+            let why = if error.is_timeout() { Some("no answer in time".to_owned()) } else { root_of(&error) };
+            away(format!("cannot be asked: {}", why.unwrap_or_else(|| "the exchange failed".to_owned())))
+        };
+        let whole = async {
+            let mut response = client.execute(request).await.map_err(failed)?;
+            let (status, headers) = (response.status(), response.headers().clone());
+            let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+            let mut body = Vec::new();
+            // A server that opens a stream where it was asked for a document never ends it.
+            if !kind.starts_with("text/event-stream") {
+                while let Some(chunk) = response.chunk().await.map_err(failed)? {
+                    if body.len() + chunk.len() > BODY_MAX {
+                        return Err(away(format!("answers with more than {BODY_MAX} bytes")));
+                    }
+                    body.extend_from_slice(&chunk);
+                }
+            }
+            Ok(Answer { status, headers, body: body.into() })
+        };
+        let late = |_| away(format!("cannot be asked: no answer within {} s", TIMEOUT.as_secs()));
+        tokio::time::timeout(TIMEOUT, whole).await.map_err(late)?
+    }
+
+    fn note(&self, answer: &Answer) {
+        #[derive(Deserialize)]
+        struct OfResource {
+            resource: String,
+        }
+        if answer.status == StatusCode::OK
+            && let Ok(OfResource { resource }) = serde_json::from_slice(&answer.body)
+        {
+            *self.resource.lock().unwrap_or_else(PoisonError::into_inner) = Some(resource);
+        }
+    }
+}
+
+/// For the SDK. Whatever it asks is asked in our way, and a redirect is an answer.
+impl OAuthHttpClient for Way {
+    fn execute(&self, asked: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
+        Box::pin(async move {
+            let request = Request::try_from(asked.request).map_err(boxed)?;
+            self.admits("what the metadata names,", request.url()).map_err(boxed)?;
+            let is_look = request.method() == Method::GET;
+            let answer = Self::exchange(&self.client(request.url()).map_err(boxed)?, request).await.map_err(boxed)?;
+            if is_look {
+                self.note(&answer);
+            }
+            let mut response = http::Response::new(answer.body.to_vec());
+            (*response.status_mut(), *response.headers_mut()) = (answer.status, answer.headers);
+            Ok(response)
+        })
+    }
+}
+
+fn boxed(error: impl std::error::Error + Send + Sync + 'static) -> OAuthHttpClientError {
+    Box::new(error)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    #[test]
+    fn a_token_goes_over_tls_or_stays_on_this_machine_and_nobody_elsewhere_sends_us_to_ourselves() {
+        crate::http::install_tls_provider();
+        let clients = Arc::new(Clients::new().unwrap());
+        let url = |text: &str| Url::parse(text).unwrap();
+        let admitted = |server: &str, asked: &str| Way::new(clients.clone(), &url(server)).admits("it", &url(asked));
+        let (home, away) = ("http://127.0.0.1:1/mcp", "https://mcp.example.com/mcp");
+        assert!(admitted(home, "http://localhost:2/token").is_ok());
+        assert!(admitted(home, "https://as.example.com/token").is_ok());
+        assert!(admitted(away, "https://as.example.com/token").is_ok());
+        for (server, asked) in [
+            (home, "http://as.example.com/token"),
+            (away, "http://as.example.com/token"),
+            (away, "https://127.0.0.1/token"),
+            (away, "http://localhost:2/token"),
+            (away, "file:///etc/passwd"),
+        ] {
+            assert!(admitted(server, asked).is_err(), "{server} {asked}");
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! Keeps grants valid: renews each before its token ends and when a server has refused it, one renewal at a time for
+//! each. The clock only says when to renew; that a token is dead is for its server to say, so clocks may be wrong.
+//!
+//! A renewal runs in a task of its own. Whoever wanted it may go away meanwhile, and the token that it spends works once:
+//! what comes for it is on the disk before it is used, and is not lost with a caller.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared, ready};
+use jiff::Timestamp;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use reqwest::Url;
+use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
+
+use super::flow::Flows;
+use super::grant::{Client, Grant, Store};
+use super::http::Way;
+use super::token::{self, Ask, Issued};
+use super::{Trouble, discovery, rules};
+use crate::config::OAuthPlan;
+use crate::connect::remote::{Clients, Holder};
+
+/// A grant that could not be written is written again after this long.
+const KEEP_AGAIN: Duration = Duration::from_secs(30);
+/// The runtime takes a new mask on in no time; if not, a renewal is not held up for it.
+const TELL_MAX: Duration = Duration::from_secs(2);
+/// So long the end waits for renewals and revocations that are under way.
+const LAST_ANSWERS: Duration = Duration::from_secs(3);
+
+/// Who is told of another token before it is used: whose it is, the one before, and the new one.
+pub(crate) type Teller = Box<dyn Fn(InstanceId, Option<Secret>, Secret) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// One that is under way, for all who want it.
+pub(super) type Renewal = Shared<BoxFuture<'static, Result<Secret, Trouble>>>;
+
+/// All grants of a satellite.
+#[derive(Clone)]
+pub(crate) struct Grants(Arc<Inner>);
+
+struct Inner {
+    store: Store,
+    clients: Arc<Clients>,
+    state: Mutex<State>,
+    teller: OnceLock<Teller>,
+    tasks: TaskTracker,
+    /// Something is due at another time than before.
+    changed: Notify,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    held: HashMap<InstanceId, Held>,
+    plans: BTreeMap<InstanceId, Arc<OAuthPlan>>,
+    pub(super) flows: Flows,
+}
+
+/// What there is for one instance.
+#[derive(Default)]
+pub(super) struct Held {
+    /// None as long as nobody has said where its server is.
+    holder: Option<Holder>,
+    grant: Option<Arc<Grant>>,
+    renewal: Option<Renewal>,
+    /// When to renew.
+    due: Option<Instant>,
+    /// It is not on the disk: when to try again.
+    keep_at: Option<Instant>,
+    /// Renewals in a row that nobody has answered, until when nobody is asked, and why.
+    failures: u32,
+    away: Option<(Instant, Trouble)>,
+    /// What its server has asked for last (`WWW-Authenticate`).
+    pub(super) challenge: Option<String>,
+    /// Scopes that it was refused something for.
+    pub(super) lacking: Vec<String>,
+}
+
+impl Held {
+    /// When there is something to do. What nobody is installed for waits for that.
+    fn next(&self) -> Option<Instant> {
+        let due = self.due.filter(|_| self.holder.is_some());
+        [due, self.keep_at].into_iter().flatten().min()
+    }
+
+    /// The grant, if it is one for this server and this client.
+    pub(super) fn grant(&self, holder: &Holder, plan: &OAuthPlan) -> Option<&Arc<Grant>> {
+        let is_of = |grant: &Grant| plan.client_id.as_ref().is_none_or(|id| *id == grant.client.id);
+        self.grant.as_ref().filter(|grant| grant.url == holder.url && is_of(grant))
+    }
+}
+
+impl Grants {
+    /// Those of this data directory.
+    pub(crate) fn open(data_dir: &Path, clients: Arc<Clients>) -> io::Result<Self> {
+        let (store, grants) = Store::open(data_dir)?;
+        let held = grants.into_iter().map(|grant| {
+            let held = Held { due: due(&grant), grant: Some(Arc::new(grant.clone())), ..Held::default() };
+            (grant.id, held)
+        });
+        let state = State { held: held.collect(), ..State::default() };
+        Ok(Self(Arc::new(Inner {
+            store,
+            clients,
+            state: Mutex::new(state),
+            teller: OnceLock::new(),
+            tasks: TaskTracker::new(),
+            changed: Notify::new(),
+        })))
+    }
+
+    /// Has `teller` told of each new token.
+    pub(crate) fn tell(&self, teller: Teller) {
+        // There is one runtime, and it is told of from its start.
+        let _ = self.0.teller.set(teller);
+    }
+
+    /// These are the instances from now on, and `plans` how some of them are authorized. Where the list is `complete`, a
+    /// grant of anybody else, or for another server, is removed and taken back. Says whose plan is another one now.
+    pub(crate) fn take_on(
+        &self,
+        specs: &[InstanceSpec],
+        plans: BTreeMap<InstanceId, Arc<OAuthPlan>>,
+        complete: bool,
+    ) -> Vec<InstanceId> {
+        let mut state = self.state();
+        let mut holders: HashMap<_, _> = specs.iter().filter_map(Holder::of).map(|of| (of.id.clone(), of)).collect();
+        let mut gone = Vec::new();
+        for (id, held) in &mut state.held {
+            held.holder = holders.remove(id);
+            let is_for = |url: &String| held.grant.as_ref().is_some_and(|grant| grant.url == *url);
+            if complete && !held.holder.as_ref().is_some_and(|holder| is_for(&holder.url)) {
+                gone.extend(held.grant.take());
+                held.due = None;
+            }
+        }
+        for (id, holder) in holders {
+            state.held.entry(id).or_default().holder = Some(holder);
+        }
+        state.held.retain(|_, held| held.holder.is_some() || held.grant.is_some());
+        let before = std::mem::replace(&mut state.plans, plans);
+        let State { held, plans, .. } = &*state;
+        let changed = held.keys().filter(|id| before.get(*id) != plans.get(*id)).cloned().collect();
+        let gone: Vec<_> =
+            gone.into_iter().map(|grant| (before.get(&grant.id).cloned().unwrap_or_default(), grant)).collect();
+        drop(state);
+        for (plan, grant) in gone {
+            let grants = self.clone();
+            self.0.tasks.spawn(async move { grants.take_back(grant, &plan).await });
+        }
+        self.0.changed.notify_one();
+        changed
+    }
+
+    /// What is to be run, with what their tokens are masked by.
+    pub(crate) fn mask(&self, specs: &mut [InstanceSpec]) {
+        let state = self.state();
+        for spec in specs {
+            let Some(holder) = Holder::of(spec) else { continue };
+            if let Some(grant) = state.grant(&holder) {
+                spec.mask = spec.mask.exchange(None, grant.access_token.expose());
+            }
+        }
+    }
+
+    /// Renews what is due, for as long as it is polled.
+    pub(crate) async fn tend(self) {
+        loop {
+            let changed = self.0.changed.notified();
+            let next = self.state().held.values().filter_map(Held::next).min();
+            match next {
+                None => changed.await,
+                Some(at) => tokio::select! {
+                    () = changed => {}
+                    () = tokio::time::sleep_until(at.into()) => self.act(Instant::now()).await,
+                },
+            }
+        }
+    }
+
+    async fn act(&self, now: Instant) {
+        let (mut renewed, mut kept) = (Vec::new(), Vec::new());
+        for held in self.state().held.values_mut() {
+            if let Some(holder) = &held.holder
+                && held.due.take_if(|due| *due <= now).is_some()
+            {
+                renewed.push(holder.clone());
+            }
+            if held.keep_at.take_if(|at| *at <= now).is_some() {
+                kept.extend(held.grant.clone());
+            }
+        }
+        for grant in kept {
+            self.keep(&grant).await;
+        }
+        // Nobody waits for them here: each is its own task.
+        for holder in &renewed {
+            drop(self.renew(holder));
+        }
+    }
+
+    /// Waits for what is under way, for a moment.
+    pub(crate) async fn settle(&self) {
+        self.0.tasks.close();
+        let _ = tokio::time::timeout(LAST_ANSWERS, self.0.tasks.wait()).await;
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn way(&self, url: &str) -> Result<Arc<Way>, Trouble> {
+        let url = Url::parse(url).map_err(|error| Trouble::Unusable(format!("its url is none: {error}")))?;
+        Ok(Arc::new(Way::new(Arc::clone(&self.0.clients), &url)))
+    }
+
+    // ---- renewal ----
+
+    /// Another token, by whatever there is to get one with.
+    pub(super) fn renew(&self, holder: &Holder) -> Renewal {
+        let mut state = self.state();
+        let plan = state.plan(&holder.id);
+        let held = state.held(&holder.id);
+        if let Some(renewal) = &held.renewal {
+            return renewal.clone();
+        }
+        if let Some((_, trouble)) = held.away.as_ref().filter(|(until, _)| Instant::now() < *until) {
+            return ready(Err(trouble.clone())).boxed().shared();
+        }
+        let grant = held.grant(holder, &plan).cloned();
+        let (grants, of) = (self.clone(), holder.clone());
+        self.begin(held, holder, async move {
+            let renewed = match &grant {
+                _ if plan.machine => grants.as_machine(&of, &plan).await,
+                Some(grant) => grants.refreshed(grant, &plan).await,
+                None => Err(Trouble::Unusable("there is no authorization".to_owned())),
+            };
+            match renewed {
+                Ok(grant) => Ok(grants.adopt(grant).await),
+                Err(trouble) => {
+                    grants.failed(&of, &trouble);
+                    Err(trouble)
+                }
+            }
+        })
+    }
+
+    /// Runs what brings another token, so that all who want one wait for it.
+    fn begin(
+        &self,
+        held: &mut Held,
+        holder: &Holder,
+        work: impl Future<Output = Result<Secret, Trouble>> + Send + 'static,
+    ) -> Renewal {
+        let (grants, id) = (self.clone(), holder.id.clone());
+        let task = self.0.tasks.spawn(async move {
+            // However it ends, the next one is another.
+            let _under_way = UnderWay { grants, id };
+            work.await
+        });
+        let fault = |_| Err(Trouble::Away("it was given up by a fault of ours".to_owned()));
+        let renewal = task.map(move |outcome| outcome.unwrap_or_else(fault)).boxed().shared();
+        held.renewal = Some(renewal.clone());
+        renewal
+    }
+
+    /// The same, after what is under way: that would be in the place of what this brings.
+    pub(super) async fn begin_after(
+        &self,
+        holder: &Holder,
+        work: impl Future<Output = Result<Secret, Trouble>> + Send + 'static,
+    ) -> Renewal {
+        loop {
+            let renewal = {
+                let mut state = self.state();
+                let held = state.held(&holder.id);
+                match &held.renewal {
+                    Some(renewal) => renewal.clone(),
+                    None => return self.begin(held, holder, work),
+                }
+            };
+            let _ = renewal.await;
+        }
+    }
+
+    /// What is under way for this instance, if anything is.
+    pub(super) fn under_way(&self, id: &InstanceId) -> Option<Renewal> {
+        self.state().held.get(id)?.renewal.clone()
+    }
+
+    async fn refreshed(&self, grant: &Grant, plan: &OAuthPlan) -> Result<Grant, Trouble> {
+        let Some(refresh_token) = &grant.refresh_token else {
+            return Err(Trouble::Unusable("nothing was given to renew it with".to_owned()));
+        };
+        let (way, client) = (self.way(&grant.url)?, client_of(grant, plan));
+        let ask = Ask::Refresh { token: refresh_token };
+        let issued = token::request(&way, &grant.authority, &client, &grant.resource, ask).await?;
+        let Issued { access_token, refresh_token, lifetime, scopes } = issued;
+        Ok(Grant {
+            access_token,
+            // One that is not replaced goes on.
+            refresh_token: refresh_token.or_else(|| grant.refresh_token.clone()),
+            lifetime,
+            scopes: scopes.unwrap_or_else(|| grant.scopes.clone()),
+            received_at: Timestamp::now(),
+            ..grant.clone()
+        })
+    }
+
+    /// Nobody is asked: the satellite itself is granted access.
+    async fn as_machine(&self, holder: &Holder, plan: &OAuthPlan) -> Result<Grant, Trouble> {
+        let challenge = self.state().held.get(&holder.id).and_then(|held| held.challenge.clone());
+        let way = self.way(&holder.url)?;
+        let found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
+        let scopes = found.scopes(&plan.scopes, &[]).await;
+        let client = Client { id: plan.client_id.clone().unwrap_or_default(), secret: plan.client_secret.clone() };
+        let ask = Ask::Machine { scopes: &scopes };
+        let issued = token::request(&way, &found.authority, &client, &found.resource, ask).await?;
+        Ok(granted(holder, found.authority, client.without_secret(), found.resource, scopes, issued))
+    }
+
+    /// A token is there. It is kept, then its echo is masked, then it is used.
+    pub(super) async fn adopt(&self, grant: Grant) -> Secret {
+        let (id, token, due) = (grant.id.clone(), grant.access_token.clone(), due(&grant));
+        let grant = Arc::new(grant);
+        self.keep(&grant).await;
+        let before = self.state().held.get(&id).and_then(|held| Some(held.grant.as_ref()?.access_token.clone()));
+        if let Some(teller) = self.0.teller.get() {
+            let _ = tokio::time::timeout(TELL_MAX, teller(id.clone(), before, token.clone())).await;
+        }
+        tracing::info!(instance = %id, issuer = grant.authority.issuer, scopes = grant.scopes.join(" "), "authorized");
+        let is_wanted = {
+            let mut state = self.state();
+            let held = state.held(&id);
+            (held.failures, held.away) = (0, None);
+            held.lacking.clear();
+            // It may have been uninstalled meanwhile.
+            let is_wanted = held.holder.as_ref().is_some_and(|holder| holder.url == grant.url);
+            if is_wanted {
+                (held.grant, held.due) = (Some(Arc::clone(&grant)), due);
+            }
+            is_wanted
+        };
+        if !is_wanted {
+            let plan = self.state().plan(&id);
+            self.take_back(grant, &plan).await;
+        }
+        self.0.changed.notify_one();
+        token
+    }
+
+    async fn keep(&self, grant: &Arc<Grant>) {
+        let (store, kept) = (self.0.store.clone(), Arc::clone(grant));
+        let keeping = tokio::task::spawn_blocking(move || store.keep(&kept)).await.map_err(io::Error::other).flatten();
+        let keep_at = keeping.as_ref().err().map(|_| Instant::now() + KEEP_AGAIN);
+        if let Err(error) = keeping {
+            // The one that it replaces is spent, so it is used all the same.
+            tracing::error!(instance = %grant.id, %error, "cannot keep an authorization; the next start would not have it");
+        }
+        self.state().held(&grant.id).keep_at = keep_at;
+    }
+
+    fn failed(&self, holder: &Holder, trouble: &Trouble) {
+        let name = &holder.name;
+        let mut state = self.state();
+        let Some(held) = state.held.get_mut(&holder.id) else { return };
+        if token::is_final(trouble) {
+            tracing::warn!(instance = %name, why = %trouble, "an authorization cannot be renewed; run: satellite auth {name}");
+            return;
+        }
+        held.failures += 1;
+        let until = Instant::now() + rules::backoff(held.failures);
+        tracing::warn!(instance = %name, why = %trouble, "an authorization could not be renewed; it is tried again");
+        held.away = Some((until, trouble.clone()));
+        held.due = held.grant.is_some().then_some(until);
+        drop(state);
+        self.0.changed.notify_one();
+    }
+
+    // ---- the end of a grant ----
+
+    /// Gives up the grant of an instance. Whether there was one; an error is that it could not be taken back there.
+    pub(crate) async fn give_up(&self, id: &InstanceId) -> Result<bool, Trouble> {
+        while let Some(renewal) = self.under_way(id) {
+            let _ = renewal.await;
+        }
+        let (grant, plan) = {
+            let mut state = self.state();
+            let plan = state.plan(id);
+            let Some(held) = state.held.get_mut(id) else { return Ok(false) };
+            held.due = None;
+            (held.grant.take(), plan)
+        };
+        let Some(grant) = grant else { return Ok(false) };
+        self.remove(id).await;
+        self.revoked(&grant, &plan).await.map(|()| true)
+    }
+
+    async fn take_back(&self, grant: Arc<Grant>, plan: &OAuthPlan) {
+        self.remove(&grant.id).await;
+        match self.revoked(&grant, plan).await {
+            Ok(()) => tracing::info!(instance = %grant.id, "an authorization that is not needed any more was given up"),
+            Err(trouble) => {
+                tracing::warn!(instance = %grant.id, why = %trouble, "an authorization is forgotten and could not be revoked");
+            }
+        }
+    }
+
+    async fn remove(&self, id: &InstanceId) {
+        let (store, of) = (self.0.store.clone(), id.clone());
+        let removed = tokio::task::spawn_blocking(move || store.remove(&of)).await.map_err(io::Error::other).flatten();
+        if let Err(error) = removed {
+            tracing::error!(instance = %id, %error, "cannot remove an authorization from the data directory");
+        }
+    }
+
+    async fn revoked(&self, grant: &Grant, plan: &OAuthPlan) -> Result<(), Trouble> {
+        let (way, client) = (self.way(&grant.url)?, client_of(grant, plan));
+        let tokens = [grant.refresh_token.as_ref(), Some(&grant.access_token)];
+        for token in tokens.into_iter().flatten() {
+            token::revoke(&way, &grant.authority, &client, token).await?;
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    pub(super) fn plan(&self, id: &InstanceId) -> Arc<OAuthPlan> {
+        self.plans.get(id).cloned().unwrap_or_default()
+    }
+
+    /// The grant of this instance for this server.
+    pub(super) fn grant(&self, holder: &Holder) -> Option<&Arc<Grant>> {
+        self.held.get(&holder.id)?.grant(holder, &self.plan(&holder.id))
+    }
+
+    pub(super) fn held(&mut self, id: &InstanceId) -> &mut Held {
+        self.held.entry(id.clone()).or_default()
+    }
+}
+
+/// A renewal, from its beginning to its end.
+struct UnderWay {
+    grants: Grants,
+    id: InstanceId,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if let Some(held) = self.grants.state().held.get_mut(&self.id) {
+            held.renewal = None;
+        }
+    }
+}
+
+/// Who we are to its authorization server now: a secret may be another one in the configuration.
+fn client_of(grant: &Grant, plan: &OAuthPlan) -> Client {
+    let configured = plan.client_secret.clone().filter(|_| plan.client_id.as_ref() == Some(&grant.client.id));
+    Client { id: grant.client.id.clone(), secret: configured.or_else(|| grant.client.secret.clone()) }
+}
+
+/// What was given, as it is kept.
+pub(super) fn granted(
+    holder: &Holder,
+    authority: super::grant::Authority,
+    client: Client,
+    resource: String,
+    asked: Vec<String>,
+    issued: Issued,
+) -> Grant {
+    Grant {
+        id: holder.id.clone(),
+        url: holder.url.clone(),
+        resource,
+        authority,
+        client,
+        scopes: issued.scopes.unwrap_or(asked),
+        access_token: issued.access_token,
+        refresh_token: issued.refresh_token,
+        received_at: Timestamp::now(),
+        lifetime: issued.lifetime,
+    }
+}
+
+/// When to renew it. One that says nothing of its end is renewed when it is refused.
+fn due(grant: &Grant) -> Option<Instant> {
+    // Each of the standard library's is another one.
+    let chance = RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64;
+    let after = rules::renew_after(grant.lifetime?, chance);
+    Instant::now().checked_add(rules::left_until(after, Timestamp::now().duration_since(grant.received_at)))
+}

@@ -1,0 +1,86 @@
+//! When an authorization is renewed, and what it means that it cannot be. Pure: time and chance are arguments.
+
+use std::time::Duration;
+
+/// A token is renewed no sooner before its end than this.
+const MARGIN_MAX: Duration = Duration::from_secs(5 * 60);
+/// A server that wants its tokens renewed all the time is asked no more often than this.
+const LIFETIME_MIN: Duration = Duration::from_secs(1);
+
+/// After failures an authorization server is left alone for so long.
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+
+/// How long after its receipt a token is to be renewed: before a fifth of its lifetime is left. `chance` (0 to 1) spreads
+/// that over half of the margin, so that what was granted together is not renewed together.
+pub(super) fn renew_after(lifetime: Duration, chance: f64) -> Duration {
+    let lifetime = lifetime.max(LIFETIME_MIN);
+    let margin = (lifetime / 5).min(MARGIN_MAX);
+    lifetime.saturating_sub(margin) + margin.mul_f64(chance.clamp(0.0, 1.0) / 2.0)
+}
+
+/// How long what was received `age` ago still has until then. The machine's clock may have been set back meanwhile: a
+/// token from the future is renewed at once, which costs one request.
+pub(super) fn left_until(renew_after: Duration, age: jiff::SignedDuration) -> Duration {
+    Duration::try_from(age).map_or(Duration::ZERO, |age| renew_after.saturating_sub(age))
+}
+
+/// How long to leave an authorization server alone that has failed so often in a row.
+pub(super) fn backoff(failures: u32) -> Duration {
+    BACKOFF_MIN.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(BACKOFF_MAX)
+}
+
+/// Whether an OAuth error is the server's last word. The others are about this moment.
+pub(super) fn is_final(error: &str) -> bool {
+    !matches!(error, "temporarily_unavailable" | "server_error" | "slow_down" | "authorization_pending")
+}
+
+/// All of these scopes, each once, in the order in which they came.
+pub(super) fn union<'a>(scopes: impl IntoIterator<Item = &'a String>) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for scope in scopes {
+        if !all.contains(scope) {
+            all.push(scope.clone());
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_renewed_before_its_end_and_not_all_at_once() {
+        let after = |lifetime, chance| renew_after(Duration::from_secs(lifetime), chance).as_millis();
+        assert_eq!((after(3600, 0.0), after(3600, 1.0)), (3_300_000, 3_450_000));
+        assert_eq!((after(10, 0.0), after(10, 1.0)), (8_000, 9_000));
+        assert_eq!(after(0, 0.0), 800);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_or_forward_makes_it_due_at_the_latest_when_it_was() {
+        let after = Duration::from_secs(3300);
+        let left = |age| left_until(after, jiff::SignedDuration::from_secs(age)).as_secs();
+        assert_eq!([left(0), left(300), left(4000), left(-5)], [3300, 3000, 0, 0]);
+    }
+
+    #[test]
+    fn a_server_that_is_down_is_asked_less_and_less() {
+        let delays: Vec<_> = (1..=8).map(|failures| backoff(failures).as_secs()).collect();
+        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(backoff(u32::MAX).as_secs(), 60);
+    }
+
+    #[test]
+    fn only_what_is_about_this_moment_is_asked_again() {
+        assert!(["invalid_grant", "invalid_client", "unauthorized_client"].into_iter().all(is_final));
+        assert!(!["temporarily_unavailable", "server_error"].into_iter().any(is_final));
+    }
+
+    #[test]
+    fn scopes_are_united_in_order() {
+        let scopes = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(union(scopes("b a").iter().chain(&scopes("a c"))), scopes("b a c"));
+    }
+}

@@ -1,0 +1,267 @@
+//! What is said to an authorization server directly: the token endpoint (RFC 6749), revocation (RFC 7009) and devices
+//! (RFC 8628).
+//!
+//! The SDK has some of it. It tells why it failed in texts only, so that a server that is down looks like one that has
+//! revoked us; it does not mask what such a text echoes; it writes the code into its log; and a renewal by it names the
+//! server as an address in its normal form, not as the server calls itself.
+
+use std::time::Duration;
+
+use mcp_satellite_actors::model::secret::{Mask, Secret};
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use serde::Deserialize;
+use url::form_urlencoded::{Serializer, byte_serialize};
+
+use super::grant::{Authority, Client};
+use super::http::{Answer, Way};
+use super::{Trouble, rules};
+
+/// How many characters of an authorization server's own words are told.
+const SAID_MAX: usize = 200;
+/// What may be asked for a token with.
+pub(super) const DEVICE: &str = "urn:ietf:params:oauth:grant-type:device_code";
+
+/// What a token is asked for with.
+pub(super) enum Ask<'a> {
+    Code { code: &'a Secret, verifier: &'a Secret, redirect_uri: &'a str },
+    Refresh { token: &'a Secret },
+    Machine { scopes: &'a [String] },
+    Device { code: &'a Secret },
+}
+
+/// What was given.
+pub(super) struct Issued {
+    pub(super) access_token: Secret,
+    pub(super) refresh_token: Option<Secret>,
+    pub(super) lifetime: Option<Duration>,
+    /// Where it is not as asked for.
+    pub(super) scopes: Option<Vec<String>>,
+}
+
+/// Where a person goes with another device.
+pub(super) struct Device {
+    pub(super) code: Secret,
+    pub(super) user_code: String,
+    pub(super) verification_uri: String,
+    pub(super) verification_uri_complete: Option<String>,
+    pub(super) expires_in: Duration,
+    pub(super) interval: Duration,
+}
+
+/// A form on its way, and what of it must not be told.
+struct Form {
+    fields: Vec<(&'static str, String)>,
+    secrets: Vec<Secret>,
+}
+
+impl Form {
+    fn new() -> Self {
+        Self { fields: Vec::new(), secrets: Vec::new() }
+    }
+
+    fn with(mut self, name: &'static str, value: &str) -> Self {
+        self.fields.push((name, value.to_owned()));
+        self
+    }
+
+    fn secret(mut self, name: &'static str, value: &Secret) -> Self {
+        self.secrets.push(value.clone());
+        self.with(name, value.expose())
+    }
+
+    async fn send(
+        mut self,
+        way: &Way,
+        what: &str,
+        url: &str,
+        client: &Client,
+        in_form: bool,
+    ) -> Result<Answer, Trouble> {
+        let mut request = way.post(what, url)?;
+        match &client.secret {
+            None => self = self.with("client_id", &client.id),
+            Some(secret) if in_form => self = self.with("client_id", &client.id).secret("client_secret", secret),
+            Some(secret) => {
+                self.secrets.push(secret.clone());
+                let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
+                request = request.basic_auth(encoded(&client.id), Some(encoded(secret.expose())));
+            }
+        }
+        let body = Serializer::new(String::new()).extend_pairs(&self.fields).finish();
+        let request = request.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+        let answer = way.ask(request.header(ACCEPT, "application/json").body(body)).await?;
+        if answer.status.is_success() { Ok(answer) } else { Err(self.refusal(&answer, what)) }
+    }
+
+    /// Why not, in the server's words where they are OAuth's.
+    fn refusal(&self, answer: &Answer, what: &str) -> Trouble {
+        #[derive(Deserialize)]
+        struct Refusal {
+            error: String,
+            error_description: Option<String>,
+        }
+        let refusal = serde_json::from_slice::<Refusal>(&answer.body);
+        match refusal {
+            Ok(Refusal { error, error_description }) if answer.status.is_client_error() => {
+                let mask = Mask::new(self.secrets.iter().map(Secret::expose));
+                let said = match error_description {
+                    Some(description) => format!("{error}: {description}"),
+                    None => error.clone(),
+                };
+                Trouble::Refused { error: mask.apply(&error), said: one_line(&mask.apply(&said)) }
+            }
+            _ => Trouble::Away(format!("{what} answers with HTTP {}", answer.status.as_u16())),
+        }
+    }
+}
+
+/// As much of somebody else's text as is told.
+pub(super) fn one_line(text: &str) -> String {
+    let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
+    text.chars().take(SAID_MAX).map(clean).collect()
+}
+
+/// Asks for a token for `resource`.
+pub(super) async fn request(
+    way: &Way,
+    authority: &Authority,
+    client: &Client,
+    resource: &str,
+    ask: Ask<'_>,
+) -> Result<Issued, Trouble> {
+    let form = Form::new().with("resource", resource);
+    let form = match ask {
+        Ask::Code { code, verifier, redirect_uri } => form
+            .with("grant_type", "authorization_code")
+            .secret("code", code)
+            .secret("code_verifier", verifier)
+            .with("redirect_uri", redirect_uri),
+        // As far as it reached before: no scope is named.
+        Ask::Refresh { token } => form.with("grant_type", "refresh_token").secret("refresh_token", token),
+        Ask::Machine { scopes: [] } => form.with("grant_type", "client_credentials"),
+        Ask::Machine { scopes } => form.with("grant_type", "client_credentials").with("scope", &scopes.join(" ")),
+        Ask::Device { code } => form.with("grant_type", DEVICE).secret("device_code", code),
+    };
+    let what = "its token endpoint";
+    let answer = form.send(way, what, &authority.token_endpoint, client, authority.secret_in_form).await?;
+    issued(&answer.body).map_err(|why| Trouble::Away(format!("{what} answers with {why}")))
+}
+
+fn issued(body: &[u8]) -> Result<Issued, &'static str> {
+    #[derive(Deserialize)]
+    struct Answered {
+        access_token: String,
+        token_type: String,
+        expires_in: Option<serde_json::Value>,
+        refresh_token: Option<String>,
+        scope: Option<String>,
+    }
+    let Answered { access_token, token_type, expires_in, refresh_token, scope } =
+        serde_json::from_slice(body).map_err(|_| "what is no token")?;
+    if !token_type.eq_ignore_ascii_case("bearer") {
+        return Err("a token that is no bearer token");
+    }
+    if access_token.is_empty() || !access_token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("a token that cannot be sent");
+    }
+    // Some write the number as a text.
+    let seconds = expires_in.and_then(|value| value.as_u64().or_else(|| value.as_str()?.parse().ok()));
+    Ok(Issued {
+        access_token: access_token.into(),
+        refresh_token: refresh_token.filter(|token| !token.is_empty()).map(Secret::from),
+        lifetime: seconds.map(Duration::from_secs),
+        scopes: scope.map(|scope| scope.split_ascii_whitespace().map(str::to_owned).collect()),
+    })
+}
+
+/// Takes a token back; with a refresh token that is the whole authorization.
+pub(super) async fn revoke(way: &Way, authority: &Authority, client: &Client, token: &Secret) -> Result<(), Trouble> {
+    let Some(url) = &authority.revocation_endpoint else { return Ok(()) };
+    let form = Form::new().secret("token", token);
+    form.send(way, "its revocation endpoint", url, client, authority.secret_in_form).await.map(drop)
+}
+
+/// Asks for what a person is to type on another device.
+pub(super) async fn device(
+    way: &Way,
+    url: &str,
+    authority: &Authority,
+    client: &Client,
+    resource: &str,
+    scopes: &[String],
+) -> Result<Device, Trouble> {
+    #[derive(Deserialize)]
+    struct Answered {
+        device_code: String,
+        user_code: String,
+        verification_uri: String,
+        verification_uri_complete: Option<String>,
+        expires_in: u64,
+        #[serde(default = "five")]
+        interval: u64,
+    }
+    fn five() -> u64 {
+        5
+    }
+    let what = "its device endpoint";
+    let mut form = Form::new().with("resource", resource);
+    if !scopes.is_empty() {
+        form = form.with("scope", &scopes.join(" "));
+    }
+    let answer = form.send(way, what, url, client, authority.secret_in_form).await?;
+    let answered: Answered = serde_json::from_slice(&answer.body)
+        .map_err(|_| Trouble::Unusable(format!("{what} answers with what is no device code")))?;
+    let Answered { device_code, user_code, verification_uri, verification_uri_complete, expires_in, interval } =
+        answered;
+    for uri in [Some(&verification_uri), verification_uri_complete.as_ref()].into_iter().flatten() {
+        let url = uri.parse().map_err(|_| Trouble::Unusable(format!("{what} names a page that is no address")))?;
+        way.admits("the page for the code,", &url)?;
+    }
+    Ok(Device {
+        code: device_code.into(),
+        user_code,
+        verification_uri,
+        verification_uri_complete,
+        expires_in: Duration::from_secs(expires_in),
+        interval: Duration::from_secs(interval.max(1)),
+    })
+}
+
+/// Whether the server has said its last word.
+pub(super) fn is_final(trouble: &Trouble) -> bool {
+    match trouble {
+        Trouble::Refused { error, .. } => rules::is_final(error),
+        Trouble::Unusable(_) => true,
+        Trouble::Away(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    #[test]
+    fn a_token_is_taken_as_servers_write_it_and_nothing_else_is_taken_for_one() {
+        let read = |body: &str| issued(body.as_bytes());
+        let token =
+            read(r#"{"access_token":"a","token_type":"bearer","expires_in":"60","scope":"r w","refresh_token":""}"#)
+                .unwrap();
+        assert_eq!((token.access_token.expose(), token.lifetime), ("a", Some(Duration::from_secs(60))));
+        assert_eq!((token.refresh_token, token.scopes.unwrap().join(",")), (None, "r,w".to_owned()));
+        assert!(read(r#"{"access_token":"a","token_type":"mac"}"#).is_err());
+        assert!(read(r#"{"access_token":"a\nb","token_type":"Bearer"}"#).is_err());
+        assert!(read("<html>").is_err());
+    }
+
+    #[test]
+    fn what_a_server_echoes_of_a_form_is_masked() {
+        let form = Form::new().secret("refresh_token", &"hush-refresh".into());
+        let body = r#"{"error":"invalid_grant","error_description":"no such\ntoken: hush-refresh"}"#;
+        let answer = Answer::new(400, body);
+        let refused = form.refusal(&answer, "it");
+        assert_eq!(refused.to_string(), "its authorization server refuses: invalid_grant: no such token: [secret]");
+        assert!(is_final(&refused) && !is_final(&form.refusal(&Answer::new(503, body), "it")));
+    }
+}

@@ -1,0 +1,185 @@
+//! What each test stands on: a home, an authorization server, a protected server, and a browser.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::PathBuf;
+
+use mcp_satellite::console::api::{CallRequest, Selector};
+use mcp_satellite::console::client::{Client, ClientError};
+use reqwest::Url;
+use serde_json::Value;
+
+use super::authority::Authority;
+use super::protected::Protected;
+use super::support::{Home, Outcome, Running, Satellite, wait_for};
+
+pub(crate) struct Yard {
+    pub(crate) home: Home,
+    pub(crate) authority: Authority,
+    pub(crate) server: Protected,
+}
+
+/// Reconnects at once, so that nobody waits for the schedule.
+const POLICY: &str = "[policy.reconnect]\nbackoff_min = \"50ms\"\nbackoff_max = \"200ms\"\n";
+
+impl Yard {
+    pub(crate) fn new() -> Self {
+        let mut home = Home::new();
+        let authority = Authority::start();
+        let server = Protected::start(&authority.knows);
+        // No browser is opened: the page is printed, and the test is the browser.
+        home.env.extend(["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].map(|name| (name.to_owned(), String::new())));
+        Self { home, authority, server }
+    }
+
+    /// A configuration with the server `files` for these users, and what stands in `more` of it.
+    pub(crate) fn config(&self, users: &[&str], more: &str) -> PathBuf {
+        let users: Vec<_> = users.iter().map(|user| format!("{{ id = \"user_{user}\", slug = \"{user}\" }}")).collect();
+        let text = format!(
+            "{POLICY}[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = [{}]\n\
+             [[teams.installations]]\nid = \"f1\"\nserver = \"files\"\ntransport = \"http\"\nurl = \"{}\"\n{more}\n",
+            users.join(", "),
+            self.server.url()
+        );
+        self.home.write("satellite.toml", &text)
+    }
+
+    /// A satellite with the server `files` for alice.
+    pub(crate) fn run(&self, more: &str) -> Satellite<'_> {
+        let config = self.config(&["alice"], more);
+        self.home.run(&["--config", config.to_str().unwrap()])
+    }
+
+    /// A satellite whose server was authorized.
+    pub(crate) fn run_authorized(&self) -> Satellite<'_> {
+        let satellite = self.run("");
+        self.home.wait_status("files", "requires_reauth");
+        self.authorize(&[]).exits(0);
+        self.home.wait_online("files");
+        satellite
+    }
+
+    /// Walks through an authorization as a person with a browser does.
+    #[track_caller]
+    pub(crate) fn authorize(&self, more: &[&str]) -> Outcome {
+        let auth = self.home.background(&[&["auth", "files"], more].concat());
+        visit(&page_of(&auth));
+        auth.finish()
+    }
+
+    /// One call of a tool; its text, or the whole outcome.
+    #[track_caller]
+    pub(crate) fn call(&self, tool: &str) -> String {
+        let outcome = self.home.satellite(&["call", "files", tool, "--json"]);
+        match outcome.code {
+            Some(0) => outcome.json()["content"][0]["text"].as_str().unwrap().to_owned(),
+            _ => format!("{} {}", outcome.stdout, outcome.stderr),
+        }
+    }
+
+    pub(crate) fn message(&self) -> String {
+        self.home
+            .row("files")
+            .map(|row| row["status_message"].as_str().unwrap_or_default().to_owned())
+            .unwrap_or_default()
+    }
+
+    /// The file of the one grant that there is.
+    #[track_caller]
+    pub(crate) fn grant_file(&self) -> PathBuf {
+        let files = self.grant_files();
+        assert_eq!(files.len(), 1, "{files:?}");
+        files.into_iter().next().unwrap()
+    }
+
+    pub(crate) fn grant_files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.home.data_dir().join("grants")).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn grant(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.grant_file()).unwrap()).unwrap()
+    }
+}
+
+/// The page that it wants to be opened.
+#[track_caller]
+pub(crate) fn page_of(auth: &Running) -> String {
+    let said = auth.wait_stdout(|text| text.contains("/authorize?") && text.ends_with('\n'));
+    said.lines().map(str::trim).find(|line| line.starts_with("http")).unwrap().to_owned()
+}
+
+/// Opens a page and goes where it leads; the address that it ends at.
+pub(crate) fn visit(page: &str) -> String {
+    let back = leads_to(page);
+    let (status, _) = opens(&back);
+    assert_eq!(status, 200);
+    back
+}
+
+/// Where a page sends the browser.
+pub(crate) fn leads_to(page: &str) -> String {
+    opens(page).1.unwrap()
+}
+
+/// What a browser gets: a status, and where it is sent.
+pub(crate) fn opens(page: &str) -> (u16, Option<String>) {
+    // An error says that there is one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let asking = async {
+        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+        let response = client.get(page).send().await.unwrap();
+        let to = response.headers().get("location").map(|to| to.to_str().unwrap().to_owned());
+        (response.status().as_u16(), to)
+    };
+    runtime().block_on(asking)
+}
+
+/// What an address says of this.
+pub(crate) fn given(url: &str, wanted: &str) -> Option<String> {
+    let url = Url::parse(url).unwrap();
+    url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned())
+}
+
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Calls `whoami` so many times at once, in one process; what came of each.
+pub(crate) async fn call_at_once(client: &Client, calls: usize) -> Vec<Result<Value, ClientError>> {
+    let call = |_| async {
+        let selector = Selector { server: "files".to_owned(), team: None, user: None };
+        let request = CallRequest { selector, tool: "whoami".to_owned(), arguments: None, timeout_ms: None };
+        client.post("/v1/call", &request).await
+    };
+    futures::future::join_all((0..calls).map(call)).await
+}
+
+/// A verb whose stdin is written by the test.
+pub(crate) struct Typed {
+    pub(crate) running: Running,
+    pipe: fs::File,
+}
+
+impl Typed {
+    pub(crate) fn start(home: &Home, args: &[&str]) -> Self {
+        let path = home.path().join("typed");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        // For reading, too: so nobody waits for the other end.
+        let pipe = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let mut command = home.command(args);
+        command.arg("--data-dir").arg(home.data_dir()).stdin(pipe.try_clone().unwrap());
+        Self { running: home.start(command), pipe }
+    }
+
+    pub(crate) fn types(&mut self, line: &str) {
+        writeln!(self.pipe, "{line}").unwrap();
+    }
+}
+
+/// Waits until this is so.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    wait_for(what, || is_so().then_some(()), String::new);
+}
