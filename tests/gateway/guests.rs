@@ -261,6 +261,14 @@ async fn progress_comes_under_the_token_of_the_request_and_not_without_one() {
         assert!(guest.hears().await.unwrap()["result"].is_object());
         assert_eq!(guest.hears().await, None);
     }
+    // Of a request that is made again it is told as that says.
+    let mut guest = guest(&played, "/i/files/mcp").await;
+    guest.beside = json!({"progressToken": "t"});
+    let state = state(&guest.ask("tools/call", call("ask")).await);
+    guest.beside = json!({"progressToken": "u"});
+    guest.open("tools/call", again(&call("ask"), &state, json!({"input-1": {"model": "m"}}))).await;
+    assert_eq!(guest.hears().await.unwrap()["params"]["progressToken"], "u");
+    assert_eq!(guest.hears().await.unwrap()["result"]["x-told"]["model"], "m");
     played.end().await;
 }
 

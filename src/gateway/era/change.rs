@@ -264,7 +264,10 @@ mod tests {
     fn news_is_marked_with_who_listens_for_it() {
         let tag = |text: &str| tagged(&read(text), "\"i\"").unwrap();
         let meta = r#""_meta":{"io.modelcontextprotocol/subscriptionId":"i"}"#;
-        assert_eq!(tag(r#"{"method":"a","jsonrpc":"2.0"}"#), format!(r#"{{"method":"a","jsonrpc":"2.0","params":{{{meta}}}}}"#));
+        assert_eq!(
+            tag(r#"{"method":"a","jsonrpc":"2.0"}"#),
+            format!(r#"{{"method":"a","jsonrpc":"2.0","params":{{{meta}}}}}"#)
+        );
         let other = r#"{"jsonrpc":"2.0","method":"a","params":{"uri":"u","_meta":{"io.modelcontextprotocol/subscriptionId":7}}}"#;
         assert_eq!(tag(other), format!(r#"{{"jsonrpc":"2.0","method":"a","params":{{"uri":"u",{meta}}}}}"#));
     }
