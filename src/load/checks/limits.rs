@@ -81,8 +81,9 @@ pub fn unexcused(at: Duration, nth: Nth, token: &str, why: &str) -> Violation {
     }
 }
 
-/// Whether memory and descriptors at the end are more than they were: the medians of the samples in the second quarter of
-/// the run against those in the last sixth. Of a run that took little time nothing can be said, and the error says so.
+/// Whether memory and descriptors at the end are more than they were half way: the medians of the samples between two and
+/// three fifths of the run against those in the last sixth. Before that it grows by what each instance has from its first
+/// restart on. Of a run that took little time nothing can be said, and the error says so.
 pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Result<Vec<Violation>, String> {
     let Some(share) = limits.flat else { return Ok(Vec::new()) };
     let end = samples.last().map_or(0, |sample| sample.at_ms);
@@ -101,7 +102,7 @@ pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Resul
     let curves: [(&str, Curve); 2] =
         [("bytes of memory", |sample| sample.rss), ("descriptors", |sample| sample.descriptors.into())];
     for (what, value) in curves {
-        let before = median(end / 4, end / 2, value);
+        let before = median(end / 5 * 2, end / 5 * 3, value);
         let after = median(end - end / 6, end, value);
         let (Some(before), Some(after)) = (before, after) else {
             return Err(format!("there are too few samples of {what}"));
