@@ -119,7 +119,9 @@ async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<St
             (Some(id), None) => {
                 let (id, outcome) = (id.trim_matches('"'), message.outcome().unwrap());
                 if let Some(token) = asked_for_progress.take() {
-                    let told = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{token},\"progress\":1}}}}\n");
+                    let told = format!(
+                        "{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{token},\"progress\":1}}}}\n"
+                    );
                     writer.write_all(told.as_bytes()).await.unwrap();
                 }
                 let answer = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"x-told\":{outcome}}}}}\n");
