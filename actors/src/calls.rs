@@ -237,7 +237,6 @@ pub(crate) enum Command {
 /// See [`Command::Discover`]. It has a place until it is answered.
 pub(crate) struct Discover {
     pub(crate) place: Place,
-    pub(crate) until: Instant,
     pub(crate) reply: oneshot::Sender<Result<Option<Arc<ServerInfo>>, CallError>>,
 }
 
@@ -648,11 +647,16 @@ impl CallPort {
     /// What the server says of itself in the stateless era; `None` if it does not speak it.
     pub(crate) async fn discover(&self, place: Place, timeout: Duration) -> Result<Option<Arc<ServerInfo>>, CallError> {
         let (reply, answer) = oneshot::channel();
-        let discover = Discover { place, until: Instant::now() + timeout.min(TIMEOUT_MAX), reply };
+        let timeout = timeout.min(TIMEOUT_MAX);
+        let discover = Discover { place, reply };
         let _ = self.0.commands.send(Box::new(Command::Discover(discover)));
         // Asking changes nothing, however often it is done.
         let over = || CallError::Terminated { fate: Fate::NotSent, reason: "the run ended".to_owned() };
-        answer.await.unwrap_or_else(|_| Err(over()))
+        let late = CallError::TimedOut { after: timeout, fate: Fate::NotSent };
+        match tokio::time::timeout(timeout, answer).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(over())),
+            Err(_elapsed) => Err(late),
+        }
     }
 
     /// Passes a client's notification on.

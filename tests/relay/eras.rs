@@ -183,12 +183,70 @@ async fn a_server_that_says_that_it_speaks_only_older_versions_gets_a_session() 
     play.answers(&discover, r#"{"supportedVersions":["2025-11-25"],"capabilities":{}}"#).await;
     let view = play.runtime.wait_for(&play.id, |view| view.last_error.is_some()).await.unwrap();
     assert_eq!(view.last_error.as_deref(), Some("handshake failed: server error -32601: refused"), "it has none");
+    // It is neither, as far as it says: the next start begins as if nothing were known.
     play.opens_again().await;
-    // The same where it was remembered as one without: there the session has not been tried.
+    let refused = initialize(&mut play).await;
+    play.refuses(&refused, -32601).await;
+    comes_up(&mut play, &json!({"tools": {}})).await;
+    // Where it was remembered as one without, the session is tried.
+    play.restarts().await;
     let discover = play.hears().await;
     assert_eq!(discover["method"], "server/discover");
     play.answers(&discover, r#"{"supportedVersions":["2025-11-25"],"capabilities":{}}"#).await;
     play.greets().await;
+    play.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_takes_long_to_start_may_answer_the_first_question_after_the_second() {
+    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let refused = initialize(&mut play).await;
+    play.refuses(&refused, -32601).await;
+    comes_up(&mut play, &json!({"tools": {}})).await;
+    for is_refused_first in [true, false] {
+        play.restarts().await;
+        let discover = play.hears().await;
+        let second = initialize(&mut play).await;
+        if is_refused_first {
+            play.refuses(&second, -32022).await;
+        }
+        play.answers(&discover, &discovered(&json!({"tools": {}}))).await;
+        if !is_refused_first {
+            play.refuses(&second, -32022).await;
+        }
+        play.begins().await;
+        let list = play.hears().await;
+        assert_envelope(&list);
+        play.lists(&list).await;
+        play.is_online().await;
+    }
+    let view = play.runtime.status(&play.id).unwrap();
+    assert_eq!(view.last_error, None, "nothing was charged");
+    // One that has become a server with sessions answers the second.
+    play.restarts().await;
+    let discover = play.hears().await;
+    play.greets().await;
+    let list = play.hears().await;
+    play.refuses(&discover, -32601).await;
+    play.lists(&list).await;
+    play.is_online().await;
+    play.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_refuses_the_second_question_and_never_answers_the_first_has_refused() {
+    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let refused = initialize(&mut play).await;
+    play.refuses(&refused, -32601).await;
+    comes_up(&mut play, &json!({"tools": {}})).await;
+    play.restarts().await;
+    let began = Instant::now();
+    assert_eq!(play.hears().await["method"], "server/discover");
+    let second = initialize(&mut play).await;
+    play.refuses(&second, -32603).await;
+    let view = play.runtime.wait_for(&play.id, |view| view.last_error.is_some()).await.unwrap();
+    assert_eq!(view.last_error.as_deref(), Some("handshake failed: server error -32603: refused"));
+    assert_eq!(began.elapsed(), Duration::from_secs(30));
     play.end().await;
 }
 

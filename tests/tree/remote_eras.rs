@@ -6,7 +6,7 @@ use mcp_satellite::connect::sim::{Script, SimRemote, Speaks};
 use mcp_satellite_actors::Relay;
 use mcp_satellite_actors::audience::Origin;
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::Health;
@@ -135,11 +135,11 @@ async fn what_is_lost_without_a_session_is_the_server() {
     let table = [
         (REFUSED, Status::Offline),
         (FailureKind::Dns, Status::Offline),
-        (FailureKind::Cut, Status::Offline),
         (UNAUTHORIZED, Status::RequiresReauth),
         (FailureKind::Redirected { status: 307, to: None }, Status::Error),
         (FailureKind::status(418), Status::Error),
         // It is asked whether it is there at all, and is.
+        (FailureKind::Cut, Status::Online),
         (FailureKind::status(404), Status::Online),
         (FailureKind::status(400), Status::Online),
         (FailureKind::Throttled { retry_after: None }, Status::Online),
@@ -148,12 +148,10 @@ async fn what_is_lost_without_a_session_is_the_server() {
     for (nth, (kind, status)) in table.into_iter().enumerate() {
         let id = fleet.online(Server::remote(&format!("a{nth}")).script(script(Speaks::Stateless))).await;
         let remote = fleet.remote(&id);
-        remote.fail_next([kind.clone(), kind.clone(), kind.clone()].into_iter().take(match kind {
-            REFUSED | FailureKind::Dns => 3,
-            _ => 1,
-        }));
         if status == Status::Offline {
-            remote.change(|manner| manner.silent_on = ["*"].into());
+            remote.down(kind.clone());
+        } else {
+            remote.fail_next([kind.clone()]);
         }
         let called = fleet.call(&id, "echo", json!({"text": 1})).await;
         assert!(called.is_err(), "{kind}");
@@ -256,16 +254,107 @@ async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     assert_eq!(began.elapsed(), seconds(2.0));
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
-    // What is not to be had now is asked again.
+    sleep(seconds(60.0)).await;
+    fleet.remote(&id).change(|manner| manner.silent_on.clear());
+    assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_some(), "it may have been chance");
+    // So may a failure; and what is not to be had at all is not known.
     let id = fleet.online(Server::remote("c").script(script(Speaks::Both))).await;
-    fleet.remote(&id).fail_next([BROKEN_INSIDE]);
+    fleet.remote(&id).fail_next([FailureKind::Throttled { retry_after: None }, BROKEN_INSIDE]);
     assert!(fleet.runtime.discover(&id, limit).await.is_err());
+    assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
+    sleep(seconds(60.0)).await;
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_some());
     assert_eq!(fleet.view(&id).status, Status::Online);
     // The older transport has sessions and nothing else.
     let id = fleet.online(Server::remote("d").sse().script(script(Speaks::Both))).await;
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     assert_eq!(fleet.remote(&id).received("server/discover").len(), 0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_configured_to_have_sessions_is_asked_for_nothing_else() {
+    let fleet = Fleet::start().await;
+    let server = Server::remote("a").script(script(Speaks::Both));
+    let id = fleet.online(server.policy(|policy| policy.session.protocol = Some(Era::Sessions))).await;
+    assert!(fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().is_none());
+    assert_eq!(fleet.remote(&id).tried("server/discover").len(), 0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_beside_a_session_is_told_on_a_stream_beside_it() {
+    let fleet = Fleet::start().await;
+    let changing = Script { list_changed_after: Some(seconds(50.0)), ..script(Speaks::Both) };
+    let id = fleet.online(Server::remote("a").script(changing)).await;
+    let remote = fleet.remote(&id);
+    sleep(seconds(20.0)).await;
+    assert_eq!(remote.served("subscriptions/listen").len(), 0, "nobody needs it");
+    fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().unwrap();
+    until_seen(&remote, |remote| remote.served("subscriptions/listen").len() == 1).await;
+    let lists = remote.served("tools/list").len();
+    // The session says so at 50 s, and the stream, which was asked for 20 s later, at 70 s.
+    until_seen(&remote, |remote| remote.served("tools/list").len() == lists + 2).await;
+    remote.cut();
+    until_seen(&remote, |remote| remote.served("subscriptions/listen").len() == 2).await;
+    assert_eq!((remote.sessions().opened, fleet.view(&id).status), (1, Status::Online));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_breaks_off_is_the_loss_of_that_answer_and_of_no_other() {
+    let fleet = Fleet::start().await;
+    for speaks in [Speaks::Stateless, Speaks::Both] {
+        let id = fleet.online(Server::remote(&format!("{speaks:?}").to_lowercase()).script(script(speaks))).await;
+        let remote = fleet.remote(&id);
+        fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().unwrap();
+        let slow = fleet.call(&id, "echo", json!({"text": "slow", "after_ms": 3000}));
+        let cut = async {
+            until_seen(&remote, |remote| remote.served("tools/call echo").len() == 1).await;
+            remote.fail_next([FailureKind::Cut]);
+            let error = relayed(&fleet, &id, "echo").await.unwrap_err();
+            assert_eq!(error.fate(), Some(Fate::MaybeExecuted), "{error}");
+            for _ in 0..3 {
+                remote.fail_next([BROKEN_INSIDE]);
+                assert!(relayed(&fleet, &id, "echo").await.is_err());
+                if speaks == Speaks::Stateless {
+                    break;
+                }
+            }
+        };
+        let (answer, ()) = tokio::join!(slow, cut);
+        assert_eq!(answer.unwrap()["content"][0]["text"], "\"slow\"");
+        assert_eq!(fleet.view(&id).status, Status::Online, "{speaks:?}");
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_with_a_number_of_the_other_era_is_the_servers_own() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a").script(script(Speaks::Sessions))).await;
+    for code in [-32020, -32021, -32022] {
+        let error = fleet.call(&id, "fail", json!({"code": code, "message": "done"})).await.unwrap_err();
+        assert!(matches!(error, CallError::Server { code: told, .. } if told == code), "{error}");
+    }
+    sleep(seconds(1.0)).await;
+    let remote = fleet.remote(&id);
+    assert_eq!(remote.served("tools/call fail").len(), 3, "each was made once");
+    assert_eq!((remote.sessions().opened, fleet.view(&id).status), (1, Status::Online));
+    assert!(!remote.served("ping").is_empty(), "whether it still has sessions was found out");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_without_sessions_no_more_is_found_out_by_who_needs_that() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::remote("a").script(script(Speaks::Both))).await;
+    let remote = fleet.remote(&id);
+    fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().unwrap();
+    remote.change(|manner| manner.script = Some(Arc::new(script(Speaks::Sessions))));
+    assert!(relayed(&fleet, &id, "echo").await.is_err());
+    assert!(fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().is_none());
+    assert_eq!((remote.sessions().opened, fleet.view(&id).status), (1, Status::Online));
     fleet.finish().await;
 }
 

@@ -11,14 +11,18 @@
 //! says what it says of sessions that it does not know, and the next handshake finds out.
 //!
 //! Without sessions none is lost: a stateless server is lost if it cannot be reached, if its credentials are refused, if it
-//! fails (5xx) or leaves checks unanswered too often, and if it refuses `server/discover`, which each server of this era knows.
+//! fails (5xx) or leaves checks unanswered too often, and if it does not know `server/discover` any more, which each server
+//! of this era does. An answer that breaks off is the loss of that answer: whether the server is there is found out at once.
 
 use std::time::Duration;
 
-use crate::model::era::Era;
+use crate::model::era::{Era, STATELESS_VERSION};
 use crate::model::exit::CallError;
 use crate::model::failure::FailureKind;
+use crate::rpc::member;
 
+/// A server that left a question about the other era unanswered, or failed at it, is asked again after so long.
+pub const DISCOVER_PAUSE: Duration = Duration::from_secs(60);
 /// A server that has refused `initialize` is up, and is asked no longer than this what it is instead.
 pub const DISCOVER_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How often a call may be answered with a request for input.
@@ -71,9 +75,36 @@ pub fn may_be_stateless(kind: &FailureKind) -> bool {
     matches!(kind, FailureKind::Status { status: 400 | 404, said: Some(_) })
 }
 
-/// Whether only a server without sessions says this to a request of a session.
+/// Whether a server without sessions says this to a request of a session. One with sessions may mean something else by it.
 pub fn is_of_stateless(code: i64) -> bool {
     matches!(code, HEADER_MISMATCH | UNSUPPORTED_VERSION)
+}
+
+/// Whether an error names the stateless version as one that its server speaks.
+pub fn names_stateless(code: i64, data: Option<&str>) -> bool {
+    let supported = || {
+        let supported = member(data?, "supported")?;
+        serde_json::from_str::<Vec<String>>(supported).ok()
+    };
+    code == UNSUPPORTED_VERSION
+        && supported().is_some_and(|versions| versions.iter().any(|version| version == STATELESS_VERSION))
+}
+
+/// Whether a server that refuses a check like this is none of this era any more: it is asked what each server of its era
+/// answers, and what has not been carried out whatever it says.
+pub fn refuses_check(era: Era, error: &CallError) -> bool {
+    let CallError::Server { code, .. } = error else { return false };
+    match era {
+        Era::Sessions => is_of_stateless(*code),
+        Era::Stateless => {
+            matches!(*code, INVALID_REQUEST | METHOD_NOT_FOUND | INVALID_PARAMS | UNSUPPORTED_VERSION)
+        }
+    }
+}
+
+/// The same of an answer that is an HTTP status: an address without `server/discover`, or a server that wants a session.
+pub fn refuses_check_by_status(kind: &FailureKind) -> bool {
+    matches!(kind, FailureKind::Status { status: 400 | 404 | 405, .. })
 }
 
 #[cfg(test)]
@@ -126,5 +157,35 @@ mod tests {
         }
         let late = CallError::TimedOut { after: Duration::ZERO, fate: crate::model::exit::Fate::TimedOut };
         assert!(!may_be_other(Era::Stateless, &late));
+    }
+
+    #[test]
+    fn an_error_of_a_tool_is_believed_only_if_it_names_the_version() {
+        let data = |supported: &str| Some(format!(r#"{{"supported":{supported},"requested":"2025-11-25"}}"#));
+        assert!(names_stateless(-32022, data(r#"["2026-07-28"]"#).as_deref()));
+        for (code, data) in [
+            (-32022, None),
+            (-32022, data(r#"["2025-11-25"]"#)),
+            (-32022, data("7")),
+            (-32020, data(r#"["2026-07-28"]"#)),
+        ] {
+            assert!(!names_stateless(code, data.as_deref()), "{code} {data:?}");
+        }
+    }
+
+    #[test]
+    fn a_check_that_fails_is_not_one_that_is_not_known() {
+        for (code, sessions, stateless) in [
+            (-32601, false, true),
+            (-32602, false, true),
+            (-32600, false, true),
+            (-32022, true, true),
+            (-32020, true, false),
+            (-32603, false, false),
+            (-32000, false, false),
+        ] {
+            let refused = |era| refuses_check(era, &error(code));
+            assert_eq!((refused(Era::Sessions), refused(Era::Stateless)), (sessions, stateless), "{code}");
+        }
     }
 }

@@ -12,12 +12,13 @@ use serde_json::value::RawValue;
 use tokio::time::{Duration, Instant};
 
 use super::lists::Offers;
-use super::pending::Purpose;
+use super::pending::{Pending, Purpose};
 use super::{Conversation, Heard, Late, News, Outlet, quoted};
 use crate::model::era::{Era, STATELESS_VERSION};
 use crate::model::exit::CallError;
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::remote::ServerInfo;
+use crate::model::spec::{RemoteTransport, Target};
 use crate::rpc::member;
 use crate::rules::era;
 
@@ -36,6 +37,10 @@ pub(super) struct Opening {
     until: Option<Instant>,
     /// How the server refused the other era, if that was tried.
     other: Option<Refused>,
+    /// The question of the other era that is still out: over a pipe the first answer counts, whichever comes.
+    late: Option<u64>,
+    /// How the server refused this one while that is still out.
+    meanwhile: Option<Refused>,
 }
 
 /// How a server refused the handshake.
@@ -94,10 +99,10 @@ impl<O: Outlet> Conversation<O> {
         self.ask(as_era.opening(), params.as_deref(), Purpose::Handshake, deadline);
     }
 
-    /// The older HTTP+SSE has only sessions.
+    /// The older HTTP+SSE has only sessions, and so has what is configured to.
     pub(super) fn may_be_stateless(&self) -> bool {
-        use crate::model::spec::{RemoteTransport, Target};
         !matches!(self.spec.target, Target::Remote { transport: RemoteTransport::Sse, .. })
+            && self.spec.policy.session.protocol != Some(Era::Sessions)
     }
 
     /// Opens the other era, if that was not tried and may be.
@@ -119,15 +124,23 @@ impl<O: Outlet> Conversation<O> {
         may
     }
 
-    /// The server has refused both: what it says of `initialize` is what its users know.
+    /// The server has refused both: what it says of `initialize` is what its users know. The next start begins as if nothing
+    /// were known.
     fn refused_for_good(&mut self, refused: Refused) -> Heard {
-        match (self.era, self.opening.other.take()) {
+        let other = self.opening.other.take();
+        if other.is_some() {
+            (self.news)(News::Leans(Era::Sessions));
+        }
+        match (self.era, other) {
             (Era::Stateless, Some(other)) => Heard::Refused(other),
             (Era::Sessions | Era::Stateless, _) => Heard::Refused(refused),
         }
     }
 
-    pub(super) fn on_handshake(&mut self, answer: Result<&RawValue, CallError>) -> Heard {
+    pub(super) fn on_handshake(&mut self, id: u64, answer: Result<&RawValue, CallError>) -> Heard {
+        if self.opening.late.take_if(|late| *late == id).is_some() {
+            return self.on_late_answer(answer);
+        }
         let opened = match answer {
             Ok(result) => match self.era {
                 Era::Sessions => greeting(result),
@@ -145,8 +158,28 @@ impl<O: Outlet> Conversation<O> {
                 if may_be_other && self.opens_other(&refused) {
                     return Heard::Nothing;
                 }
+                if self.opening.late.is_some() {
+                    self.opening.meanwhile = Some(refused);
+                    return Heard::Nothing;
+                }
                 self.refused_for_good(refused)
             }
+        }
+    }
+
+    /// What was asked first is answered after all. A pipe is of the era in which it was spoken to first, so what was asked
+    /// since is refused, or will be.
+    fn on_late_answer(&mut self, answer: Result<&RawValue, CallError>) -> Heard {
+        let opened =
+            answer.map_err(|error| error.to_string()).and_then(|result| discovered(result).map_err(|no| no.why));
+        match (opened, self.opening.meanwhile.take()) {
+            (Ok((server, offers)), _) => {
+                self.era = Era::Stateless;
+                self.begin(server, offers);
+                Heard::Initialized
+            }
+            (Err(_), Some(refused)) => self.refused_for_good(refused),
+            (Err(_), None) => Heard::Nothing,
         }
     }
 
@@ -165,10 +198,18 @@ impl<O: Outlet> Conversation<O> {
     }
 
     /// No answer in time. `None` if the other era is tried instead.
-    pub(super) fn on_handshake_late(&mut self) -> Option<Late> {
+    pub(super) fn on_handshake_late(&mut self, id: u64, pending: Pending) -> Option<Late> {
+        if self.opening.late.take_if(|late| *late == id).is_some() {
+            return self.opening.meanwhile.take().map(Late::Refused);
+        }
         if self.era == Era::Stateless {
             let silent = Refused::Said("no answer to server/discover".to_owned());
+            let until = self.opening.until;
             if self.opens_other(&silent) {
+                if let Some(deadline) = until.filter(|_| !O::REPEATS) {
+                    self.calls.insert(id, Pending { deadline, ..pending });
+                    self.opening.late = Some(id);
+                }
                 return None;
             }
             // It is there, and has said what it is not.
@@ -186,6 +227,8 @@ impl<O: Outlet> Conversation<O> {
             version = quoted(&self.spec.mask, version), %protocol, "initialized"
         );
         self.opening = Opening::default();
+        // The other question may still be out.
+        self.calls.forget_handshakes();
         if self.era == Era::Sessions {
             let words = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
             self.outlet.initialized(protocol, &[words]);
@@ -197,10 +240,11 @@ impl<O: Outlet> Conversation<O> {
         self.met(&server);
         (self.news)(News::Initialized(server));
         self.stage.audience.began(&self.stage.source);
+        // First, so that what changes while the lists are read is told.
+        self.listen();
         if self.discover {
             self.list();
         }
-        self.listen();
     }
 }
 

@@ -150,10 +150,12 @@ enum Heard {
     Answer,
     /// An error in the place of one. Somebody is there, and that is all that it says.
     Refusal,
+    /// The same, and it may say that the server has no sessions any more.
+    Doubted,
     /// An answer to a check.
     Checked,
     /// An error in answer to a check: whether the server does not know the method, and what it said.
-    CheckRefused { unknown: bool, why: String },
+    CheckRefused { unknown: bool, other_era: bool, why: String },
     /// The handshake is done.
     Initialized,
     /// The handshake has failed, and how.
@@ -420,7 +422,7 @@ impl<O: Outlet> Conversation<O> {
         };
         match pending.purpose {
             Purpose::Caller { .. } => self.on_answer(id, pending, view, text, now),
-            Purpose::Handshake => self.on_handshake(answer()),
+            Purpose::Handshake => self.on_handshake(id, answer()),
             Purpose::List => {
                 self.on_list(answer());
                 heard
@@ -429,6 +431,7 @@ impl<O: Outlet> Conversation<O> {
                 Ok(_) => Heard::Checked,
                 Err(error) => Heard::CheckRefused {
                     unknown: matches!(error, CallError::Server { code: METHOD_NOT_FOUND, .. }),
+                    other_era: era::refuses_check(self.era, &error),
                     why: quoted(&self.spec.mask, &error.to_string()),
                 },
             },
@@ -448,6 +451,7 @@ impl<O: Outlet> Conversation<O> {
     fn on_answer(&mut self, id: u64, pending: Pending, view: &View<'_>, text: &ByteString, now: Instant) -> Heard {
         let is_result = view.kind == Sort::Result;
         let through = pending.goes_through();
+        let mut is_doubted = false;
         match view.outcome {
             Some(result) if is_result && self.era == Era::Stateless && !through => match rounds::outcome_of(result) {
                 Outcome::Complete => {}
@@ -462,20 +466,23 @@ impl<O: Outlet> Conversation<O> {
                 }
             },
             error if !is_result && O::REPEATS && !through => {
-                if let CallError::Server { code, message, .. } = server_error(error, &self.spec.mask) {
-                    if self.era == Era::Sessions && era::is_of_stateless(code) {
+                if let CallError::Server { code, message, data } = server_error(error, &self.spec.mask) {
+                    if self.era == Era::Sessions && era::names_stateless(code, data.as_deref()) {
                         // Nobody comes in any more before the caller can know. It was refused for how it was asked.
                         self.port.commands.close();
                         let (fate, reason) = (Fate::NotSent, message.clone());
                         pending.fail(CallError::Terminated { fate, reason });
                         return Heard::OtherEra(quoted(&self.spec.mask, &message));
                     }
-                    if code == era::HEADER_MISMATCH {
+                    // A server with sessions may mean something of its own by it: that is found out.
+                    is_doubted = self.era == Era::Sessions && era::is_of_stateless(code);
+                    if self.era == Era::Stateless && code == era::HEADER_MISMATCH {
                         // Perhaps its tool wants to see other parameters in headers than it did.
                         self.lists.again_by(now);
                     }
                 }
             }
+            error if !is_result && through => self.on_refused_alone(&server_error(error, &self.spec.mask)),
             _ => {}
         }
         if is_result {
@@ -488,7 +495,11 @@ impl<O: Outlet> Conversation<O> {
         if let Purpose::Caller { ticket, .. } = pending.purpose {
             ticket.answer(view, text, &self.spec.mask);
         }
-        if is_result { Heard::Answer } else { Heard::Refusal }
+        match (is_result, is_doubted) {
+            (true, _) => Heard::Answer,
+            (false, false) => Heard::Refusal,
+            (false, true) => Heard::Doubted,
+        }
     }
 
     fn on_notification(&mut self, view: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) {
@@ -669,7 +680,7 @@ impl<O: Outlet> Conversation<O> {
         let starts_at = Some(self.outlet.position());
         let pending = Pending { starts_at, attempts: 1, ..Pending::new(purpose, deadline) };
         let of = if matches!(pending.purpose, Purpose::Handshake) { Use::Handshake } else { Use::InSession };
-        if self.era == Era::Stateless || matches!(pending.purpose, Purpose::Discover) {
+        if self.era == Era::Stateless || pending.is_alone() {
             let params = Envelope::of(Who::Satellite).around(params);
             let routing = self.routing(method, Some(&params));
             put_request(&mut self.outlet, id, of, routing, method, Some(&params));
@@ -699,7 +710,7 @@ impl<O: Outlet> Conversation<O> {
         }
         self.outlet.abandon(id);
         // Where the end of its exchange says so, a server without sessions is told nothing else.
-        if !(O::REPEATS && (self.era == Era::Stateless || pending.goes_through())) {
+        if !(O::REPEATS && (self.era == Era::Stateless || pending.is_alone())) {
             self.outlet.tell(words);
         }
     }
@@ -736,8 +747,9 @@ impl<O: Outlet> Conversation<O> {
                 Some(Late::Check)
             }
             Purpose::Handshake => {
+                // Over a pipe it is still answered, perhaps.
                 self.outlet.abandon(id);
-                self.on_handshake_late().or_else(|| self.late(now))
+                self.on_handshake_late(id, pending).or_else(|| self.late(now))
             }
             Purpose::Listen => {
                 self.outlet.abandon(id);

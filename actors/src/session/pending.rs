@@ -89,6 +89,11 @@ impl Pending {
         matches!(self.purpose, Purpose::Caller { through: true, .. })
     }
 
+    /// Whether it belongs to no session, whatever there is one for.
+    pub(super) fn is_alone(&self) -> bool {
+        self.goes_through() || matches!(self.purpose, Purpose::Listen | Purpose::Discover)
+    }
+
     /// Whether the server knows of it, as far as can be told.
     pub(super) fn was_asked(&self) -> bool {
         self.reached || self.starts_at.is_some()
@@ -148,6 +153,18 @@ impl Calls {
     /// The end has begun: nothing else is waited for any more.
     pub(super) fn retain_callers(&mut self) {
         self.pending.retain(|_, pending| matches!(pending.purpose, Purpose::Caller { .. }));
+    }
+
+    /// Nobody waits for the opening of a server any more that was opened otherwise.
+    pub(super) fn forget_handshakes(&mut self) {
+        let Self { pending, deadlines, .. } = self;
+        pending.retain(|id, pending| {
+            let is_kept = !matches!(pending.purpose, Purpose::Handshake);
+            if !is_kept {
+                deadlines.remove(&(pending.deadline, *id));
+            }
+            is_kept
+        });
     }
 
     /// Calls with numbers below this one.

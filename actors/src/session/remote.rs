@@ -13,7 +13,9 @@ use tokio::time::{Duration, Instant};
 
 use super::handshake::Refused;
 use super::pending::{Pending, Purpose};
-use super::{Basis, Control, Conversation, Heard, Late, METHOD_NOT_FOUND, News, Outlet, Use, sleep_until};
+use super::{
+    Basis, Control, Conversation, Heard, INTERNAL_ERROR, Late, METHOD_NOT_FOUND, News, Outlet, Use, sleep_until,
+};
 use crate::model::era::Era;
 use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
@@ -222,11 +224,16 @@ impl Session {
                 let restored = self.checks.as_mut().and_then(|checks| checks.succeeded(policy, now));
                 self.restored(restored);
             }
-            // Every server of this era answers that.
-            Heard::CheckRefused { why, .. } if self.is_asked_to_discover() => {
+            Heard::Doubted => {
+                self.server_errors = 0;
+                self.doubts();
+            }
+            Heard::CheckRefused { other_era: true, why, .. } => {
                 return Some(Over::Lost(Failure::sent(FailureKind::OtherEra(why))));
             }
-            Heard::CheckRefused { unknown, why } => {
+            // It knows the question: this is an error of its own.
+            Heard::CheckRefused { why, .. } if self.is_asked_to_discover() => return self.check_failed(&why),
+            Heard::CheckRefused { unknown, why, .. } => {
                 if self.checks.as_mut().is_some_and(|checks| checks.no_ping(now)) {
                     return None;
                 }
@@ -235,6 +242,13 @@ impl Session {
             }
         }
         None
+    }
+
+    /// Whether it is still there is found out at once.
+    fn doubts(&mut self) {
+        if let Some(checks) = &mut self.checks {
+            checks.doubt(Instant::now().into_std());
+        }
     }
 
     /// Whether the check under way is one that only a server of another era refuses.
@@ -272,13 +286,19 @@ impl Session {
                     self.again.insert((now + delay, id));
                     return None;
                 }
-                // No session has ended, and what a server says to one request says little of the others: it is asked.
+                // Without a session none has ended, and what becomes of one request says little of the others: the server is
+                // asked whether it is there.
                 let is_aside = !stateless && pending.goes_through();
+                let broke_off = failure.sent && matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
                 let class = match class {
                     Class::Expired | Class::Other if is_aside => Class::Busy,
+                    _ if (stateless || is_aside) && broke_off => Class::Busy,
                     _ if stateless && era::is_refusal(&failure.kind) => Class::Busy,
                     class => class,
                 };
+                if is_aside && era::is_refusal(&failure.kind) {
+                    self.talk.forget_introduction();
+                }
                 self.call_failed(id, failure, class)
             }
             Purpose::Handshake => {
@@ -295,12 +315,14 @@ impl Session {
                 {
                     checks.hurry(now.into_std());
                 }
-                (class == Class::Unauthorized).then_some(Over::Lost(failure))
+                (stateless && class == Class::Unauthorized).then_some(Over::Lost(failure))
             }
             // It is about another era than the session's, and says nothing of that.
             Purpose::Discover => {
                 self.talk.calls.remove(id);
-                let answer = if era::is_refusal(&failure.kind) {
+                let answer = if let FailureKind::ServerError { .. } = failure.kind {
+                    CallError::Server { code: INTERNAL_ERROR, message: failure.to_string(), data: None }
+                } else if era::is_refusal(&failure.kind) {
                     CallError::Server { code: METHOD_NOT_FOUND, message: failure.to_string(), data: None }
                 } else {
                     CallError::Remote { fate: Fate::NotSent, failure }
@@ -328,7 +350,11 @@ impl Session {
             Purpose::List => Some(Over::Lost(failure)),
             Purpose::Check => {
                 self.talk.calls.remove(id);
-                if self.is_asked_to_discover() && era::is_refusal(&failure.kind) {
+                // No stream finds out that nobody is there.
+                if stateless && class == Class::Unreachable && !failure.sent {
+                    return Some(Over::Lost(failure));
+                }
+                if self.is_asked_to_discover() && era::refuses_check_by_status(&failure.kind) {
                     return Some(Over::Lost(Failure::sent(FailureKind::OtherEra(failure.to_string()))));
                 }
                 match class {
@@ -365,9 +391,10 @@ impl Session {
     fn call_failed(&mut self, id: u64, failure: Failure, class: Class) -> Option<Over> {
         let pending = self.talk.calls.remove(id)?;
         let fate = if pending.reached { Fate::MaybeExecuted } else { Fate::NotSent };
-        let Purpose::Caller { mut ticket, repeatable, .. } = pending.purpose else { return None };
+        let Purpose::Caller { mut ticket, repeatable, through, .. } = pending.purpose else { return None };
         ticket.fate = fate;
-        if let FailureKind::ServerError { .. } = failure.kind {
+        let is_aside = through && self.talk.era == Era::Sessions;
+        if matches!(failure.kind, FailureKind::ServerError { .. }) && !is_aside {
             self.server_errors += 1;
         }
         let gone = class == Class::Busy && self.server_errors >= self.talk.spec.policy.remote.server_errors_max;
@@ -383,10 +410,10 @@ impl Session {
             Class::Unreachable | Class::Expired => CallError::Terminated { fate, reason: disconnected(&failure) },
         };
         if class == Class::Busy && !gone {
-            let doubted = retry::doubts_session(&failure.kind)
-                || (self.talk.era == Era::Stateless && era::is_refusal(&failure.kind));
-            if doubted && let Some(checks) = &mut self.checks {
-                checks.doubt(Instant::now().into_std());
+            let stateless = self.talk.era == Era::Stateless;
+            let broke_off = matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
+            if broke_off || retry::doubts_session(&failure.kind) || (stateless && era::is_refusal(&failure.kind)) {
+                self.doubts();
             }
             ticket.fail(error);
             return None;

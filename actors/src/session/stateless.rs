@@ -49,7 +49,8 @@ enum Known {
     #[default]
     Unasked,
     Asking,
-    No,
+    /// Until then; for as long as the session lasts if that is not said.
+    No(Option<Instant>),
     Yes(Arc<ServerInfo>),
 }
 
@@ -65,6 +66,8 @@ struct Listening {
     failures: u32,
     /// What was said while there was none is not known.
     missed: bool,
+    /// There was one that was confirmed.
+    was_there: bool,
     /// The server has no such thing.
     is_unknown: bool,
 }
@@ -119,37 +122,66 @@ impl<O: Outlet> Conversation<O> {
         if self.initialized.is_some() && self.era == Era::Sessions && !(O::REPEATS && self.may_be_stateless()) {
             return discover.answer(Ok(None));
         }
-        let (is_met, until) = (self.initialized.is_some(), discover.until);
+        let (is_met, now) = (self.initialized.is_some(), Instant::now());
         let kept = self.kept();
         match &kept.known {
             Known::Yes(server) => return discover.answer(Ok(Some(server.clone()))),
-            Known::No => return discover.answer(Ok(None)),
-            Known::Unasked | Known::Asking => kept.waiting.push(discover),
+            Known::No(until) if until.is_none_or(|until| now < until) => return discover.answer(Ok(None)),
+            Known::No(_) => kept.known = Known::Unasked,
+            Known::Unasked | Known::Asking => {}
         }
+        kept.waiting.push(discover);
         if is_met && matches!(kept.known, Known::Unasked) {
             kept.known = Known::Asking;
-            let deadline = until.min(Instant::now() + era::DISCOVER_WAIT_MAX);
+            let deadline = now + era::DISCOVER_WAIT_MAX;
             self.ask(Era::Stateless.opening(), None, Purpose::Discover, deadline);
         }
     }
 
     /// What came of the question. An error of the server is an answer, too.
     pub(super) fn on_discovered(&mut self, answer: Result<&RawValue, CallError>) {
+        let later = Instant::now() + era::DISCOVER_PAUSE;
         let (known, answer) = match answer {
             Ok(result) => match introduction(result) {
                 Some(server) => (Known::Yes(server.clone()), Ok(Some(server))),
-                None => (Known::No, Ok(None)),
+                None => (Known::No(None), Ok(None)),
             },
-            Err(CallError::Server { code, .. }) if code != INTERNAL_ERROR => (Known::No, Ok(None)),
-            // It leaves what it does not know unanswered.
-            Err(CallError::TimedOut { .. }) => (Known::No, Ok(None)),
+            // Some fail at what they do not know, and some leave it unanswered. It may also be chance.
+            Err(CallError::Server { code: INTERNAL_ERROR, .. } | CallError::TimedOut { .. }) => {
+                (Known::No(Some(later)), Ok(None))
+            }
+            Err(CallError::Server { .. }) => (Known::No(None), Ok(None)),
             Err(error) => (Known::Unasked, Err(error)),
         };
         let kept = self.kept();
+        if let Known::Yes(server) = &known {
+            kept.offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
+        }
         kept.known = known;
         for discover in std::mem::take(&mut kept.waiting) {
             discover.answer(answer.clone());
         }
+        // What clients of this era change is told on a stream, and to no session.
+        self.listen();
+    }
+
+    /// A server with sessions refuses what belongs to none, though it said that it would not: it is asked again.
+    pub(super) fn forget_introduction(&mut self) {
+        if let Some(kept) = self.stateless.as_mut().filter(|kept| matches!(kept.known, Known::Yes(_))) {
+            kept.known = Known::Unasked;
+        }
+    }
+
+    /// An error of the server to a request of this era that is beside its session.
+    pub(super) fn on_refused_alone(&mut self, error: &CallError) {
+        if self.era == Era::Sessions && era::refuses_check(Era::Stateless, error) {
+            self.forget_introduction();
+        }
+    }
+
+    /// Whether requests may go to the server without a session.
+    fn speaks_this(&self) -> bool {
+        self.stateless.as_ref().is_some_and(|kept| matches!(kept.known, Known::Yes(_)))
     }
 
     // ---- headers ----
@@ -177,7 +209,7 @@ impl<O: Outlet> Conversation<O> {
 
     /// Answers what is asked of a session, and not of what the server does. Gives the ticket back for all else.
     pub(super) fn answer_for_it(&mut self, id: u64, wanted: &Wanted, ticket: Ticket) -> Option<Ticket> {
-        if self.era == Era::Sessions {
+        if self.era == Era::Sessions && !O::REPEATS {
             return Some(ticket);
         }
         let (method, params) = match wanted {
@@ -191,6 +223,15 @@ impl<O: Outlet> Conversation<O> {
             let value = member(params?, name)?;
             serde_json::from_str::<String>(value).ok()
         };
+        if self.era == Era::Sessions {
+            // It is asked of the session, and of the stream beside it if there is one.
+            if matches!(method, "resources/subscribe" | "resources/unsubscribe")
+                && let Some(uri) = param("uri")
+            {
+                self.wants_news_of(uri, method == "resources/subscribe");
+            }
+            return Some(ticket);
+        }
         let done = match method {
             "ping" => Ok(()),
             "logging/setLevel" => match param("level").filter(|level| LEVELS.contains(&&**level)) {
@@ -206,11 +247,7 @@ impl<O: Outlet> Conversation<O> {
                     Err((METHOD_NOT_FOUND, "the server has no subscriptions"))
                 }
                 Some(uri) => {
-                    let uris = &mut self.kept().uris;
-                    let changed = if method == "resources/subscribe" { uris.insert(uri) } else { uris.remove(&uri) };
-                    if changed {
-                        self.listen();
-                    }
+                    self.wants_news_of(uri, method == "resources/subscribe");
                     Ok(())
                 }
             },
@@ -229,15 +266,25 @@ impl<O: Outlet> Conversation<O> {
         None
     }
 
+    fn wants_news_of(&mut self, uri: String, wants: bool) {
+        let uris = &mut self.kept().uris;
+        let changed = if wants { uris.insert(uri) } else { uris.remove(&uri) };
+        if changed {
+            self.listen();
+        }
+    }
+
     // ---- the stream ----
 
     /// Asks for all that the server tells by itself and somebody wants to hear, in the place of what was asked for before.
     pub(super) fn listen(&mut self) {
-        if self.era == Era::Sessions || self.initialized.is_none() {
+        if let Some(kept) = &mut self.stateless {
+            kept.listening.again_at = None;
+        }
+        if !self.speaks_this() || self.initialized.is_none() {
             return;
         }
         let kept = self.kept();
-        kept.listening.again_at = None;
         if kept.listening.is_unknown {
             return;
         }
@@ -247,7 +294,7 @@ impl<O: Outlet> Conversation<O> {
         for (name, _) in lists.iter().filter(|(_, of)| of.list_changed) {
             filter.insert((*name).to_owned(), true.into());
         }
-        if !kept.uris.is_empty() {
+        if kept.offers.resources.subscribe && !kept.uris.is_empty() {
             filter.insert("resourceSubscriptions".to_owned(), kept.uris.iter().cloned().collect());
         }
         let before = kept.listening.current.take();
@@ -333,12 +380,16 @@ impl<O: Outlet> Conversation<O> {
     }
 
     fn on_acknowledged(&mut self, id: u64, now: Instant) {
+        // What changed between the reading of the lists and this was told to nobody.
+        let is_read = self.discover && self.lists.known;
         let listening = &mut self.kept().listening;
         if listening.current != Some(id) {
             return;
         }
         listening.failures = 0;
-        let (missed, leaving) = (std::mem::take(&mut listening.missed), listening.leaving.take());
+        let is_first = !std::mem::replace(&mut listening.was_there, true);
+        let missed = std::mem::take(&mut listening.missed) || (is_first && is_read);
+        let leaving = listening.leaving.take();
         self.leave(leaving);
         if missed {
             self.lists.again_by(now);

@@ -207,6 +207,7 @@ impl Session {
                 Heard::Nothing
                 | Heard::Answer
                 | Heard::Refusal
+                | Heard::Doubted
                 | Heard::Checked
                 | Heard::CheckRefused { .. }
                 | Heard::OtherEra(_)

@@ -17,7 +17,12 @@ const MARKS: (&str, &str) = ("=?base64?", "?=");
 pub(super) fn headers(routing: &Routing) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     let Routing { version, method, name, params } = routing;
     let ours = [(PROTOCOL_VERSION, Some(&**version)), (METHOD, Some(&**method)), (NAME, name.as_deref())];
-    let ours = ours.into_iter().filter_map(|(name, value)| Some((name, spelled(value?)?)));
+    let ours = ours.into_iter().filter_map(|(name, value)| {
+        let mut value = spelled(value?)?;
+        // An address may hold a secret.
+        value.set_sensitive(name == NAME);
+        Some((name, value))
+    });
     let params = params.iter().filter_map(|(name, value)| {
         let name = HeaderName::from_bytes(format!("{PARAM}{name}").as_bytes()).ok()?;
         let mut value = spelled(value)?;
@@ -70,7 +75,7 @@ mod tests {
         let expected = [
             "mcp-protocol-version: \"2026-07-28\"",
             "mcp-method: \"tools/call\"",
-            "mcp-name: \"sql\"",
+            "mcp-name: Sensitive",
             "mcp-param-region: Sensitive",
         ];
         assert_eq!(said, expected);

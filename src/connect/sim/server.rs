@@ -530,7 +530,8 @@ impl Server {
             "fail" => {
                 let failure: Failure = serde_json::from_str(arguments)?;
                 let message = format!("failed as asked: {}", failure.message);
-                self.answer_in(now, delay, id, |line| put_error(line, INTERNAL_ERROR, &message));
+                let code = failure.code.unwrap_or(INTERNAL_ERROR);
+                self.answer_in(now, delay, id, |line| put_error(line, code, &message));
             }
             "tool_error" => {
                 let failure: Failure = serde_json::from_str(arguments)?;

@@ -133,6 +133,7 @@ pub(super) struct Big {
 pub(super) struct Failure {
     #[serde(default)]
     pub(super) message: String,
+    pub(super) code: Option<i32>,
 }
 
 #[derive(Deserialize)]

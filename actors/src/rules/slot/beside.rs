@@ -283,6 +283,7 @@ impl Slot {
         self.was_ready &= !spec.is_remote() && !self.is_remote();
         self.spec = spec;
         self.server = None;
+        self.era = None;
         self.refused = None;
         self.catalogue = None;
         self.recalled = false;
