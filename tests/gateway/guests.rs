@@ -261,6 +261,63 @@ async fn progress_comes_under_the_token_of_the_request_and_not_without_one() {
         assert!(guest.hears().await.unwrap()["result"].is_object());
         assert_eq!(guest.hears().await, None);
     }
+    // Of a request that is made again it is told as that says.
+    let mut guest = guest(&played, "/i/files/mcp").await;
+    guest.beside = json!({"progressToken": "t"});
+    let state = state(&guest.ask("tools/call", call("ask")).await);
+    guest.beside = json!({"progressToken": "u"});
+    guest.open("tools/call", again(&call("ask"), &state, json!({"input-1": {"model": "m"}}))).await;
+    assert_eq!(guest.hears().await.unwrap()["params"]["progressToken"], "u");
+    assert_eq!(guest.hears().await.unwrap()["result"]["x-told"]["model"], "m");
+    played.end().await;
+}
+
+#[tokio::test]
+async fn who_has_to_go_somewhere_first_is_asked_to() {
+    let played = stage().await;
+    let mut guest = guest(&played, "/i/files/mcp").await;
+    let answer = guest.ask("tools/call", call("go")).await;
+    assert_eq!((answer.head.status, &answer.json()["error"]["code"]), (400, &json!(-32021)));
+    let needed = json!({"elicitation": {"url": {}}});
+    assert_eq!(answer.json()["error"]["data"]["requiredCapabilities"], needed);
+    guest.capabilities = needed;
+    let asked = guest.result("tools/call", call("go")).await;
+    assert_eq!(asked["resultType"], "input_required");
+    let params = json!({"mode": "url", "message": "m", "url": "https://a.example"});
+    assert_eq!(asked["inputRequests"], json!({"url-1": {"method": "elicitation/create", "params": params}}));
+    // Who does not go is told what the server says.
+    let mut declined = call("go");
+    declined["inputResponses"] = json!({"url-1": {"action": "decline"}});
+    let answer = guest.ask("tools/call", declined.clone()).await;
+    let error = &answer.json()["error"];
+    assert_eq!((&error["code"], &error["message"]), (&json!(-32603), &json!("go there first")));
+    declined["inputResponses"]["url-1"]["action"] = "accept".into();
+    assert_eq!(guest.result("tools/call", declined).await["resultType"], "input_required");
+    played.end().await;
+}
+
+#[tokio::test]
+async fn of_clients_that_vanish_nothing_stays() {
+    let mut played = stage().await;
+    for round in 0..40 {
+        let mut listens = guest(&played, "/i/files/mcp").await;
+        listens.open("subscriptions/listen", json!({"notifications": {"toolsListChanged": true}})).await;
+        let mut hangs = guest(&played, "/i/files/mcp").await;
+        hangs.send("tools/call", call("hang")).await;
+        timeout(GIVE_UP, played.house.hears("\"hang\"")).await.unwrap();
+        drop((listens, hangs));
+        timeout(GIVE_UP, played.house.hears("notifications/cancelled")).await.unwrap();
+        assert!(played.gateway.sessions() <= 40, "{round}");
+    }
+    let all_gone = async {
+        while played.gateway.sessions() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(GIVE_UP, all_gone).await.unwrap();
+    // And whoever asks now is asked alone: no call is in flight any more.
+    let mut guest = guest(&played, "/i/files/mcp").await;
+    state(&guest.ask("tools/call", call("ask")).await);
     played.end().await;
 }
 

@@ -110,6 +110,7 @@ impl Connector for Stage {
 async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<String>) {
     let (reader, mut writer) = split(pipe);
     let mut lines = BufReader::new(reader).lines();
+    let mut asked_for_progress: Option<String> = None;
     while let Ok(Some(line)) = lines.next_line().await {
         let message = Message::read(line.clone().into()).unwrap();
         let (id, method) = match (message.id(), message.method()) {
@@ -117,6 +118,10 @@ async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<St
             // The answer to what was asked on behalf of a call, which answers that: its id is the number of the call.
             (Some(id), None) => {
                 let (id, outcome) = (id.trim_matches('"'), message.outcome().unwrap());
+                if let Some(token) = asked_for_progress.take() {
+                    let told = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{token},\"progress\":1}}}}\n");
+                    writer.write_all(told.as_bytes()).await.unwrap();
+                }
                 let answer = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"x-told\":{outcome}}}}}\n");
                 writer.write_all(answer.as_bytes()).await.unwrap();
                 continue;
@@ -139,6 +144,7 @@ async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<St
                 continue;
             }
             "tools/call" if params.contains(r#""name":"ask""#) => {
+                asked_for_progress = message.token().map(str::to_owned);
                 let asked = format!("{{\"jsonrpc\":\"2.0\",\"id\":\"{id}\",\"method\":\"sampling/createMessage\",\"params\":{{\"x\":1e400,\"_meta\":{{\"progressToken\":\"its own\"}}}}}}\n");
                 writer.write_all(asked.as_bytes()).await.unwrap();
                 continue;
@@ -147,6 +153,9 @@ async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<St
                 let told = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{},\"progress\":1}}}}\n", message.token().unwrap());
                 writer.write_all(told.as_bytes()).await.unwrap();
                 r#""result":{"content":[]}"#.to_owned()
+            }
+            "tools/call" if params.contains(r#""name":"go""#) => {
+                r#""error":{"code":-32042,"message":"go there first","data":{"elicitations":[{"mode":"url","elicitationId":"e","message":"m","url":"https://a.example"}]}}"#.to_owned()
             }
             "tools/call" if params.contains(r#""name":"refuse""#) => {
                 r#""error":{"code":-32602,"message":"no","data":{"n":1e400}}"#.to_owned()
