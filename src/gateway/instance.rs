@@ -1,20 +1,23 @@
 //! `/i/{instance}/mcp`: one instance as if directly connected. What comes goes on as it came, both ways.
 
+use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _, stream};
 use mcp_satellite_actors::audience::Origin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::{RemoteTransport, Target};
 use mcp_satellite_actors::rpc::{Kind, Message, joined};
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
 use tokio::sync::oneshot;
-use tokio::time::Duration;
+use tokio::time::{Duration, sleep, timeout};
 
 use super::access::User;
 use super::era::{self, change};
@@ -31,6 +34,8 @@ use super::wishes::{SUBSCRIPTIONS_MAX, TooMuch, URI_BYTES_MAX, Wish};
 
 /// How long a client that connects waits for a server that has to be started.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
+/// Subscriptions of one listener that are on their way to its server at a time, if others have as much room beside them.
+const SUBSCRIBING_MAX: usize = 8;
 
 const ROOTS_CHANGED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
 
@@ -98,11 +103,8 @@ impl Instances {
             let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
             let mut agreed = wanted.within(server.capabilities.get());
             rooms.enter(&session, &id);
-            for uri in std::mem::take(&mut agreed.uris) {
-                if subscribed(&runtime, &rooms, &session, &id, &uri).await? {
-                    agreed.uris.insert(uri);
-                }
-            }
+            let uris = std::mem::take(&mut agreed.uris);
+            agreed.uris = all_subscribed(&runtime, &rooms, &session, &id, uris).await?;
             Ok(agreed)
         }
         .boxed()
@@ -160,12 +162,22 @@ impl Instances {
     }
 }
 
-/// What a server says of itself: in the era without sessions, if it speaks that.
+/// What a server says of itself: in the era without sessions, if it speaks that. One that sleeps is not woken for it.
 async fn introduced(runtime: &RuntimeHandle, id: &InstanceId) -> Result<Arc<ServerInfo>, CallError> {
+    let view = runtime.status(id);
+    if let Some(server) = view.as_ref().and_then(|view| view.server.as_ref().filter(|server| is_all(view, server))) {
+        return Ok(server.clone());
+    }
     match runtime.discover(id, GREETING_TIMEOUT).await? {
         Some(server) => Ok(server),
         None => runtime.greeting(id, GREETING_TIMEOUT).await,
     }
+}
+
+/// Whether that is all that this server has to say of itself: over HTTP one of the other era may speak both, and is asked.
+fn is_all(view: &InstanceView, server: &ServerInfo) -> bool {
+    let may_speak_both = matches!(view.spec.target, Target::Remote { transport: RemoteTransport::Http, .. });
+    server.era == Era::Stateless || !may_speak_both
 }
 
 /// A guest that wants to hear what is logged on its behalf: a server that speaks its era reads that in its request, any
@@ -205,6 +217,43 @@ async fn wished(
         wished.answered(message.kind() == Kind::Result);
     }
     answer
+}
+
+/// Those of which a server says when they change. Each counts as a request of the user, and waits until there may be one.
+/// Who listens is not kept waiting for those of which the server says nothing. An error is why there are none.
+async fn all_subscribed(
+    runtime: &RuntimeHandle,
+    rooms: &Rooms,
+    session: &Session,
+    id: &InstanceId,
+    uris: BTreeSet<String>,
+) -> Result<BTreeSet<String>, RpcError> {
+    let Some(view) = runtime.status(id) else { return Ok(BTreeSet::new()) };
+    let policy = &view.spec.policy.session;
+    let at_once = SUBSCRIBING_MAX.min(policy.calls_in_flight_max / 2).max(1);
+    let (mut agreed, mut refused) = (BTreeSet::new(), None);
+    let each = uris.into_iter().map(async |uri| {
+        while let Err(limited) = session.user().request() {
+            sleep(limited.retry_after).await;
+        }
+        (subscribed(runtime, rooms, session, id, &uri).await, uri)
+    });
+    let mut answers = pin!(stream::iter(each).buffer_unordered(at_once));
+    let all = async {
+        while let Some((answer, uri)) = answers.next().await {
+            match answer {
+                Ok(true) => drop(agreed.insert(uri)),
+                Ok(false) => {}
+                Err(error) => refused = Some(error),
+            }
+        }
+    };
+    // What is not agreed on by then is taken back.
+    let _ = timeout(policy.request_timeout, all).await;
+    match refused {
+        Some(error) if agreed.is_empty() => Err(error),
+        _ => Ok(agreed),
+    }
 }
 
 /// Whether a server says when this changes. An error says that it could not be asked.
