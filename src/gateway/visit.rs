@@ -29,7 +29,7 @@ use super::session::{ENDED, News, Session};
 use super::tools::raw::{Pairs, quoted, spliced};
 
 /// Why nobody is asked.
-const NO_ROOM: &str = "too many calls of this user wait for what their clients have to answer";
+const NO_ROOM: &str = "too many calls, or too long ones, wait for what their clients have to answer";
 
 /// A guest, until its request is over.
 pub(super) struct Guest {
@@ -56,6 +56,8 @@ pub(super) struct Visit {
     coming: BoxFuture<'static, Answer>,
     guest: Guest,
     bound: Bound,
+    /// What its message takes.
+    bytes: usize,
     /// It is withdrawn by hanging up, and never in words.
     _withdraw: oneshot::Sender<Message>,
     /// Of what its user may have under way, and what its message takes.
@@ -77,9 +79,10 @@ impl Visit {
         let client = session.opening.greeting.facts.clone();
         let origin = Origin { client: session.number(), call: FIRST };
         let (withdraw, withdrawn) = oneshot::channel();
+        let bytes = message.text().len();
         let call = Call { message, origin, withdrawn, timeout, era: Era::Stateless, client };
         let coming = guest.front.faces.request(session.clone(), call);
-        Self { coming, guest, bound, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
+        Self { coming, guest, bound, bytes, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
     }
 
     /// Whether there is nobody any more for whom it would go on.
@@ -190,8 +193,8 @@ async fn read(open: &Open) {
 fn park(visit: Visit) -> Result<Answer, Box<Visit>> {
     let (front, session) = (visit.guest.front.clone(), visit.guest.session.clone());
     let requests = session.input_requests();
-    let bound = visit.bound.clone();
-    match front.parked.put(bound, Instant::now(), visit) {
+    let (bound, bytes, room) = (visit.bound.clone(), visit.bytes, front.room(session.user()));
+    match front.parked.put(bound, bytes, room, Instant::now(), visit) {
         Ok(state) => Ok(Answer::Result(format!(
             r#"{{"resultType":"input_required","inputRequests":{requests},"requestState":{}}}"#,
             quoted(&state)
