@@ -1,4 +1,4 @@
-//! Every request, in one order: guard → path → access → method → body → drain → rate → era → session, or what the request
+//! Every request, in one order: guard → path → access → method → body → access → drain → rate → era → session, or what the request
 //! says of itself → face. What fails first is what is told, and nothing behind it is looked at: without a token nobody
 //! learns what exists.
 
@@ -28,7 +28,7 @@ use super::budget::{Budget, Share};
 use super::call::{self, Form, Manner};
 use super::era::PROTOCOL_VERSION;
 use super::face::{Answer, Endpoint, Faces, Greeting, RpcError};
-use super::parked::Parked;
+use super::parked::{Parked, Room};
 use super::refusal::SERVER_ERROR;
 use super::reply::{self, INVALID_REQUEST, PARSE_ERROR, SESSION_ID};
 use super::session::guest::Presence;
@@ -183,6 +183,11 @@ impl Front {
         self.work.wait().await;
     }
 
+    /// For the bodies of calls that wait for their clients.
+    pub(super) fn room(&self, user: &User) -> Room {
+        Room::within(user.bodies().of().max(), self.bodies.max())
+    }
+
     /// A session is over, and was forgotten.
     pub(crate) fn gone(&self, session: &Arc<Session>) {
         self.faces.ended(session);
@@ -259,6 +264,16 @@ impl Front {
         })
     }
 
+    /// Who was let in with a request would be let in now.
+    fn stands(&self, settings: &Settings, pass: &Pass, parts: &request::Parts) -> Checked<()> {
+        if self.access.stands(pass) {
+            return Ok(());
+        }
+        let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
+        let (base, path) = (settings.base(host), parts.uri.path());
+        Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)))
+    }
+
     async fn post(
         self: &Arc<Self>,
         settings: &Settings,
@@ -283,6 +298,8 @@ impl Front {
         };
         let mut memory = Memory { all: self.bodies.share(), own: pass.user.bodies() };
         let body = read(body, headers, settings.limits.body_max, &mut memory).await?;
+        // It may have taken long to come, and the token may have been taken away meanwhile.
+        self.stands(settings, pass, parts)?;
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
             let batch = Batch::read(&body)?;
@@ -366,11 +383,9 @@ impl Front {
             self.gone(session);
         }
         // A reload that has looked through the sessions meanwhile has not seen this one.
-        if !self.access.stands(&session.opening.pass) {
+        if let Err(refused) = self.stands(settings, &session.opening.pass, parts) {
             let _ = self.sessions.close(&session, End::Revoked);
-            let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
-            let (base, path) = (settings.base(host), parts.uri.path());
-            return Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)));
+            return Err(refused);
         }
         let Greeting { name, client_version, .. } = &session.opening.greeting;
         let user = session.user();

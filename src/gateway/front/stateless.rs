@@ -98,6 +98,8 @@ impl Front {
         }
         let full = |_| no(StatusCode::SERVICE_UNAVAILABLE, Some(&id), SERVER_ERROR, "there are no random numbers");
         let guest = Guest::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
+        // A reload that has looked through the guests meanwhile has not seen this one.
+        self.stands(settings, &guest.session.opening.pass, parts)?;
         let visit = Visit::begin(guest, bound, message, manner.timeout, admission, memory);
         Ok(visit::round(visit, id, manner, self.work.token()).await)
     }
@@ -129,7 +131,7 @@ impl Front {
             Err(error) => {
                 let RpcError { code, message, data } = error;
                 let error = RpcError { code: change::code(code, true), message, data };
-                return Ok(reply::wrong(StatusCode::OK, id, error));
+                return Ok(reply::wrong(era::status_of(error.code), id, error));
             }
         };
         if !session.agree(id, agreed) {
