@@ -120,6 +120,13 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
                 visit.coming = Box::pin(ready(answer));
                 break;
             }
+            // What was said before a question is heard before it.
+            news = session.news(call) => {
+                if news == News::Over {
+                    return over(&id);
+                }
+                break;
+            }
             () = session.asked() => {
                 match park(visit) {
                     Ok(question) => {
@@ -130,12 +137,6 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
                     }
                     Err(refused) => visit = *refused,
                 }
-            }
-            news = session.news(call), if streams => {
-                if news == News::Over {
-                    return over(&id);
-                }
-                break;
             }
             () = sleep(manner.sse_after), if streams => break,
         }

@@ -241,12 +241,19 @@ async fn a_token_that_is_taken_away_ends_what_was_asked_with_it() {
     assert_eq!(listens.hears().await.unwrap()["method"], "notifications/subscriptions/acknowledged");
     guest.send("hold", json!({})).await;
     stage.saw(Seen::Asked("hold".into())).await;
+    // Who takes only JSON is not left alone with it, either.
+    let mut terse = guest.again().await;
+    let message = request(1, "hold", json!({"_meta": meta(&json!({}))})).to_string();
+    terse.client.send("POST", &[NEW, ("mcp-method", "hold"), ("accept", "application/json")], &message).await;
+    stage.saw(Seen::Asked("hold".into())).await;
     let mut without = plan();
     without.users.remove(0);
     stage.access.apply(&without);
     stage.gateway.revoke();
-    stage.saw(Seen::Cancelled("hold".into())).await;
-    assert_eq!(guest.client.head().await.status, 503);
+    for guest in [&mut guest, &mut terse] {
+        stage.saw(Seen::Cancelled("hold".into())).await;
+        assert_eq!(guest.client.head().await.status, 503);
+    }
     let last = listens.hears().await.unwrap();
     assert_eq!(last["result"]["resultType"], "complete");
     assert_eq!(listens.hears().await, None);
