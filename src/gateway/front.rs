@@ -356,14 +356,13 @@ impl Front {
         Ok(call::answer(&*self.faces, &session, message, manner, held).await)
     }
 
-    /// What a place is for this user. What is another user's is nowhere.
-    fn endpoint<'a>(&self, user: &User, place: Place<'a>, id: &str) -> Checked<(Endpoint, &'a str)> {
+    /// What a place is for this user. What is another user's is nowhere, which has a code of its own in each era.
+    fn endpoint<'a>(&self, user: &User, place: Place<'a>, id: &str, code: i64) -> Checked<(Endpoint, &'a str)> {
         Ok(match place {
             Place::Tools => (Endpoint::Tools, ""),
             Place::Flat => (Endpoint::Flat, ""),
             Place::Instance(name) => {
-                let unknown =
-                    || no(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, "there is no such server; /mcp lists yours");
+                let unknown = || no(StatusCode::NOT_FOUND, Some(id), code, "there is no such server; /mcp lists yours");
                 (Endpoint::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
             }
         })
@@ -371,13 +370,14 @@ impl Front {
 
     /// A session begins, if there is room for it, and others have to go for it.
     fn opened(&self, settings: &Settings, opening: Opening, parts: &request::Parts, id: &str) -> Checked<Arc<Session>> {
+        let code = era::change::code(SERVER_ERROR, opening.presence != Presence::Session);
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
         let (session, evicted) = opened.map_err(|full| {
             let why = match full {
                 Full::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
                 Full::All(_) | Full::NoNumbers => "there is no room for another session; try again later".to_owned(),
             };
-            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, &why)
+            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), code, &why)
         })?;
         for session in &evicted {
             self.gone(session);
@@ -477,7 +477,7 @@ impl Front {
     ) -> Checked<Response> {
         let user = &pass.user;
         let id = message.id().unwrap_or("null");
-        let (endpoint, name) = self.endpoint(user, place, id)?;
+        let (endpoint, name) = self.endpoint(user, place, id, SERVER_ERROR)?;
         let greeting = Greeting::read(message.params());
         let _admission = user.call().map_err(|limited| Refused::new(reply::limited(Some(id), &limited)))?;
         let _work = self.work.token();

@@ -123,7 +123,9 @@ impl Instances {
                 return Answer::Result("{}".to_owned());
             }
             if call.era == Era::Stateless {
-                if let Err(error) = hears(&runtime, &rooms, &session, &id).await {
+                let own = || view.as_ref().map(|view| view.spec.policy.session.request_timeout);
+                let patience = call.timeout.or_else(own).unwrap_or(GREETING_TIMEOUT);
+                if let Err(error) = hears(&runtime, &rooms, &session, &id, patience).await {
                     let method = call.message.method().unwrap_or_default();
                     return Refusal::of_instance(&error, &runtime, &id, None).answer(method);
                 }
@@ -187,11 +189,13 @@ async fn hears(
     rooms: &Rooms,
     session: &Arc<Session>,
     id: &InstanceId,
+    patience: Duration,
 ) -> Result<(), CallError> {
     if let Presence::Request { level: Some(level), .. } = &session.opening.presence
-        && introduced(runtime, id).await?.era == Era::Sessions
+        // The call wakes it anyway, and it is told before.
+        && runtime.discover(id, patience).await?.is_none()
     {
-        rooms.hears_from(session, id, *level).await;
+        rooms.hears_from(session, id, *level, patience).await;
     }
     Ok(())
 }
@@ -232,18 +236,12 @@ async fn all_subscribed(
     let policy = &view.spec.policy.session;
     let at_once = SUBSCRIBING_MAX.min(policy.calls_in_flight_max / 2).max(1);
     let (mut agreed, mut refused) = (BTreeSet::new(), None);
-    let each = uris.into_iter().map(async |uri| {
-        while let Err(limited) = session.user().request() {
-            sleep(limited.retry_after).await;
-        }
-        (subscribed(runtime, rooms, session, id, &uri).await, uri)
-    });
+    let each = uris.into_iter().map(|uri| subscribed(runtime, rooms, session, id, uri));
     let mut answers = pin!(stream::iter(each).buffer_unordered(at_once));
     let all = async {
-        while let Some((answer, uri)) = answers.next().await {
+        while let Some(answer) = answers.next().await {
             match answer {
-                Ok(true) => drop(agreed.insert(uri)),
-                Ok(false) => {}
+                Ok(uri) => agreed.extend(uri),
                 Err(error) => refused = Some(error),
             }
         }
@@ -256,29 +254,33 @@ async fn all_subscribed(
     }
 }
 
-/// Whether a server says when this changes. An error says that it could not be asked.
+/// The uri, if a server says when this changes. An error says that it could not be asked.
 async fn subscribed(
     runtime: &RuntimeHandle,
     rooms: &Rooms,
     session: &Session,
     id: &InstanceId,
-    uri: &str,
-) -> Result<bool, RpcError> {
-    let wish = Wish::Subscribe(uri.to_owned());
+    uri: String,
+) -> Result<Option<String>, RpcError> {
+    while let Err(limited) = session.user().request() {
+        sleep(limited.retry_after).await;
+    }
+    let wish = Wish::Subscribe(uri.clone());
     let text =
-        format!(r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#, quoted(uri));
+        format!(r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#, quoted(&uri));
     let message = Message::read(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
     // It is held until there is an answer: nobody takes this back.
     let (_held, withdrawn) = oneshot::channel();
     let origin = Origin { client: session.number(), call: 0 };
     let client = session.opening.greeting.facts.clone();
     let call = Call { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
-    match wished(runtime, rooms, session, id, &wish, call).await {
-        Answer::Result(_) => Ok(true),
-        Answer::Message(answer) => Ok(answer.kind() == Kind::Result),
-        Answer::Error(error) => Err(error),
-        Answer::Withdrawn => Ok(false),
-    }
+    let is_agreed = match wished(runtime, rooms, session, id, &wish, call).await {
+        Answer::Result(_) => true,
+        Answer::Message(answer) => answer.kind() == Kind::Result,
+        Answer::Error(error) => return Err(error),
+        Answer::Withdrawn => false,
+    };
+    Ok(is_agreed.then_some(uri))
 }
 
 /// Passes a request on as it came.

@@ -61,11 +61,6 @@ impl Bound {
         Self { team: user.team.clone(), user: user.user.clone(), endpoint: endpoint.clone(), method, params }
     }
 
-    /// Of the request.
-    pub(crate) fn method(&self) -> &str {
-        &self.method
-    }
-
     fn is_of(&self, other: &Self) -> bool {
         self.team == other.team && self.user == other.user
     }

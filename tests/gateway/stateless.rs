@@ -147,6 +147,7 @@ async fn what_is_another_users_is_nowhere() {
             assert_eq!(head.status, status, "{path} {method}");
             if status == 404 {
                 let body = guest.client.body(&head).await;
+                assert!(body.contains("-32603"), "{body}");
                 bodies.push(body.replace(&format!("\"id\":{id}"), ""));
             } else if head.is_stream() {
                 guest = guest.again().await;
