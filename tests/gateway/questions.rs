@@ -569,8 +569,9 @@ async fn a_server_that_sleeps_is_woken_by_a_call_and_by_nothing_less() {
     client.tell(&notification("notifications/roots/list_changed", json!({})).to_string()).await;
     // Who has no session does not wake it by asking what it is either, nor by listening.
     let mut guest = Guest::connect(whole.address, "/i/mirror/mcp").await;
-    let told = guest.result("server/discover", json!({})).await;
-    assert_eq!(told["_meta"]["io.modelcontextprotocol/serverInfo"]["name"], "mirror");
+    guest.send("server/discover", json!({})).await;
+    let head = guest.client.head().await;
+    assert!(guest.client.body(&head).await.contains(r#""name":"mirror""#));
     guest.open("subscriptions/listen", json!({"notifications": {"toolsListChanged": true}})).await;
     guest.hears().await.unwrap();
     let view = whole.runtime.status(&id).unwrap();
