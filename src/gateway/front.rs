@@ -1,6 +1,8 @@
-//! Every request, in one order: guard → path → access → method → body → drain → rate → era → session, or what the request
+//! Every request, in one order: guard → path → access → method → body → access → drain → rate → era → session, or what the request
 //! says of itself → face. What fails first is what is told, and nothing behind it is looked at: without a token nobody
 //! learns what exists.
+
+mod stateless;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -23,21 +25,19 @@ use tokio_util::task::TaskTracker;
 
 use super::access::{Access, Denied, Pass, User};
 use super::budget::{Budget, Share};
-use super::call::{self, Form, Manner, Open};
-use super::era::terms::Terms;
-use super::era::{HEADER_MISMATCH, PROTOCOL_VERSION, Wrong, change, headers};
+use super::call::{self, Form, Manner};
+use super::era::PROTOCOL_VERSION;
 use super::face::{Answer, Endpoint, Faces, Greeting, RpcError};
-use super::parked::{Bound, Parked};
-use super::refusal::{INVALID_PARAMS, SERVER_ERROR};
-use super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, SESSION_ID};
+use super::parked::{Parked, Room};
+use super::refusal::SERVER_ERROR;
+use super::reply::{self, INVALID_REQUEST, PARSE_ERROR, SESSION_ID};
 use super::session::guest::Presence;
-use super::session::{ENDED, End, Opening, Place, Session};
+use super::session::{End, Opening, Place, Session};
 use super::sessions::{Full, Sessions};
 use super::stream::{self, UNASKED};
-use super::subscription::Filter;
-use super::tools::raw;
-use super::visit::{self, Guest, Visit};
+use super::visit::Visit;
 use super::{Settings, Teller, era, metadata};
+use stateless::in_a_session;
 
 /// A body that takes longer is not worth waiting for.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -183,6 +183,11 @@ impl Front {
         self.work.wait().await;
     }
 
+    /// For the bodies of calls that wait for their clients.
+    pub(super) fn room(&self, user: &User) -> Room {
+        Room::within(user.bodies().of().max(), self.bodies.max())
+    }
+
     /// A session is over, and was forgotten.
     pub(crate) fn gone(&self, session: &Arc<Session>) {
         self.faces.ended(session);
@@ -259,6 +264,16 @@ impl Front {
         })
     }
 
+    /// Who was let in with a request would be let in now.
+    fn stands(&self, settings: &Settings, pass: &Pass, parts: &request::Parts) -> Checked<()> {
+        if self.access.stands(pass) {
+            return Ok(());
+        }
+        let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
+        let (base, path) = (settings.base(host), parts.uri.path());
+        Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)))
+    }
+
     async fn post(
         self: &Arc<Self>,
         settings: &Settings,
@@ -283,6 +298,8 @@ impl Front {
         };
         let mut memory = Memory { all: self.bodies.share(), own: pass.user.bodies() };
         let body = read(body, headers, settings.limits.body_max, &mut memory).await?;
+        // It may have taken long to come, and the token may have been taken away meanwhile.
+        self.stands(settings, pass, parts)?;
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
             let batch = Batch::read(&body)?;
@@ -339,122 +356,13 @@ impl Front {
         Ok(call::answer(&*self.faces, &session, message, manner, held).await)
     }
 
-    /// A request without a session.
-    async fn visited(
-        self: &Arc<Self>,
-        settings: &Settings,
-        pass: &Pass,
-        place: Place<'_>,
-        parts: &request::Parts,
-        (message, memory): (Message, Memory),
-        manner: Manner,
-    ) -> Checked<Response> {
-        let Some(id) = message.id().filter(|_| message.kind() == Kind::Request) else {
-            // This era has no notification of a client that means anything over HTTP.
-            return Ok(reply::empty(StatusCode::ACCEPTED));
-        };
-        let id: Arc<str> = id.into();
-        let wrong = |Wrong { status, error }| Refused::new(reply::wrong(status, &id, error));
-        let Terms { client, level } = Terms::read(&message, &parts.headers).map_err(wrong)?;
-        let method = message.method().unwrap_or_default();
-        if era::is_removed(method) {
-            let why = format!("there is no method `{method}` in this version of the protocol");
-            return Err(no(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
-        }
-        let (endpoint, name) = self.endpoint(&pass.user, place, &id)?;
-        if method == "tools/call"
-            && let Some((_, tool)) = message.params().and_then(|params| raw::place(params, &["name"]))
-            && let Some(definition) = self.faces.definition(pass.user.clone(), &endpoint, &tool).await
-        {
-            headers::check_arguments(&definition, message.params(), &parts.headers)
-                .map_err(|why| no(StatusCode::BAD_REQUEST, Some(&id), HEADER_MISMATCH, &why))?;
-        }
-        let bound = Bound::of(&pass.user, &endpoint, &message);
-        let state = message.params().and_then(|params| raw::place(params, &["requestState"]));
-        if let Some((_, state)) = state
-            && let Some(visit) = self.parked.take(&state, &bound, Instant::now()).filter(|visit| !visit.is_over())
-        {
-            visit.resumed(&message);
-            // What it holds of its user's limits it has held all the time.
-            drop(memory);
-            return Ok(visit::round(visit, id, manner, self.work.token()).await);
-        }
-        let admission = pass.user.call().map_err(|limited| Refused::new(reply::limited(Some(&id), &limited)))?;
-        if method == "server/discover" {
-            let _work = self.work.token();
-            let told = match self.faces.discover(pass.user.clone(), endpoint).await {
-                Ok(told) => Answer::Result(told),
-                Err(error) => Answer::Error(error),
-            };
-            let (status, told) = visit::finished(told, &bound);
-            return Ok(reply::answer_as(status, &told, &id));
-        }
-        let listens = method == "subscriptions/listen";
-        let presence = if listens { Presence::Listening } else { Presence::Request { method: method.into(), level } };
-        let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
-        let (pass, version) = (pass.clone(), client.version.clone());
-        let opening = Opening { pass, endpoint, name: name.into(), greeting: client, version, user_agent, presence };
-        if listens {
-            return self.listened(settings, opening, parts, &message, &id, manner).await;
-        }
-        let full = |_| no(StatusCode::SERVICE_UNAVAILABLE, Some(&id), SERVER_ERROR, "there are no random numbers");
-        let guest = Guest::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
-        let visit = Visit::begin(guest, bound, message, manner.timeout, admission, memory);
-        Ok(visit::round(visit, id, manner, self.work.token()).await)
-    }
-
-    /// A guest that listens. It counts as a session of its user.
-    async fn listened(
-        self: &Arc<Self>,
-        settings: &Settings,
-        opening: Opening,
-        parts: &request::Parts,
-        message: &Message,
-        id: &Arc<str>,
-        manner: Manner,
-    ) -> Checked<Response> {
-        if manner.form == Form::Json {
-            let why = "what is listened for comes as text/event-stream; accept it";
-            return Err(no(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
-        }
-        let wanted = Filter::read(message.params());
-        let wanted = wanted.map_err(|why| no(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
-        let session = self.opened(settings, opening, parts, id)?;
-        let present = Present { front: self.clone(), session: session.clone() };
-        let Ok((call, _withdrawn)) = session.begin(id, true) else {
-            return Err(no(StatusCode::BAD_REQUEST, Some(id), INVALID_REQUEST, "this request is open already"));
-        };
-        let open = Open { session: session.clone(), call };
-        let agreed = match self.faces.listen(&session, wanted).await {
-            Ok(agreed) => agreed,
-            Err(error) => {
-                let RpcError { code, message, data } = error;
-                let error = RpcError { code: change::code(code, true), message, data };
-                return Ok(reply::wrong(StatusCode::OK, id, error));
-            }
-        };
-        if !session.agree(id, agreed) {
-            return Err(Refused::new(reply::crowded(CROWDED_PAUSE)));
-        }
-        let Some(listening) = session.listen(call, None, manner.keep_alive) else {
-            return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));
-        };
-        tokio::spawn(async move {
-            // What is said at its end is read by whoever still listens.
-            session.abandoned(call, Duration::ZERO).await;
-            drop((open, present));
-        });
-        Ok(reply::stream(listening))
-    }
-
-    /// What a place is for this user. What is another user's is nowhere.
-    fn endpoint<'a>(&self, user: &User, place: Place<'a>, id: &str) -> Checked<(Endpoint, &'a str)> {
+    /// What a place is for this user. What is another user's is nowhere, which has a code of its own in each era.
+    fn endpoint<'a>(&self, user: &User, place: Place<'a>, id: &str, code: i64) -> Checked<(Endpoint, &'a str)> {
         Ok(match place {
             Place::Tools => (Endpoint::Tools, ""),
             Place::Flat => (Endpoint::Flat, ""),
             Place::Instance(name) => {
-                let unknown =
-                    || no(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, "there is no such server; /mcp lists yours");
+                let unknown = || no(StatusCode::NOT_FOUND, Some(id), code, "there is no such server; /mcp lists yours");
                 (Endpoint::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
             }
         })
@@ -462,23 +370,22 @@ impl Front {
 
     /// A session begins, if there is room for it, and others have to go for it.
     fn opened(&self, settings: &Settings, opening: Opening, parts: &request::Parts, id: &str) -> Checked<Arc<Session>> {
+        let code = era::change::code(SERVER_ERROR, opening.presence != Presence::Session);
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
         let (session, evicted) = opened.map_err(|full| {
             let why = match full {
                 Full::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
                 Full::All(_) | Full::NoNumbers => "there is no room for another session; try again later".to_owned(),
             };
-            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, &why)
+            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), code, &why)
         })?;
         for session in &evicted {
             self.gone(session);
         }
         // A reload that has looked through the sessions meanwhile has not seen this one.
-        if !self.access.stands(&session.opening.pass) {
+        if let Err(refused) = self.stands(settings, &session.opening.pass, parts) {
             let _ = self.sessions.close(&session, End::Revoked);
-            let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
-            let (base, path) = (settings.base(host), parts.uri.path());
-            return Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)));
+            return Err(refused);
         }
         let Greeting { name, client_version, .. } = &session.opening.greeting;
         let user = session.user();
@@ -570,7 +477,7 @@ impl Front {
     ) -> Checked<Response> {
         let user = &pass.user;
         let id = message.id().unwrap_or("null");
-        let (endpoint, name) = self.endpoint(user, place, id)?;
+        let (endpoint, name) = self.endpoint(user, place, id, SERVER_ERROR)?;
         let greeting = Greeting::read(message.params());
         let _admission = user.call().map_err(|limited| Refused::new(reply::limited(Some(id), &limited)))?;
         let _work = self.work.token();
@@ -635,20 +542,6 @@ impl Front {
         self.sessions.find(given, user, place, Instant::now()).ok_or_else(|| {
             no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such session; begin with `initialize`")
         })
-    }
-}
-
-/// A guest that listens, as long as it does.
-struct Present {
-    front: Arc<Front>,
-    session: Arc<Session>,
-}
-
-impl Drop for Present {
-    fn drop(&mut self) {
-        if let Some(session) = self.front.sessions.close(&self.session, End::Closed) {
-            self.front.gone(&session);
-        }
     }
 }
 
@@ -782,12 +675,6 @@ fn version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {
             Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why))
         }
     }
-}
-
-/// Without sessions there is nothing but to ask.
-fn in_a_session(headers: &HeaderMap) -> Checked<()> {
-    let is_elsewhere = !headers.contains_key(SESSION_ID) && era::is_stateless_header(headers);
-    if is_elsewhere { Err(not_allowed("POST")) } else { Ok(()) }
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

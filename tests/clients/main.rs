@@ -76,10 +76,12 @@ impl Endpoint {
 }
 
 /// Who comes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Client {
     TypeScript,
     Python,
+    /// The same, which asks what the server speaks, and goes on without a session.
+    PythonStateless,
 }
 
 impl Client {
@@ -87,7 +89,7 @@ impl Client {
     fn name(self) -> &'static str {
         match self {
             Self::TypeScript => "ts",
-            Self::Python => "python",
+            Self::Python | Self::PythonStateless => "python",
         }
     }
 
@@ -99,9 +101,12 @@ impl Client {
                 command.arg(script("clients/ts.mjs")).env("MCP_CLIENTS_DIR", directory().join("clients"));
                 command
             }
-            Self::Python => {
+            Self::Python | Self::PythonStateless => {
                 let mut command = Command::new(installed("python3", "venv/bin/python")?);
-                command.arg("-B").arg(script("clients/python.py"));
+                command.arg("-B").arg(script("clients/python.py")).env_remove("MCP_MODE");
+                if self == Self::PythonStateless {
+                    command.env("MCP_MODE", "auto");
+                }
                 command
             }
         };
@@ -126,8 +131,20 @@ fn sees_all_of_it(client: Client, endpoint: &Endpoint) -> Option<Steps> {
     for tool in ["get-sum", "trigger-sampling-request", "trigger-elicitation-request", "get-roots-list"] {
         assert!(tools.contains(&json!(tool)), "{tools:?}");
     }
-    seen.says("call", "The sum of 2 and 40 is 42.");
     assert_eq!(seen.of("read")["uri"], "demo://resource/dynamic/text/1");
+    sees_what_is_of_both_eras(&seen, name);
+    seen.says("roots", &format!("file:///{name}"));
+    assert_eq!(seen.of("log")["logged"], true);
+    let errors = seen.of("end")["errors"].as_array().unwrap();
+    // Progress of a call that was taken back, and was under way already.
+    let errors: Vec<_> = errors.iter().filter(|error| !error.to_string().contains("for an unknown token")).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    Some(seen)
+}
+
+/// What every client of server-everything has seen, whichever era it speaks.
+fn sees_what_is_of_both_eras(seen: &Steps, name: &str) {
+    seen.says("call", "The sum of 2 and 40 is 42.");
     seen.says("read", "Resource 1: This is a plaintext resource");
     seen.says("prompt", "What's weather in Paris?");
     assert_eq!(seen.of("complete")["values"], json!(["Engineering"]));
@@ -139,13 +156,6 @@ fn sees_all_of_it(client: Client, endpoint: &Endpoint) -> Option<Steps> {
     seen.says("sample", &format!("{name} has read: Resource trigger-sampling-request context: what is this?"));
     seen.says("sample", &format!("{name}-model"));
     seen.says("elicit", "Agreed to terms: true");
-    seen.says("roots", &format!("file:///{name}"));
-    assert_eq!(seen.of("log")["logged"], true);
-    let errors = seen.of("end")["errors"].as_array().unwrap();
-    // Progress of a call that was taken back, and was under way already.
-    let errors: Vec<_> = errors.iter().filter(|error| !error.to_string().contains("for an unknown token")).collect();
-    assert!(errors.is_empty(), "{errors:?}");
-    Some(seen)
 }
 
 fn uses_the_meta_tools(client: Client, endpoint: &Endpoint) {
@@ -217,6 +227,19 @@ fn through_the_endpoint_the_python_client_sees_all_of_a_server_and_uses_the_meta
     let Some(seen) = sees_all_of_it(Client::Python, &endpoint) else { return };
     assert_eq!(seen.of("connect")["asked"][0], json!(["initialize", 200, null]));
     uses_the_meta_tools(Client::Python, &endpoint);
+}
+
+#[test]
+fn through_the_endpoint_a_client_without_sessions_uses_a_server_with_sessions_on_every_path() {
+    let Some(endpoint) = Endpoint::ours() else { return };
+    let (client, token) = (Client::PythonStateless, endpoint.token.as_deref());
+    let flat = format!("{}?mode=flat", endpoint.tools.as_ref().unwrap());
+    for (to, face) in [(&endpoint.instance, "both"), (&flat, "flat")] {
+        let Some(seen) = client.goes(to, face, token) else { return };
+        assert_eq!(seen.of("connect")["version"], "2026-07-28");
+        sees_what_is_of_both_eras(&seen, client.name());
+    }
+    uses_the_meta_tools(client, &endpoint);
 }
 
 #[test]

@@ -1,9 +1,11 @@
 """The Python SDK's client. Each line that it prints is a step, and what it has seen there, as JSON.
 
 python.py URL instance   server-everything, as if directly connected: all that there is
+python.py URL both       all of it that there is in either era
+python.py URL flat       the same, in flat mode
 python.py URL tools      the meta-tools, with server-everything behind them
 
-MCP_TOKEN is the bearer token, if one is needed.
+MCP_TOKEN is the bearer token, if one is needed; MCP_MODE the SDK's mode, if it is not to open a session.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-# What is of 2025-11-25 is deprecated in the SDK, and is what is tested here. The other era is in eras_new.py.
+# What is of 2025-11-25 is deprecated in the SDK, and is what is tested here.
 warnings.simplefilter("ignore")
 
 
@@ -57,13 +59,14 @@ async def until(holds):
         await asyncio.sleep(0.05)
 
 
-async def instance(client):
-    say("call", text=text(await client.call_tool("get-sum", {"a": 2, "b": 40})))
-    read = (await client.read_resource("demo://resource/dynamic/text/1")).contents[0]
+async def both(client, name="", uri=""):
+    """What there is in either era, of names and URIs that begin so."""
+    say("call", text=text(await client.call_tool(f"{name}get-sum", {"a": 2, "b": 40})))
+    read = (await client.read_resource(f"{uri}demo://resource/dynamic/text/1")).contents[0]
     say("read", uri=str(read.uri), text=read.text)
-    prompt = await client.get_prompt("args-prompt", {"city": "Paris"})
+    prompt = await client.get_prompt(f"{name}args-prompt", {"city": "Paris"})
     say("prompt", text=prompt.messages[0].content.text)
-    reference = types.PromptReference(type="ref/prompt", name="completable-prompt")
+    reference = types.PromptReference(type="ref/prompt", name=f"{name}completable-prompt")
     completion = (await client.complete(reference, {"name": "department", "value": "E"})).completion
     say("complete", values=completion.values)
 
@@ -72,7 +75,7 @@ async def instance(client):
     async def on_progress(done, total, _message):
         progress.append({"progress": done, "total": total})
 
-    long = "trigger-long-running-operation"
+    long = f"{name}trigger-long-running-operation"
     done = await client.call_tool(long, {"duration": 0.4, "steps": 4}, progress_callback=on_progress)
     say("progress", progress=progress, text=text(done))
 
@@ -89,12 +92,17 @@ async def instance(client):
         cancelled = None
     except asyncio.CancelledError:
         cancelled = "cancelled"
-    await client.send_ping()
+    await client.call_tool(f"{name}get-sum", {"a": 1, "b": 1})
     say("cancel", error=cancelled)
 
     sampling = {"prompt": "what is this?", "maxTokens": 10}
-    say("sample", text=text(await client.call_tool("trigger-sampling-request", sampling)))
-    say("elicit", text=text(await client.call_tool("trigger-elicitation-request", {})))
+    say("sample", text=text(await client.call_tool(f"{name}trigger-sampling-request", sampling)))
+    say("elicit", text=text(await client.call_tool(f"{name}trigger-elicitation-request", {})))
+
+
+async def instance(client):
+    await both(client)
+    await client.send_ping()
     # The server asks when it likes, and says no more than what it knows by then.
     known = ""
     for _ in range(200):
@@ -108,6 +116,10 @@ async def instance(client):
     await until(lambda: logged)
     await client.call_tool("toggle-simulated-logging", {})
     say("log", logged=bool(logged))
+
+
+async def flat(client):
+    await both(client, "everything__", "everything|")
 
 
 async def tools(client):
@@ -139,11 +151,11 @@ async def main():
             "list_roots_callback": roots,
             "logging_callback": log,
         }
-        async with Client(streamable_http_client(url, http_client=http), mode="legacy", **callbacks) as client:
+        async with Client(streamable_http_client(url, http_client=http), mode=os.environ.get("MCP_MODE", "legacy"), **callbacks) as client:
             say("connect", server=client.server_info.name, version=client.protocol_version, asked=asked[:2])
             listed = await client.list_tools()
             say("list", tools=[tool.name for tool in listed.tools])
-            await {"instance": instance, "tools": tools}[face](client)
+            await {"instance": instance, "both": both, "flat": flat, "tools": tools}[face](client)
     say("end", errors=[])
 
 

@@ -171,3 +171,124 @@ pub(crate) fn tagged(message: &Message, id: &str) -> Option<String> {
     whole.set("params", tagged);
     Some(whole.written())
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(text: &str) -> Message {
+        Message::read(text.to_owned().into()).unwrap()
+    }
+
+    fn server(era: Era, greeting: &str) -> ServerInfo {
+        let part = |name| member(greeting, name).unwrap_or("{}").to_owned();
+        ServerInfo {
+            name: "n".to_owned(),
+            version: "1".to_owned(),
+            era,
+            protocol: String::new(),
+            capabilities: serde_json::value::RawValue::from_string(part("capabilities")).unwrap(),
+            instructions: None,
+            greeting: serde_json::value::RawValue::from_string(greeting.to_owned()).unwrap(),
+        }
+    }
+
+    fn value(text: &str) -> Value {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_request_for_a_server_of_sessions_is_without_what_only_the_other_era_says() {
+        let asked = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"requestState":"s","name":"n","_meta":{"progressToken":7,"io.modelcontextprotocol/clientInfo":{},"a/b":1e400,"io.modelcontextprotocol/related-task":{},"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{}},"inputResponses":{}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
+        let changed = for_sessions(&read(asked)).unwrap();
+        let expected = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"name":"n","_meta":{"progressToken":7,"a/b":1e400,"io.modelcontextprotocol/related-task":{}}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
+        assert_eq!(changed.text(), expected);
+        assert_eq!((changed.id(), changed.token()), (Some("\"i\""), Some("7")));
+        let bare = read(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#);
+        assert_eq!(for_sessions(&bare).unwrap().text(), bare.text());
+    }
+
+    #[test]
+    fn a_server_is_introduced_to_either_era_by_what_it_said_in_the_other() {
+        let old = r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{}},"serverInfo":{"name":"o","x":1.50},"instructions":"i","x":[ 1.50 ],"_meta":{"y":1}}"#;
+        let told = discovery(&server(Era::Sessions, old));
+        assert!(told.contains(r#""x":[ 1.50 ]"#) && told.contains(r#"{"name":"o","x":1.50}"#), "{told}");
+        assert_eq!(
+            value(&told),
+            json!({
+                "resultType": "complete", "supportedVersions": SERVED, "capabilities": {"tools": {}}, "instructions": "i",
+                "ttlMs": 0, "cacheScope": "private", "x": [1.5], "_meta": {"y": 1, SERVER_INFO: {"name": "o", "x": 1.5}},
+            })
+        );
+        assert_eq!(value(&introduction(&server(Era::Sessions, old), "2025-03-26"))["protocolVersion"], "2025-03-26");
+
+        let new = r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"ttlMs":9,"cacheScope":"public","x":1.50,"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"w"},"y":1}}"#;
+        let told = discovery(&server(Era::Stateless, new));
+        assert_eq!(told, new.replace(r#"["2026-07-28"]"#, &written(&SERVED)));
+        let told = value(&introduction(&server(Era::Stateless, new), "2025-11-25"));
+        let (name, meta) = (json!({"name": "w"}), json!({SERVER_INFO: {"name": "w"}, "y": 1}));
+        let all = json!({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": name, "x": 1.5, "_meta": meta});
+        assert_eq!(told, all);
+        // One that does not say who it is.
+        let told = value(&introduction(&server(Era::Stateless, r#"{"capabilities":{}}"#), "2025-11-25"));
+        assert_eq!(told["serverInfo"], json!({"name": "n", "version": "1"}));
+    }
+
+    #[test]
+    fn a_result_has_all_that_it_must_have_and_keeps_what_it_has() {
+        let listed = completed(r#"{"tools":[1.50],"ttlMs":5}"#, "tools/list", None);
+        assert_eq!(listed, r#"{"tools":[1.50],"ttlMs":5,"resultType":"complete","cacheScope":"private"}"#);
+        assert_eq!(completed("{}", "tools/call", None), r#"{"resultType":"complete"}"#);
+        let asks = r#"{"resultType":"input_required","requestState":"s"}"#;
+        assert_eq!(completed(asks, "resources/read", None), asks);
+        let signed = completed(r#"{"resultType":"complete","_meta":{"a":1}}"#, "x", Some(r#"{"name":"n"}"#));
+        assert_eq!(value(&signed)["_meta"], json!({"a": 1, SERVER_INFO: {"name": "n"}}));
+        assert_eq!(completed(&signed, "x", Some("{}")), signed);
+        assert_eq!(completed("[1]", "tools/list", None), "[1]");
+        for (told, of_ours, code) in [
+            (-32002, false, INVALID_PARAMS),
+            (-32042, false, INTERNAL_ERROR),
+            (-32000, false, -32000),
+            (-32000, true, INTERNAL_ERROR),
+            (-7, true, -7),
+        ] {
+            assert_eq!(super::code(told, of_ours), code);
+        }
+    }
+
+    #[test]
+    fn news_is_marked_with_who_listens_for_it() {
+        let tag = |text: &str| tagged(&read(text), "\"i\"").unwrap();
+        let meta = r#""_meta":{"io.modelcontextprotocol/subscriptionId":"i"}"#;
+        assert_eq!(
+            tag(r#"{"method":"a","jsonrpc":"2.0"}"#),
+            format!(r#"{{"method":"a","jsonrpc":"2.0","params":{{{meta}}}}}"#)
+        );
+        let other = r#"{"jsonrpc":"2.0","method":"a","params":{"uri":"u","_meta":{"io.modelcontextprotocol/subscriptionId":7}}}"#;
+        assert_eq!(tag(other), format!(r#"{{"jsonrpc":"2.0","method":"a","params":{{"uri":"u",{meta}}}}}"#));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_taken_out_the_rest_stays(
+            names in prop::collection::vec("[a-z]{1,3}|requestState|_meta|\\PC{0,3}", 0..6),
+            values in prop::collection::vec("-?[1-9][0-9]{0,30}|\"[a-z]{0,3}\"|\\[\\]|\\{\\}", 6),
+        ) {
+            let members: Vec<String> =
+                names.iter().zip(&values).map(|(name, value)| format!("{}:{value}", quoted(name))).collect();
+            let asked = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{{{}}}}}"#, members.join(","));
+            let changed = for_sessions(&read(&asked)).unwrap();
+            let kept: Vec<&String> =
+                members.iter().filter(|member| !member.starts_with("\"requestState\"")).collect();
+            for member in kept {
+                let is_there = changed.text().contains(member.as_str());
+                prop_assert!(is_there || member.starts_with("\"_meta\""), "{} in {}", member, changed.text());
+            }
+            prop_assert!(!changed.text().contains("\"requestState\":"));
+        }
+    }
+}

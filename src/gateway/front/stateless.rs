@@ -1,0 +1,158 @@
+//! A request without a session: what it says of itself, where it goes, and who is told of it. The other half of the
+//! [front](super).
+
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, StatusCode, header, request};
+use axum::response::Response;
+use mcp_satellite_actors::rpc::{Kind, Message};
+use tokio::time::{Duration, Instant};
+
+use super::super::access::Pass;
+use super::super::call::{Form, Manner, Open};
+use super::super::era::terms::Terms;
+use super::super::era::{self, HEADER_MISMATCH, Wrong, change, headers};
+use super::super::face::{Answer, RpcError};
+use super::super::parked::Bound;
+use super::super::refusal::INVALID_PARAMS;
+use super::super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, SESSION_ID};
+use super::super::session::guest::Presence;
+use super::super::session::{ENDED, End, Opening, Place, Session};
+use super::super::subscription::Filter;
+use super::super::tools::raw;
+use super::super::visit::{self, Guest, Visit};
+use super::{CROWDED_PAUSE, Checked, Front, Memory, Refused, Settings, TEXT_MAX, cut, no, not_allowed, one};
+
+/// A guest that listens, as long as it does.
+struct Present {
+    front: Arc<Front>,
+    session: Arc<Session>,
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        if let Some(session) = self.front.sessions.close(&self.session, End::Closed) {
+            self.front.gone(&session);
+        }
+    }
+}
+
+impl Front {
+    /// A request without a session.
+    pub(super) async fn visited(
+        self: &Arc<Self>,
+        settings: &Settings,
+        pass: &Pass,
+        place: Place<'_>,
+        parts: &request::Parts,
+        (message, memory): (Message, Memory),
+        manner: Manner,
+    ) -> Checked<Response> {
+        let Some(id) = message.id().filter(|_| message.kind() == Kind::Request) else {
+            // This era has no notification of a client that means anything over HTTP.
+            return Ok(reply::empty(StatusCode::ACCEPTED));
+        };
+        let id: Arc<str> = id.into();
+        let wrong = |Wrong { status, error }| Refused::new(reply::wrong(status, &id, error));
+        let Terms { client, level } = Terms::read(&message, &parts.headers).map_err(wrong)?;
+        let method = message.method().unwrap_or_default();
+        if era::is_removed(method) {
+            let why = format!("there is no method `{method}` in this version of the protocol");
+            return Err(no(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
+        }
+        let (endpoint, name) = self.endpoint(&pass.user, place, &id, change::INTERNAL_ERROR)?;
+        if method == "tools/call"
+            && let Some((_, tool)) = message.params().and_then(|params| raw::place(params, &["name"]))
+            && let Some(definition) = self.faces.definition(pass.user.clone(), &endpoint, &tool).await
+        {
+            headers::check_arguments(&definition, message.params(), &parts.headers)
+                .map_err(|why| no(StatusCode::BAD_REQUEST, Some(&id), HEADER_MISMATCH, &why))?;
+        }
+        let state = message.params().and_then(|params| raw::place(params, &["requestState"]));
+        let waits = state.and_then(|(_, state)| {
+            let bound = Bound::of(&pass.user, &endpoint, &message);
+            self.parked.take(&state, &bound, Instant::now()).filter(|visit| !visit.is_over())
+        });
+        if let Some(visit) = waits {
+            visit.resumed(&message);
+            // What it holds of its user's limits it has held all the time.
+            drop(memory);
+            return Ok(visit::round(visit, id, manner, self.work.token()).await);
+        }
+        let admission = pass.user.call().map_err(|limited| Refused::new(reply::limited(Some(&id), &limited)))?;
+        if method == "server/discover" {
+            let _work = self.work.token();
+            let told = match self.faces.discover(pass.user.clone(), endpoint).await {
+                Ok(told) => Answer::Result(told),
+                Err(error) => Answer::Error(error),
+            };
+            let (status, told) = visit::finished(told, method);
+            return Ok(reply::answer_as(status, &told, &id));
+        }
+        let listens = method == "subscriptions/listen";
+        let presence = if listens { Presence::Listening } else { Presence::Request { method: method.into(), level } };
+        let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
+        let (pass, version) = (pass.clone(), client.version.clone());
+        let opening = Opening { pass, endpoint, name: name.into(), greeting: client, version, user_agent, presence };
+        if listens {
+            return self.listened(settings, opening, parts, &message, &id, manner).await;
+        }
+        let full =
+            |_| no(StatusCode::SERVICE_UNAVAILABLE, Some(&id), change::INTERNAL_ERROR, "there are no random numbers");
+        let guest = Guest::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
+        // A reload that has looked through the guests meanwhile has not seen this one.
+        self.stands(settings, &guest.session.opening.pass, parts)?;
+        let visit = Visit::begin(guest, message, manner.timeout, admission, memory);
+        Ok(visit::round(visit, id, manner, self.work.token()).await)
+    }
+
+    /// A guest that listens. It counts as a session of its user.
+    async fn listened(
+        self: &Arc<Self>,
+        settings: &Settings,
+        opening: Opening,
+        parts: &request::Parts,
+        message: &Message,
+        id: &Arc<str>,
+        manner: Manner,
+    ) -> Checked<Response> {
+        if manner.form == Form::Json {
+            let why = "what is listened for comes as text/event-stream; accept it";
+            return Err(no(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
+        }
+        let wanted = Filter::read(message.params());
+        let wanted = wanted.map_err(|why| no(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
+        let session = self.opened(settings, opening, parts, id)?;
+        let present = Present { front: self.clone(), session: session.clone() };
+        let Ok((call, _withdrawn)) = session.begin(id, true) else {
+            return Err(no(StatusCode::BAD_REQUEST, Some(id), INVALID_REQUEST, "this request is open already"));
+        };
+        let open = Open { session: session.clone(), call };
+        let agreed = match self.faces.listen(&session, wanted).await {
+            Ok(agreed) => agreed,
+            Err(error) => {
+                let RpcError { code, message, data } = error;
+                let error = RpcError { code: change::code(code, true), message, data };
+                return Ok(reply::wrong(era::status_of(error.code), id, error));
+            }
+        };
+        if !session.agree(id, agreed) {
+            return Err(Refused::new(reply::crowded(CROWDED_PAUSE)));
+        }
+        let Some(listening) = session.listen(call, None, manner.keep_alive) else {
+            return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));
+        };
+        tokio::spawn(async move {
+            // What is said at its end is read by whoever still listens.
+            session.abandoned(call, Duration::ZERO).await;
+            drop((open, present));
+        });
+        Ok(reply::stream(listening))
+    }
+}
+
+/// Without sessions there is nothing but to ask.
+pub(super) fn in_a_session(headers: &HeaderMap) -> Checked<()> {
+    let is_elsewhere = !headers.contains_key(SESSION_ID) && era::is_stateless_header(headers);
+    if is_elsewhere { Err(not_allowed("POST")) } else { Ok(()) }
+}
