@@ -5,6 +5,17 @@ import json
 import sys
 
 
+async def does(face, words):
+    """What the words of the command line say."""
+    match words:
+        case []:
+            await goes_on(face)
+        case [name]:
+            await sees(face, name)
+        case [way, *servers]:
+            await asks(face, way, servers)
+
+
 def say(step, **seen):
     print(json.dumps({"step": step, **seen}), flush=True)
 
@@ -21,7 +32,7 @@ async def sees(face, name):
     told = []
 
     async def on_progress(done, total, _message):
-        told.append([done, total])
+        told.append([int(done), int(total)])
 
     say("work", said=await face.call("work", {"steps": 3}, on_progress), progress=told)
     failed, said = await face.call("add", {"a": 2})
@@ -33,6 +44,16 @@ async def sees(face, name):
         say("miss", found=False)
     heard = await face.hears(lambda: face.call("grow", {"name": name}))
     say("grow", heard=heard, listed=name in await face.tools(), said=await face.call(name, {}))
+
+
+async def asks(face, way, servers):
+    """Lets servers ask their question where all of them are offered at once: behind the meta-tools, or under other names."""
+    for server in servers:
+        through = {
+            "tools": ("execute_mcp_tool", {"tool_path": f"{server}:ask", "arguments": {}}),
+            "flat": (f"{server}__ask", {}),
+        }
+        say("ask", server=server, said=await face.call(*through[way]))
 
 
 async def goes_on(face):

@@ -1,6 +1,6 @@
 //! Both eras of the protocol on either side: clients and servers made with the Python SDK that knows sessions only (`Old`)
-//! and with the one that speaks both eras and prefers the new one (`New`), each with each. What a client sees is the same
-//! whatever the server is, and whatever is between.
+//! and with the one that speaks both eras and prefers the new one (`New`), and the client of the TypeScript SDK of both
+//! eras, each with each. What a client sees is the same whatever the server is, and whatever is between.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::EVERYTHING;
 use crate::port::free_port;
-use crate::real_servers::installed;
+use crate::real_servers::{directory, installed};
 use crate::support::{GIVE_UP, Running, Steps, lines_of, script};
+use crate::{EVERYTHING, NODE};
 
 const OLD_VERSION: &str = "2025-11-25";
 const NEW_VERSION: &str = "2026-07-28";
@@ -57,36 +57,70 @@ impl Sdk {
     fn serves(self, port: u16, flags: &[&str]) -> Option<Running> {
         Some(Running::server(self.command("servers")?.arg(port.to_string()).args(flags), port))
     }
+}
 
-    /// Sees all that its client can see there. The name is of a tool that it lets grow: nobody else does there.
-    fn sees_all(self, url: &str, name: &str) -> Option<Steps> {
-        let mut command = self.command("clients")?;
-        let steps = Steps::taken(command.args([url, "auto", name]).stdin(Stdio::null()));
-        assert_eq!(steps.of("connect")["server"], "eras");
+/// Who comes.
+#[derive(Debug, Clone, Copy)]
+enum Client {
+    Python(Sdk),
+    /// Of the SDK that speaks both eras.
+    TypeScript,
+}
+
+impl Client {
+    const ALL: [Self; 3] = [Self::Python(Sdk::Old), Self::Python(Sdk::New), Self::TypeScript];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Python(sdk) => sdk.name(),
+            Self::TypeScript => "ts",
+        }
+    }
+
+    fn command(self) -> Option<Command> {
+        let mut command = match self {
+            Self::Python(sdk) => sdk.command("clients")?,
+            Self::TypeScript => {
+                installed("node", "clients/node_modules/@modelcontextprotocol/client/dist/index.mjs")?;
+                let mut command = Command::new(installed("node", NODE)?);
+                command.arg(script("clients/eras_new.mjs")).env("MCP_CLIENTS_DIR", directory().join("clients"));
+                command
+            }
+        };
+        command.stdin(Stdio::null());
+        Some(command)
+    }
+
+    /// What it speaks with somebody who speaks both eras.
+    fn version(self) -> &'static str {
+        match self {
+            Self::Python(Sdk::Old) => OLD_VERSION,
+            Self::Python(Sdk::New) | Self::TypeScript => NEW_VERSION,
+        }
+    }
+
+    /// Sees all that it can see there, and speaks this.
+    fn sees_all(self, url: &str, version: &str) -> Option<()> {
+        // A tool that it lets grow: nobody else does.
+        let name = format!("grown_by_{}", self.name());
+        let steps = Steps::taken(self.command()?.args([url, "auto", &name]));
         assert_eq!(
-            Value::from(steps.0[1..].to_vec()),
+            Value::from(steps.0),
             json!([
+                {"step": "connect", "server": "eras", "version": version},
                 {"step": "list", "tools": ["add", "ask", "work", "grow"]},
                 {"step": "call", "said": [false, "42"]},
                 {"step": "ask", "said": [false, "Hello, Ada!"]},
                 {"step": "read", "said": "Nothing."},
                 {"step": "prompt", "said": "Please review:\n\n1 + 1"},
-                {"step": "work", "said": [false, "3 steps done."], "progress": [[1.0, 3.0], [2.0, 3.0], [3.0, 3.0]]},
+                {"step": "work", "said": [false, "3 steps done."], "progress": [[1, 3], [2, 3], [3, 3]]},
                 {"step": "fail", "failed": true, "says": true},
                 {"step": "miss", "found": false},
                 {"step": "grow", "heard": true, "listed": true, "said": [false, name]},
             ]),
             "{self:?} at {url}"
         );
-        Some(steps)
-    }
-
-    /// What its client speaks with somebody who speaks both eras.
-    fn version(self) -> &'static str {
-        match self {
-            Self::Old => OLD_VERSION,
-            Self::New => NEW_VERSION,
-        }
+        Some(())
     }
 }
 
@@ -110,14 +144,13 @@ fn remote(port: u16) -> String {
 }
 
 /// Each client uses each server.
-fn all_see_all(endpoint: &str, servers: &[&str]) {
+fn all_see_all(endpoint: &str, servers: &[&str]) -> Option<()> {
     for server in servers {
-        for client in Sdk::BOTH {
-            let url = endpoint.replace("/mcp", &format!("/i/{server}/mcp"));
-            let Some(steps) = client.sees_all(&url, &format!("grown_by_{}", client.name())) else { return };
-            assert_eq!(steps.of("connect")["version"], client.version(), "{client:?} with {server}");
+        for client in Client::ALL {
+            client.sees_all(&endpoint.replace("/mcp", &format!("/i/{server}/mcp")), client.version())?;
         }
     }
+    Some(())
 }
 
 #[test]
@@ -125,11 +158,9 @@ fn with_nothing_between_clients_of_both_eras_see_all_of_servers_of_both_eras() {
     for server in Sdk::BOTH {
         let port = free_port();
         let Some(_server) = server.serves(port, &[]) else { return };
-        for client in Sdk::BOTH {
-            let url = format!("http://127.0.0.1:{port}/mcp");
-            let Some(steps) = client.sees_all(&url, &format!("grown_by_{}", client.name())) else { return };
-            let era = if server == client { client.version() } else { OLD_VERSION };
-            assert_eq!(steps.of("connect")["version"], era, "{client:?} with {server:?}");
+        for client in Client::ALL {
+            let version = if server == Sdk::New { client.version() } else { OLD_VERSION };
+            client.sees_all(&format!("http://127.0.0.1:{port}/mcp"), version);
         }
     }
 }
@@ -137,8 +168,9 @@ fn with_nothing_between_clients_of_both_eras_see_all_of_servers_of_both_eras() {
 #[test]
 fn through_the_endpoint_clients_of_both_eras_see_all_of_servers_of_both_eras_over_stdio() {
     let (Some(old), Some(new)) = (Sdk::Old.words("servers"), Sdk::New.words("servers")) else { return };
-    let (_satellite, endpoint) = satellite(&[("old", process(&old)), ("new", process(&new))]);
-    all_see_all(&endpoint, &["old", "new"]);
+    let pinned = format!("{}\nprotocol = \"{NEW_VERSION}\"", process(&new));
+    let (_satellite, endpoint) = satellite(&[("old", process(&old)), ("both", process(&new)), ("new", pinned)]);
+    all_see_all(&endpoint, &["old", "both", "new"]);
 }
 
 #[test]
@@ -151,7 +183,25 @@ fn through_the_endpoint_clients_of_both_eras_see_all_of_servers_of_both_eras_ove
         satellite(&[("old", remote(ports[0])), ("both", remote(ports[1])), ("new", remote(ports[2]))]);
     all_see_all(&endpoint, &["old", "new"]);
     // What it tells those of the new era only is not heard of by its session, which is of the old one.
-    Sdk::Old.sees_all(&endpoint.replace("/mcp", "/i/both/mcp"), "grown_by_old");
+    Client::Python(Sdk::Old).sees_all(&endpoint.replace("/mcp", "/i/both/mcp"), OLD_VERSION);
+}
+
+#[test]
+fn servers_of_both_eras_ask_clients_of_both_eras_where_all_of_them_are_offered_at_once() {
+    let (Some(old), Some(new)) = (Sdk::Old.words("servers"), Sdk::New.words("servers")) else { return };
+    let port = free_port();
+    let Some(_both) = Sdk::New.serves(port, &[]) else { return };
+    let pinned = format!("{}\nprotocol = \"{NEW_VERSION}\"", process(&new));
+    let (_satellite, endpoint) = satellite(&[("old", process(&old)), ("new", pinned), ("both", remote(port))]);
+    for sdk in Sdk::BOTH {
+        for (way, query) in [("tools", ""), ("flat", "?mode=flat")] {
+            let url = format!("{endpoint}{query}");
+            let Some(mut client) = Client::Python(sdk).command() else { return };
+            let steps = Steps::taken(client.args([&url, "auto", way, "old", "new", "both"]));
+            let asked = |server| json!({"step": "ask", "server": server, "said": [false, "Hello, Ada!"]});
+            assert_eq!(Value::from(steps.0[1..].to_vec()), json!(["old", "new", "both"].map(asked)), "{sdk:?}, {way}");
+        }
+    }
 }
 
 /// A client that stays, and calls when it is told to.

@@ -1,14 +1,15 @@
 """The client of the Python SDK of both eras; eras_old.py does the same. Each line that it prints is a step, and what it has seen, as JSON.
 
-eras_new.py URL ERA NAME   ERA is `auto`, or `legacy` for the old one; NAME a tool to grow
-eras_new.py URL ERA        a call for each line that it reads, over the one connection
+eras_new.py URL ERA NAME          ERA is `auto`, or `legacy` for the old one; NAME a tool to grow
+eras_new.py URL ERA WAY SERVER…   where all servers are offered at once: behind the meta-tools (`tools`), or in a list (`flat`)
+eras_new.py URL ERA               a call for each line that it reads, over the one connection
 """
 
 import asyncio
 import sys
 
 import mcp_types as types
-from eras import goes_on, say, sees
+from eras import does, say
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
@@ -49,7 +50,7 @@ class Face:
 
 
 async def main():
-    url, era, *name = sys.argv[1:]
+    url, era, *words = sys.argv[1:]
     changed = asyncio.Event()
 
     async def heard(message):
@@ -62,7 +63,7 @@ async def main():
         async with Client(transport, mode=era, **callbacks) as client:
             say("connect", server=client.server_info.name, version=client.protocol_version)
             face = Face(client, changed)
-            await (sees(face, *name) if name else goes_on(face))
+            await does(face, words)
 
 
 asyncio.run(main())

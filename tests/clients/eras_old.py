@@ -1,13 +1,12 @@
 """The client of the last Python SDK that speaks nothing newer than 2025-11-25; see eras_new.py.
 
-eras_old.py URL ERA NAME   ERA is there for eras_new.py
-eras_old.py URL ERA
+eras_old.py URL ERA …   ERA is there for eras_new.py
 """
 
 import asyncio
 import sys
 
-from eras import goes_on, say, sees
+from eras import does, say
 from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import AnyUrl
@@ -40,7 +39,7 @@ class Face:
 
 
 async def main():
-    url, _, *name = sys.argv[1:]
+    url, _, *words = sys.argv[1:]
     changed = asyncio.Event()
 
     async def heard(message):
@@ -52,7 +51,7 @@ async def main():
             known = await session.initialize()
             say("connect", server=known.serverInfo.name, version=known.protocolVersion)
             face = Face(session, changed)
-            await (sees(face, *name) if name else goes_on(face))
+            await does(face, words)
 
 
 asyncio.run(main())
