@@ -179,10 +179,7 @@ impl Settings {
 impl Satellite {
     /// Starts the runtime and the control socket on `data_dir`, and installs what `plan` asks for.
     pub(crate) async fn start(plan: Plan, data_dir: &Path) -> Result<Self, StartError> {
-        let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.display().to_string(), why };
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir).map_err(in_data_dir)?;
-        let data_dir = data_dir.canonicalize().map_err(in_data_dir)?;
-        let lock = lock(&data_dir).await?;
+        let (data_dir, lock) = own(data_dir).await?;
         let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.display().to_string(), why };
         match raise_descriptor_limit() {
             Ok(limit) => tracing::debug!(limit, "open files"),
@@ -784,6 +781,15 @@ async fn remembered(plan: &Plan, data_dir: &Path) -> Option<(Plan, Document)> {
 async fn reclaim(data_dir: &Path) -> std::io::Result<Option<Reclaimed>> {
     let data_dir = data_dir.to_owned();
     tokio::task::spawn_blocking(move || StdioConnector::reclaim(&data_dir)).await.map_err(std::io::Error::other)?
+}
+
+/// A data directory that is ours alone as long as what comes with it is kept.
+pub(crate) async fn own(data_dir: &Path) -> Result<(PathBuf, Flock<File>), StartError> {
+    let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.display().to_string(), why };
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir).map_err(in_data_dir)?;
+    let data_dir = data_dir.canonicalize().map_err(in_data_dir)?;
+    let lock = lock(&data_dir).await?;
+    Ok((data_dir, lock))
 }
 
 async fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {

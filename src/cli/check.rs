@@ -61,6 +61,11 @@ impl Sources {
         self.plan(&self.read(), listen)
     }
 
+    /// Whether any file is named.
+    pub(super) fn are_given(&self) -> bool {
+        self.config.is_some() || self.mcp_json.is_some()
+    }
+
     /// What the files hold now.
     pub(super) fn read(&self) -> Texts {
         Texts {

@@ -9,6 +9,7 @@ use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::remote::{Connection, Health};
 use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::outbox;
 use mcp_satellite_actors::rules::slot::Want;
@@ -236,8 +237,8 @@ pub struct AuthRequest {
 /// Where a person is to go.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AuthBegun {
-    /// What is authorized.
-    pub instance: InstanceStatus,
+    /// Full name of what is authorized.
+    pub instance: String,
     /// The number under which it is finished; nothing if it was granted to the satellite itself.
     pub flow: Option<u64>,
     /// The page to open.
@@ -268,8 +269,8 @@ pub struct AuthFinish {
 /// What became of an authorization that was given up.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AuthRevoked {
-    /// What it has come to.
-    pub instance: InstanceStatus,
+    /// Full name of whose it was.
+    pub instance: String,
     /// Whether there was one.
     pub was_there: bool,
     /// Why its authorization server could not be told.
@@ -572,8 +573,8 @@ pub struct Filter {
 
 impl Filter {
     /// Whether an instance is meant.
-    pub fn admits(&self, view: &InstanceView) -> bool {
-        let (spec, id) = (&view.spec, &view.spec.id);
+    pub fn admits(&self, spec: &InstanceSpec) -> bool {
+        let id = &spec.id;
         let is = |wanted: &Option<String>, id: &str, slug: &str| {
             wanted.as_ref().is_none_or(|wanted| wanted == id || wanted == slug)
         };

@@ -3,6 +3,7 @@
 pub mod api;
 mod auth;
 pub mod client;
+pub(crate) mod find;
 pub(crate) mod server;
 
 use std::os::fd::AsRawFd;

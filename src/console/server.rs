@@ -23,6 +23,7 @@ use super::api::{
     Reconnected, SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
 use super::auth;
+use super::find::find;
 use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::delivery::Delivery;
@@ -140,7 +141,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
             let usage = view.pid.and_then(|pid| usage.get(&pid)).copied();
             InstanceStatus::of(view, usage, now)
         };
-        snapshot.iter().filter(|view| filter.admits(view)).map(row).collect()
+        snapshot.iter().filter(|view| filter.admits(&view.spec)).map(row).collect()
     });
     let instances = rows.await.map_err(|error| Failure::new("closing", error.to_string()))?;
     let satellite = SatelliteStatus {
@@ -165,7 +166,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
 async fn tools(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Json<Vec<ToolEntry>> {
     let snapshot = console.runtime.snapshot();
     let mut entries = Vec::new();
-    for view in snapshot.iter().filter(|view| filter.admits(view)) {
+    for view in snapshot.iter().filter(|view| filter.admits(&view.spec)) {
         let spec = &view.spec;
         for tool in view.offered().into_iter().flat_map(|catalogue| &catalogue.tools) {
             entries.push(ToolEntry {
@@ -246,42 +247,11 @@ pub(super) fn shown(console: &Console, view: &InstanceView) -> Answer<InstanceSt
     Ok(Json(InstanceStatus::of(view, None, Instant::now())))
 }
 
-/// Looks a name up, never parses it. What belongs to another team or user does not exist.
 pub(super) fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, Refusal> {
     let snapshot = console.runtime.snapshot();
-    let filter = Filter { team: selector.team.clone(), user: selector.user.clone() };
-    let named = |view: &&Arc<InstanceView>| *view.spec.name == *selector.server;
-    let slugged = |view: &&Arc<InstanceView>| view.spec.server.as_str() == selector.server;
-    let own = || snapshot.iter().filter(|view| filter.admits(view));
-    if let Some(view) = own().find(named) {
-        return Ok(view.clone());
-    }
-    let matching: Vec<_> = own().filter(slugged).collect();
-    match matching.as_slice() {
-        [view] => Ok((*view).clone()),
-        [] => {
-            if snapshot.iter().any(|view| named(&view) || slugged(&view)) {
-                tracing::warn!(
-                    server = selector.server,
-                    team = selector.team,
-                    user = selector.user,
-                    "a request named an instance of another team or user; it was answered as not found"
-                );
-            }
-            let message = format!("no server `{}`; `satellite status` lists those that there are", selector.server);
-            Err(Failure::new("not_found", message).into())
-        }
-        several => {
-            let full: Vec<String> = several.iter().map(|view| format!("  {}", view.spec.name)).collect();
-            let message = format!(
-                "`{}` names {} servers; use --team, --user or one of the full names:\n{}",
-                selector.server,
-                several.len(),
-                full.join("\n")
-            );
-            Err(Failure::new("ambiguous", message).into())
-        }
-    }
+    let views: Vec<&Arc<InstanceView>> = snapshot.iter().collect();
+    let found = find(&views, |view| &view.spec, selector).map_err(|failure| Refusal::from(*failure))?;
+    Ok(Arc::clone(found))
 }
 
 /// What was told before is stored after this, or cannot be.

@@ -41,9 +41,18 @@ pub(crate) enum Begun {
     /// To a page, by a browser that comes back to the `redirect_uri`.
     Page { flow: u64, url: String },
     /// To a page, on any device, with a code.
-    Device { flow: u64, user_code: String, page: String, page_with_code: Option<String>, expires_in: Duration },
+    Device(OnDevice),
     /// Nowhere: it was granted to the satellite itself.
     Granted,
+}
+
+/// What a person types where.
+pub(crate) struct OnDevice {
+    pub(crate) flow: u64,
+    pub(crate) user_code: String,
+    pub(crate) page: String,
+    pub(crate) page_with_code: Option<String>,
+    pub(crate) expires_in: Duration,
 }
 
 /// What a person comes back with.
@@ -152,13 +161,13 @@ impl Grants {
             let until = Instant::now() + expires_in.min(PATIENCE);
             let flow = flow(found.resource, until, Back::Device { code, interval });
             let flow = self.state().flows.insert(flow);
-            return Ok(Begun::Device {
+            return Ok(Begun::Device(OnDevice {
                 flow,
                 user_code,
                 page: verification_uri,
                 page_with_code: verification_uri_complete,
                 expires_in,
-            });
+            }));
         }
         let (issuer, issuer_is_said) = found.expected_issuer();
         let page = found.page(&client, &wanted.redirect_uri, &scopes).await?;

@@ -20,7 +20,14 @@ fn one_users_grant_never_serves_another() {
     assert!(bobs.stderr.contains("satellite auth files-acme-bob-f1"), "{bobs:#?}");
     authorize("bob");
     let name = |user: &str| whoami(user).exits(0).json()["content"][0]["text"].clone();
-    assert_ne!(name("alice"), name("bob"));
+    let names = (name("alice"), name("bob"));
+    assert_ne!(names.0, names.1);
+    satellite.terminate().exits(0);
+
+    // Kept apart, too.
+    let satellite = yard.home.run(&["--config", config.to_str().unwrap()]);
+    yard.home.wait_all_online();
+    assert_eq!((name("alice"), name("bob")), names);
     satellite.terminate().exits(0);
 }
 
@@ -70,4 +77,23 @@ fn what_is_uninstalled_is_revoked_and_forgotten_also_where_nobody_can_be_told() 
         }
         satellite.terminate().exits(0);
     }
+}
+
+#[test]
+fn a_server_can_be_authorized_before_any_satellite_runs() {
+    let yard = Yard::new();
+    let config = yard.config(&["alice", "bob"], "");
+    let refused = yard.home.satellite(&["auth", "files"]).exits(3);
+    assert!(refused.stderr.contains("--config FILE"), "{refused:#?}");
+    let config = config.to_str().unwrap();
+    yard.home.satellite(&["auth", "files", "--config", config]).exits(2);
+    let outcome = yard.authorize(&["--user", "bob", "--config", config]).exits(0);
+    assert!(outcome.stdout.ends_with("files-acme-bob-f1 is authorized\n"), "{outcome:#?}");
+    let satellite = yard.home.run(&["--config", config]);
+    let bob_is_online = || yard.home.rows().iter().any(|row| row["user"] == "bob" && row["status"] == "online");
+    wait_until("bob's to be online", bob_is_online);
+    satellite.terminate().exits(0);
+
+    yard.home.satellite(&["auth", "files", "--user", "bob", "--config", config, "--revoke"]).exits(0);
+    assert_eq!((yard.grant_files().len(), yard.authority.knows.state().revoked.len()), (0, 2));
 }

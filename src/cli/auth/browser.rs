@@ -1,0 +1,82 @@
+//! Where a browser is sent and comes back to.
+
+use std::io::BufRead;
+use std::process::Stdio;
+
+use axum::http::{StatusCode, Uri};
+use axum::response::{Html, IntoResponse};
+use reqwest::Url;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+
+/// The path that it comes back to.
+pub(super) const CALLBACK: &str = "/callback";
+/// What it shows then.
+const GOODBYE: &str =
+    "<!doctype html><meta charset=utf-8><title>satellite</title><p>The satellite has it. You can close this page.";
+
+/// What comes of a page.
+pub(super) enum Came {
+    /// The browser, to this address.
+    Back(String),
+    /// What somebody has pasted.
+    Typed(String),
+}
+
+/// Waits for the browser. Whoever else comes, such as a page that guesses our port, does not know the state.
+pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<Came>) -> AbortOnDropHandle<()> {
+    let port = listener.local_addr().map(|address| address.port()).unwrap_or_default();
+    let state = state_of(page);
+    let came = move |uri: Uri| {
+        let address = format!("http://127.0.0.1:{port}{uri}");
+        let said = state_of(&address);
+        let is_it = said.is_some() && said == state;
+        if is_it {
+            // A second time it is the same.
+            let _ = back.try_send(Came::Back(address));
+        }
+        async move {
+            if is_it {
+                Html(GOODBYE).into_response()
+            } else {
+                (StatusCode::BAD_REQUEST, "this is not what the satellite waits for\n").into_response()
+            }
+        }
+    };
+    let router = axum::Router::new().route(CALLBACK, axum::routing::get(came));
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        // If it cannot be served the address can still be pasted.
+        let _ = axum::serve(listener, router).await;
+    }))
+}
+
+fn state_of(address: &str) -> Option<String> {
+    let url = Url::parse(address).ok()?;
+    url.query_pairs().find(|(name, _)| name == "state").map(|(_, state)| state.into_owned())
+}
+
+/// Takes a line from stdin. Its thread is left behind when the browser comes first.
+pub(super) fn read(back: mpsc::Sender<Came>) {
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let text = line.trim();
+            if !text.is_empty() {
+                let _ = back.blocking_send(Came::Typed(text.to_owned()));
+                return;
+            }
+        }
+    });
+}
+
+/// Opens a page where there is somebody to see it. The page's address is no secret: what it leads to is of use to nobody
+/// without the satellite that has made it.
+pub(super) fn open(page: &str) -> bool {
+    let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let has_display = given("DISPLAY").or(given("WAYLAND_DISPLAY")).is_some();
+    let browser = given("BROWSER").or(has_display.then(|| "xdg-open".to_owned()));
+    let Some(browser) = browser else { return false };
+    let mut command = std::process::Command::new(browser);
+    command.arg(page).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().is_ok()
+}

@@ -1,0 +1,122 @@
+//! Who authorizes: the satellite that runs on a data directory, or nobody else, and then we do.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use nix::fcntl::Flock;
+
+use super::super::check::Sources;
+use super::super::{BAD_INPUT, FAILED, Failed};
+use crate::connect::remote::Clients;
+use crate::console::api::{AuthBegun, AuthFinish, AuthRequest, AuthRevoked, InstanceStatus, Selector};
+use crate::console::client::{Client, ClientError};
+use crate::console::find::find;
+use crate::oauth::{Answered, Grants, Trouble, Wanted};
+use crate::satellite::{StartError, own};
+use crate::values::Values;
+
+pub(super) enum Desk {
+    /// A satellite that runs.
+    Running(Client),
+    /// Nobody runs, and the data directory is ours meanwhile.
+    Alone(Box<Alone>),
+}
+
+pub(super) struct Alone {
+    grants: Grants,
+    specs: Vec<InstanceSpec>,
+    /// Held as long as grants are changed.
+    _lock: Flock<File>,
+}
+
+impl Desk {
+    /// The satellite of `data_dir`; or, where none runs and it is said what would, we.
+    pub(super) async fn open(client: Client, sources: &Sources, data_dir: &Path) -> Result<Self, Failed> {
+        let anything = Selector { server: String::new(), team: None, user: None };
+        match client.post::<InstanceStatus>("/v1/resolve", &anything).await {
+            Err(error @ ClientError::NotRunning { .. }) => {
+                if !sources.are_given() {
+                    let failed = Failed::from(error);
+                    let message = format!("{}; or say here which servers there are: --config FILE", failed.message);
+                    return Err(Failed { message, ..failed });
+                }
+                Ok(Self::Alone(Box::new(Alone::open(sources, data_dir).await?)))
+            }
+            // It knows of no such server, and so it is there.
+            _ => Ok(Self::Running(client)),
+        }
+    }
+
+    pub(super) async fn begin(&self, request: AuthRequest) -> Result<AuthBegun, Failed> {
+        match self {
+            Self::Running(client) => Ok(client.post("/v1/auth/begin", &request).await?),
+            Self::Alone(alone) => {
+                let spec = alone.find(&request.selector)?;
+                let AuthRequest { redirect_uri, device, scopes, .. } = request;
+                let wanted = Wanted { redirect_uri, device, scopes };
+                let begun = alone.grants.begin_flow(spec, wanted).await.map_err(|trouble| failed(spec, &trouble))?;
+                Ok(AuthBegun::of(&spec.name, begun))
+            }
+        }
+    }
+
+    pub(super) async fn finish(&self, finish: AuthFinish) -> Result<(), Failed> {
+        match self {
+            Self::Running(client) => Ok(client.post("/v1/auth/finish", &finish).await?),
+            Self::Alone(alone) => {
+                let finished = alone.grants.finish_flow(finish.flow, Answered::from(finish)).await;
+                finished.map(drop).map_err(|trouble| Failed::new(FAILED, trouble.to_string()))
+            }
+        }
+    }
+
+    pub(super) async fn revoke(&self, selector: &Selector) -> Result<AuthRevoked, Failed> {
+        match self {
+            Self::Running(client) => Ok(client.post("/v1/auth/revoke", selector).await?),
+            Self::Alone(alone) => {
+                let spec = alone.find(selector)?;
+                Ok(AuthRevoked::of(&spec.name, alone.grants.give_up(&spec.id).await))
+            }
+        }
+    }
+
+    /// What an instance has come to, where one can come to anything.
+    pub(super) async fn row(&self, instance: &str) -> Result<Option<InstanceStatus>, Failed> {
+        let Self::Running(client) = self else { return Ok(None) };
+        let selector = Selector { server: instance.to_owned(), team: None, user: None };
+        Ok(Some(client.post("/v1/resolve", &selector).await?))
+    }
+
+    pub(super) fn client(&self) -> Option<&Client> {
+        match self {
+            Self::Running(client) => Some(client),
+            Self::Alone(_) => None,
+        }
+    }
+}
+
+impl Alone {
+    async fn open(sources: &Sources, data_dir: &Path) -> Result<Self, Failed> {
+        let plan = sources.load(None)?;
+        let (data_dir, lock) = own(data_dir).await.map_err(|error| {
+            let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
+            Failed::new(code, error.to_string())
+        })?;
+        crate::http::install_tls_provider();
+        let grants = Grants::open(&data_dir, Arc::new(Clients::new()?))?;
+        let (_, specs) = Values::open(&data_dir).merge(plan.instances);
+        // What a backend gives besides is not known here, so nobody is taken to be gone.
+        grants.take_on(&specs, plan.oauth, false);
+        Ok(Self { grants, specs, _lock: lock })
+    }
+
+    fn find(&self, selector: &Selector) -> Result<&InstanceSpec, Failed> {
+        find(&self.specs, |spec| spec, selector).map_err(|failure| ClientError::Refused(failure).into())
+    }
+}
+
+fn failed(spec: &InstanceSpec, trouble: &Trouble) -> Failed {
+    Failed::new(FAILED, format!("cannot authorize `{}`: {trouble}", spec.name))
+}

@@ -1,0 +1,128 @@
+//! `satellite auth`
+
+mod browser;
+mod desk;
+
+use clap::Args;
+use mcp_satellite_actors::model::status::Status;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use self::browser::{CALLBACK, Came, listen, open, read};
+use self::desk::Desk;
+use super::check::Sources;
+use super::control::{in_words, settled};
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say};
+use crate::console::api::{AuthBegun, AuthFinish, AuthRequest, AuthRevoked, Selector};
+
+/// Authorize a remote server by OAuth, or take that back.
+///
+/// Opens the page of the server's authorization server in a browser and waits for it to come back. What is granted is kept
+/// in the data directory for its owner only, renewed by itself, and used by this user's instance alone, which goes on at
+/// once.
+#[derive(Args)]
+#[command(after_help = "\
+Where there is no browser, or one on another machine only:
+  satellite auth notes --no-browser     open the page anywhere; paste the address that it ends at, or the code in it
+  satellite auth notes --device         type a short code on any device, if the authorization server knows that
+
+  satellite auth notes --scope notes:write    asks for this, beside what was granted before
+  satellite auth notes --revoke               gives it up, here and there
+
+A client that is registered by hand, scopes, and client credentials, which need no person, are configured: oauth = { … }.")]
+pub(super) struct Auth {
+    #[command(flatten)]
+    target: Target,
+    /// Ask for this scope; may be given again
+    #[arg(long, value_name = "SCOPE")]
+    scope: Vec<String>,
+    /// Open no browser: print the page, and take what it ends at from stdin
+    #[arg(long)]
+    no_browser: bool,
+    /// By a code that is typed on another device
+    #[arg(long, conflicts_with = "no_browser")]
+    device: bool,
+    /// Give up what was granted
+    #[arg(long, conflicts_with_all = ["scope", "no_browser", "device"])]
+    revoke: bool,
+    /// Do not wait until the server has come to something
+    #[arg(long)]
+    no_wait: bool,
+    /// What says which servers there are, where no satellite is running
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    data_dir: DataDir,
+}
+
+impl Auth {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let desk = Desk::open(self.data_dir.client()?, &self.sources, &self.data_dir.data_dir).await?;
+        let selector = Selector::from(self.target.clone());
+        if self.revoke {
+            return revoke(&desk, &selector).await;
+        }
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let redirect_uri = format!("http://{}{CALLBACK}", listener.local_addr()?);
+        let request = AuthRequest { selector, redirect_uri, device: self.device, scopes: self.scope.clone() };
+        let AuthBegun { instance, flow, page, page_with_code, user_code, .. } = desk.begin(request).await?;
+        match (flow, page, user_code) {
+            (Some(flow), Some(page), Some(code)) => {
+                let page = page_with_code.unwrap_or(page);
+                say(&format!(
+                    "Open this page on any device:\n  {}\nand type the code {}",
+                    printable(&page),
+                    printable(&code)
+                ));
+                desk.finish(AuthFinish { flow, redirect: None, code: None }).await?;
+            }
+            (Some(flow), Some(page), None) => self.by_page(&desk, listener, flow, &page).await?,
+            // It was granted to the satellite itself.
+            _ => {}
+        }
+        say(&format!("{instance} is authorized"));
+        let (Some(row), Some(client)) = (desk.row(&instance).await?, desk.client()) else { return Ok(DONE) };
+        let row = if self.no_wait { row } else { settled(client, row).await? };
+        if self.no_wait || row.status == Status::Online {
+            say(&in_words(&row));
+            return Ok(DONE);
+        }
+        complain(&in_words(&row));
+        Ok(FAILED)
+    }
+
+    async fn by_page(&self, desk: &Desk, listener: TcpListener, flow: u64, page: &str) -> Result<(), Failed> {
+        let (back, mut came) = mpsc::channel(1);
+        let _listening = listen(listener, page, back.clone());
+        let opened = !self.no_browser && open(page);
+        let how = if opened { "A browser opens this page" } else { "Open this page in a browser" };
+        say(&format!("{how}:\n  {}", printable(page)));
+        if !opened {
+            say("and paste here the address that it ends at, or the code in it:");
+            read(back);
+        }
+        let (redirect, code) = match came.recv().await {
+            Some(Came::Back(url)) => (Some(url), None),
+            Some(Came::Typed(text)) if text.contains("://") => (Some(text), None),
+            Some(Came::Typed(text)) => (None, Some(text)),
+            None => return Err(Failed::new(BAD_INPUT, "nothing came back; nothing was authorized")),
+        };
+        desk.finish(AuthFinish { flow, redirect, code }).await
+    }
+}
+
+async fn revoke(desk: &Desk, selector: &Selector) -> Result<u8, Failed> {
+    let AuthRevoked { instance, was_there, not_told } = desk.revoke(selector).await?;
+    let any_more = if was_there { " any more" } else { "" };
+    say(&format!("{instance} has no authorization{any_more}"));
+    if let Some(row) = desk.row(&instance).await?.filter(|_| was_there) {
+        say(&in_words(&row));
+    }
+    match not_told {
+        None => Ok(DONE),
+        Some(why) => {
+            complain(&format!("it is forgotten here, and could not be revoked there: {}", printable(&why)));
+            Ok(FAILED)
+        }
+    }
+}
