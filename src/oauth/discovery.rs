@@ -50,6 +50,10 @@ pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>)
             Ok(trouble) => *trouble,
             Err(other) => Trouble::Away(format!("what it says of its authorization server cannot be read: {other}")),
         },
+        // It may be that they are just being replaced.
+        AuthError::AuthorizationServersUnavailable { .. } => {
+            Trouble::Away("none of the authorization servers that it names describes itself".to_owned())
+        }
         error => Trouble::Unusable(format!("its authorization server cannot be used: {error}")),
     })?;
     let metadata = resolved.metadata;

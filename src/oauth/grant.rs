@@ -13,6 +13,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
 use serde::{Deserialize, Serialize};
 
+use crate::config::OAuthPlan;
 use crate::private;
 
 /// In the data directory.
@@ -41,6 +42,13 @@ pub(super) struct Grant {
     pub(super) received_at: Timestamp,
     /// Of the access token, if it is known.
     pub(super) lifetime: Option<Duration>,
+}
+
+impl Grant {
+    /// Whether it is for the server at `url`, and given as planned.
+    pub(super) fn serves(&self, url: &str, plan: &OAuthPlan) -> bool {
+        self.url == url && plan.client_id.as_ref().is_none_or(|id| *id == self.client.id)
+    }
 }
 
 /// An authorization server, as far as it is asked again.
