@@ -427,7 +427,8 @@ async fn each_subscription_of_who_listens_counts_as_a_request_and_one_that_is_re
     let first = listens.hears().await.unwrap();
     let mut agreed: Vec<String> =
         serde_json::from_value(first["params"]["notifications"]["resourceSubscriptions"].clone()).unwrap();
-    (agreed.sort(), uris.sort());
+    agreed.sort();
+    uris.sort();
     assert_eq!(agreed, uris);
     // Eighteen requests, of which five wait for nothing: it had to wait for the others.
     assert!(began.elapsed() >= Duration::from_millis(600), "they are not counted");
