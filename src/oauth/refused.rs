@@ -43,7 +43,8 @@ impl Grants {
         let renewed_with = grant.and_then(|grant| grant.refresh_token.as_ref());
         let secrets = [refusal.used.as_ref(), grant.map(|grant| &grant.access_token), renewed_with];
         let mask = Mask::new(secrets.into_iter().flatten().map(Secret::expose));
-        let wanted = rules::scopes_of(challenge.scope.as_deref().unwrap_or_default(), |scope| mask.apply(scope) == scope);
+        let wanted =
+            rules::scopes_of(challenge.scope.as_deref().unwrap_or_default(), |scope| mask.apply(scope) == scope);
         held.lacking = rules::union(held.lacking.iter().chain(&wanted));
         held.lacking.truncate(rules::SCOPES_MAX);
         let scopes = wanted.join(" ");

@@ -117,7 +117,8 @@ mod tests {
         assert!(scopes_of(&long, |_| true).is_empty());
         assert_eq!(scopes_of(&many.join(" "), |_| true).len(), SCOPES_MAX);
         assert!(["read", "https://x.example.com/a-b_c.d", "user:email"].into_iter().all(is_safe_in_a_command));
-        for unsafe_one in ["a;b", "x|y", "`id`", "$(id)", "a>b", "a*", "~", "-x", "", "a'b", "a&b", "{a,b}", "#a", "!a"] {
+        for unsafe_one in ["a;b", "x|y", "`id`", "$(id)", "a>b", "a*", "~", "-x", "", "a'b", "a&b", "{a,b}", "#a", "!a"]
+        {
             assert!(!is_safe_in_a_command(unsafe_one), "{unsafe_one}");
         }
     }
