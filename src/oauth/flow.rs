@@ -137,6 +137,7 @@ impl Grants {
         }
         let way = self.way(&holder.url)?;
         let mut found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
+        found.is_as_planned(&plan)?;
         let asked = if wanted.scopes.is_empty() { &plan.scopes } else { &wanted.scopes };
         let scopes = found.scopes(asked, &before).await;
         let client = found.client(&plan, &wanted.redirect_uri, &scopes).await?;

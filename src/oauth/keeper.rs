@@ -337,6 +337,7 @@ impl Grants {
         let challenge = self.state().held.get(&holder.id).and_then(|held| held.challenge.clone());
         let way = self.way(&holder.url)?;
         let found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
+        found.is_as_planned(plan)?;
         let scopes = found.scopes(&plan.scopes, &[]).await;
         let client = Client { id: plan.client_id.clone().unwrap_or_default(), secret: plan.client_secret.clone() };
         let ask = Ask::Machine { scopes: &scopes };
@@ -489,7 +490,8 @@ impl Drop for UnderWay {
 
 /// Who we are to its authorization server now: a secret may be another one in the configuration.
 fn client_of(grant: &Grant, plan: &OAuthPlan) -> Client {
-    let configured = plan.client_secret.clone().filter(|_| plan.client_id.as_ref() == Some(&grant.client.id));
+    let is_for_it = plan.client_id.as_ref() == Some(&grant.client.id) && grant.authority.is_as_planned(plan);
+    let configured = plan.client_secret.clone().filter(|_| is_for_it);
     Client { id: grant.client.id.clone(), secret: configured.or_else(|| grant.client.secret.clone()) }
 }
 
