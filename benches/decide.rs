@@ -85,7 +85,6 @@ fn introduced() -> ServerInfo {
         name: "server".to_owned(),
         version: "1".to_owned(),
         protocol: "2025-11-25".to_owned(),
-        era: Era::Sessions,
         capabilities: object(r#"{"tools":{}}"#),
         instructions: None,
         greeting: object("{}"),

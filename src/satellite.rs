@@ -727,12 +727,15 @@ fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<Applied>>) ->
     Box::new(move |id, before, after| {
         let (runtime, applied) = (runtime.clone(), applied.clone());
         async move {
-            // What is taken on at this moment must not be followed by what there was before it.
-            let _applied = applied.lock().await;
-            let Some(view) = runtime.status(&id) else { return };
-            let mask = view.spec.mask.exchange(before.as_ref().map(Secret::expose), after.expose());
-            let after = InstanceSpec { mask, ..(*view.spec).clone() };
-            match runtime.update(after.clone()).await {
+            let (after, updated) = {
+                // What is taken on at this moment must not be followed by what there was before it.
+                let _applied = applied.lock().await;
+                let Some(view) = runtime.status(&id) else { return };
+                let mask = view.spec.mask.exchange(before.as_ref().map(Secret::expose), after.expose());
+                let after = InstanceSpec { mask, ..(*view.spec).clone() };
+                (after.clone(), runtime.update(after).await)
+            };
+            match updated {
                 // Until its team has it, what the server says is masked by what there was before.
                 Ok(_) => drop(runtime.wait_for(&id, |view| *view.spec == after).await),
                 Err(error) => tracing::error!(instance = %id, %error, "cannot have a new token masked"),

@@ -1235,8 +1235,7 @@ const REMOTE: &str = "transport = \"http\"\nurl = \"https://mcp.example.com/mcp\
 
 #[test]
 fn how_a_server_is_authorized_is_told_beside_its_instance_and_no_secret_of_it_is_shown() {
-    let table =
-        "grant = \"client_credentials\", client_id = \"me\", client_secret = \"env:SEARCH_TOKEN\", scopes = [\"a\"]";
+    let table = "grant = \"client_credentials\", client_id = \"me\", client_secret = \"env:SEARCH_TOKEN\", issuer = \"https://as.example.com\", scopes = [\"a\"]";
     let plan = parse(&with_oauth(table, REMOTE)).unwrap();
     let [oauth] = &plan.oauth.values().collect::<Vec<_>>()[..] else { panic!("{plan:?}") };
     assert!(oauth.machine && oauth.client_id.as_deref() == Some("me") && oauth.scopes == ["a"]);
@@ -1253,6 +1252,7 @@ fn every_error_of_an_oauth_table_is_told_at_once() {
     for wanted in [
         "`password` is no grant",
         "is nobody's",
+        "has no `issuer`",
         "is written out",
         "is no scope",
         "no https address",

@@ -15,6 +15,7 @@ pub(super) struct OAuth {
     client_id: Typed<String>,
     client_secret: Typed<String>,
     client_metadata_url: Typed<String>,
+    issuer: Typed<String>,
     scopes: Vec<Text>,
 }
 
@@ -29,6 +30,8 @@ pub struct OAuthPlan {
     pub client_secret: Option<Secret>,
     /// Where it is described who the satellite is, for authorization servers that read such documents.
     pub client_metadata_url: Option<String>,
+    /// The only authorization server that is believed, by its own name.
+    pub issuer: Option<String>,
     /// What to ask for; else what the server says.
     pub scopes: Vec<String>,
 }
@@ -41,6 +44,7 @@ impl OAuth {
             client_id: fields.text("client_id"),
             client_secret: fields.text("client_secret"),
             client_metadata_url: fields.text("client_metadata_url"),
+            issuer: fields.text("issuer"),
             scopes: fields.texts("scopes").unwrap_or_default(),
         }
     }
@@ -70,6 +74,15 @@ impl OAuth {
             let hint = "add client_id = \"…\" and client_secret = \"env:NAME\"";
             check.findings.error(self.at, format!("{who} has no client to present credentials of"), hint);
         }
+        if let Some(secret) = client_secret.filter(|_| self.issuer.is_absent()) {
+            // Else the server would say to whom it goes.
+            let hint = "add issuer = \"https://…\", as its authorization server's metadata calls it";
+            check.findings.error(secret.span, format!("{what} has no `issuer` that it may be sent to"), hint);
+        }
+        let issuer = self.issuer.given().and_then(|text| {
+            check.url("issuer", text)?;
+            Some(text.value.clone())
+        });
         let client_secret = client_secret.and_then(|text| check.surroundings.referred(&what, text, check.findings));
         let client_metadata_url = self.client_metadata_url.given().and_then(|text| {
             let url = check.url("client_metadata_url", text)?;
@@ -91,7 +104,7 @@ impl OAuth {
             check.findings.error(scope.span, "an entry of `scopes` is no scope", hint);
         }
         let scopes = self.scopes.into_iter().map(|scope| scope.value).collect();
-        OAuthPlan { machine, client_id, client_secret, client_metadata_url, scopes }
+        OAuthPlan { machine, client_id, client_secret, client_metadata_url, issuer, scopes }
     }
 }
 

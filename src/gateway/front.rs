@@ -1,4 +1,4 @@
-//! Every request, in one order: guard → path → access → method → body → drain → rate → era → session, or what the request
+//! Every request, in one order: guard → path → access → method → body → access → drain → rate → era → session, or what the request
 //! says of itself → face. What fails first is what is told, and nothing behind it is looked at: without a token nobody
 //! learns what exists.
 
@@ -28,7 +28,7 @@ use super::budget::{Budget, Share};
 use super::call::{self, Form, Manner};
 use super::era::PROTOCOL_VERSION;
 use super::face::{Answer, Endpoint, Faces, Greeting, RpcError};
-use super::parked::Parked;
+use super::parked::{Parked, Room};
 use super::refusal::SERVER_ERROR;
 use super::reply::{self, INVALID_REQUEST, PARSE_ERROR, SESSION_ID};
 use super::session::guest::Presence;
@@ -183,6 +183,11 @@ impl Front {
         self.work.wait().await;
     }
 
+    /// For the bodies of calls that wait for their clients.
+    pub(super) fn room(&self, user: &User) -> Room {
+        Room::within(user.bodies().of().max(), self.bodies.max())
+    }
+
     /// A session is over, and was forgotten.
     pub(crate) fn gone(&self, session: &Arc<Session>) {
         self.faces.ended(session);
@@ -259,6 +264,16 @@ impl Front {
         })
     }
 
+    /// Who was let in with a request would be let in now.
+    fn stands(&self, settings: &Settings, pass: &Pass, parts: &request::Parts) -> Checked<()> {
+        if self.access.stands(pass) {
+            return Ok(());
+        }
+        let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
+        let (base, path) = (settings.base(host), parts.uri.path());
+        Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)))
+    }
+
     async fn post(
         self: &Arc<Self>,
         settings: &Settings,
@@ -283,6 +298,8 @@ impl Front {
         };
         let mut memory = Memory { all: self.bodies.share(), own: pass.user.bodies() };
         let body = read(body, headers, settings.limits.body_max, &mut memory).await?;
+        // It may have taken long to come, and the token may have been taken away meanwhile.
+        self.stands(settings, pass, parts)?;
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
             let batch = Batch::read(&body)?;
@@ -339,14 +356,13 @@ impl Front {
         Ok(call::answer(&*self.faces, &session, message, manner, held).await)
     }
 
-    /// What a place is for this user. What is another user's is nowhere.
-    fn endpoint<'a>(&self, user: &User, place: Place<'a>, id: &str) -> Checked<(Endpoint, &'a str)> {
+    /// What a place is for this user. What is another user's is nowhere, which has a code of its own in each era.
+    fn endpoint<'a>(&self, user: &User, place: Place<'a>, id: &str, code: i64) -> Checked<(Endpoint, &'a str)> {
         Ok(match place {
             Place::Tools => (Endpoint::Tools, ""),
             Place::Flat => (Endpoint::Flat, ""),
             Place::Instance(name) => {
-                let unknown =
-                    || no(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, "there is no such server; /mcp lists yours");
+                let unknown = || no(StatusCode::NOT_FOUND, Some(id), code, "there is no such server; /mcp lists yours");
                 (Endpoint::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
             }
         })
@@ -354,23 +370,22 @@ impl Front {
 
     /// A session begins, if there is room for it, and others have to go for it.
     fn opened(&self, settings: &Settings, opening: Opening, parts: &request::Parts, id: &str) -> Checked<Arc<Session>> {
+        let code = era::change::code(SERVER_ERROR, opening.presence != Presence::Session);
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
         let (session, evicted) = opened.map_err(|full| {
             let why = match full {
                 Full::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
                 Full::All(_) | Full::NoNumbers => "there is no room for another session; try again later".to_owned(),
             };
-            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, &why)
+            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), code, &why)
         })?;
         for session in &evicted {
             self.gone(session);
         }
         // A reload that has looked through the sessions meanwhile has not seen this one.
-        if !self.access.stands(&session.opening.pass) {
+        if let Err(refused) = self.stands(settings, &session.opening.pass, parts) {
             let _ = self.sessions.close(&session, End::Revoked);
-            let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
-            let (base, path) = (settings.base(host), parts.uri.path());
-            return Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)));
+            return Err(refused);
         }
         let Greeting { name, client_version, .. } = &session.opening.greeting;
         let user = session.user();
@@ -462,7 +477,7 @@ impl Front {
     ) -> Checked<Response> {
         let user = &pass.user;
         let id = message.id().unwrap_or("null");
-        let (endpoint, name) = self.endpoint(user, place, id)?;
+        let (endpoint, name) = self.endpoint(user, place, id, SERVER_ERROR)?;
         let greeting = Greeting::read(message.params());
         let _admission = user.call().map_err(|limited| Refused::new(reply::limited(Some(id), &limited)))?;
         let _work = self.work.token();

@@ -1,20 +1,23 @@
 //! `/i/{instance}/mcp`: one instance as if directly connected. What comes goes on as it came, both ways.
 
+use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _, stream};
 use mcp_satellite_actors::audience::Origin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::{RemoteTransport, Target};
 use mcp_satellite_actors::rpc::{Kind, Message, joined};
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
 use tokio::sync::oneshot;
-use tokio::time::Duration;
+use tokio::time::{Duration, sleep, timeout};
 
 use super::access::User;
 use super::era::{self, change};
@@ -31,6 +34,8 @@ use super::wishes::{SUBSCRIPTIONS_MAX, TooMuch, URI_BYTES_MAX, Wish};
 
 /// How long a client that connects waits for a server that has to be started.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
+/// Subscriptions of one listener that are on their way to its server at a time, if others have as much room beside them.
+const SUBSCRIBING_MAX: usize = 8;
 
 const ROOTS_CHANGED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
 
@@ -98,11 +103,8 @@ impl Instances {
             let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
             let mut agreed = wanted.within(server.capabilities.get());
             rooms.enter(&session, &id);
-            for uri in std::mem::take(&mut agreed.uris) {
-                if subscribed(&runtime, &rooms, &session, &id, &uri).await? {
-                    agreed.uris.insert(uri);
-                }
-            }
+            let uris = std::mem::take(&mut agreed.uris);
+            agreed.uris = all_subscribed(&runtime, &rooms, &session, &id, uris).await?;
             Ok(agreed)
         }
         .boxed()
@@ -121,7 +123,9 @@ impl Instances {
                 return Answer::Result("{}".to_owned());
             }
             if call.era == Era::Stateless {
-                if let Err(error) = hears(&runtime, &rooms, &session, &id).await {
+                let own = || view.as_ref().map(|view| view.spec.policy.session.request_timeout);
+                let patience = call.timeout.or_else(own).unwrap_or(GREETING_TIMEOUT);
+                if let Err(error) = hears(&runtime, &rooms, &session, &id, patience).await {
                     let method = call.message.method().unwrap_or_default();
                     return Refusal::of_instance(&error, &runtime, &id, None).answer(method);
                 }
@@ -160,12 +164,22 @@ impl Instances {
     }
 }
 
-/// What a server says of itself: in the era without sessions, if it speaks that.
+/// What a server says of itself: in the era without sessions, if it speaks that. One that sleeps is not woken for it.
 async fn introduced(runtime: &RuntimeHandle, id: &InstanceId) -> Result<Arc<ServerInfo>, CallError> {
+    let view = runtime.status(id);
+    if let Some(server) = view.as_ref().and_then(|view| view.server.as_ref().filter(|server| is_all(view, server))) {
+        return Ok(server.clone());
+    }
     match runtime.discover(id, GREETING_TIMEOUT).await? {
         Some(server) => Ok(server),
         None => runtime.greeting(id, GREETING_TIMEOUT).await,
     }
+}
+
+/// Whether that is all that this server has to say of itself: over HTTP one of the other era may speak both, and is asked.
+fn is_all(view: &InstanceView, server: &ServerInfo) -> bool {
+    let may_speak_both = matches!(view.spec.target, Target::Remote { transport: RemoteTransport::Http, .. });
+    server.era == Era::Stateless || !may_speak_both
 }
 
 /// A guest that wants to hear what is logged on its behalf: a server that speaks its era reads that in its request, any
@@ -175,11 +189,13 @@ async fn hears(
     rooms: &Rooms,
     session: &Arc<Session>,
     id: &InstanceId,
+    patience: Duration,
 ) -> Result<(), CallError> {
     if let Presence::Request { level: Some(level), .. } = &session.opening.presence
-        && introduced(runtime, id).await?.era == Era::Sessions
+        // The call wakes it anyway, and it is told before.
+        && runtime.discover(id, patience).await?.is_none()
     {
-        rooms.hears_from(session, id, *level).await;
+        rooms.hears_from(session, id, *level, patience).await;
     }
     Ok(())
 }
@@ -207,29 +223,64 @@ async fn wished(
     answer
 }
 
-/// Whether a server says when this changes. An error says that it could not be asked.
+/// Those of which a server says when they change. Each counts as a request of the user, and waits until there may be one.
+/// Who listens is not kept waiting for those of which the server says nothing. An error is why there are none.
+async fn all_subscribed(
+    runtime: &RuntimeHandle,
+    rooms: &Rooms,
+    session: &Session,
+    id: &InstanceId,
+    uris: BTreeSet<String>,
+) -> Result<BTreeSet<String>, RpcError> {
+    let Some(view) = runtime.status(id) else { return Ok(BTreeSet::new()) };
+    let policy = &view.spec.policy.session;
+    let at_once = SUBSCRIBING_MAX.min(policy.calls_in_flight_max / 2).max(1);
+    let (mut agreed, mut refused) = (BTreeSet::new(), None);
+    let each = uris.into_iter().map(|uri| subscribed(runtime, rooms, session, id, uri));
+    let mut answers = pin!(stream::iter(each).buffer_unordered(at_once));
+    let all = async {
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(uri) => agreed.extend(uri),
+                Err(error) => refused = Some(error),
+            }
+        }
+    };
+    // What is not agreed on by then is taken back.
+    let _ = timeout(policy.request_timeout, all).await;
+    match refused {
+        Some(error) if agreed.is_empty() => Err(error),
+        _ => Ok(agreed),
+    }
+}
+
+/// The uri, if a server says when this changes. An error says that it could not be asked.
 async fn subscribed(
     runtime: &RuntimeHandle,
     rooms: &Rooms,
     session: &Session,
     id: &InstanceId,
-    uri: &str,
-) -> Result<bool, RpcError> {
-    let wish = Wish::Subscribe(uri.to_owned());
+    uri: String,
+) -> Result<Option<String>, RpcError> {
+    while let Err(limited) = session.user().request() {
+        sleep(limited.retry_after).await;
+    }
+    let wish = Wish::Subscribe(uri.clone());
     let text =
-        format!(r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#, quoted(uri));
+        format!(r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#, quoted(&uri));
     let message = Message::read(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
     // It is held until there is an answer: nobody takes this back.
     let (_held, withdrawn) = oneshot::channel();
     let origin = Origin { client: session.number(), call: 0 };
     let client = session.opening.greeting.facts.clone();
     let call = Call { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
-    match wished(runtime, rooms, session, id, &wish, call).await {
-        Answer::Result(_) => Ok(true),
-        Answer::Message(answer) => Ok(answer.kind() == Kind::Result),
-        Answer::Error(error) => Err(error),
-        Answer::Withdrawn => Ok(false),
-    }
+    let is_agreed = match wished(runtime, rooms, session, id, &wish, call).await {
+        Answer::Result(_) => true,
+        Answer::Message(answer) => answer.kind() == Kind::Result,
+        Answer::Error(error) => return Err(error),
+        Answer::Withdrawn => false,
+    };
+    Ok(is_agreed.then_some(uri))
 }
 
 /// Passes a request on as it came.

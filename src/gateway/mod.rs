@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! listen   TCP, TLS, limits of connections
-//! front    guard → path → access → method → body → drain → rate → era → session, or none
+//! front    guard → path → access → method → body → access → drain → rate → era → session, or none
 //! call     one request in a session: JSON, or a stream
 //!                                     session   one client: open requests, questions, streams
 //! visit    one request without one              or one request, whose client is a guest

@@ -23,6 +23,10 @@ use super::tools::raw::Pairs;
 /// Calls that wait, of one user and of all.
 pub(crate) const OF_ONE_MAX: usize = 32;
 pub(crate) const OF_ALL_MAX: usize = 1024;
+/// What the messages of those may have, as parts of what messages may have that are being read or answered: while a call
+/// waits nobody has a connection open for it, and others have to find room.
+const OF_ONE_PART: usize = 16;
+const OF_ALL_PART: usize = 4;
 /// How long a call waits for its client.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
@@ -57,13 +61,22 @@ impl Bound {
         Self { team: user.team.clone(), user: user.user.clone(), endpoint: endpoint.clone(), method, params }
     }
 
-    /// Of the request.
-    pub(crate) fn method(&self) -> &str {
-        &self.method
-    }
-
     fn is_of(&self, other: &Self) -> bool {
         self.team == other.team && self.user == other.user
+    }
+}
+
+/// What the bodies of calls that wait may have, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    of_one: usize,
+    of_all: usize,
+}
+
+impl Room {
+    /// Where those of a user, and of all, may have so much.
+    pub(crate) fn within(of_one: usize, of_all: usize) -> Self {
+        Self { of_one: of_one / OF_ONE_PART, of_all: of_all / OF_ALL_PART }
     }
 }
 
@@ -76,6 +89,8 @@ pub(crate) struct Parked<T> {
 struct Place<T> {
     secret: [u8; 16],
     bound: Bound,
+    /// What its body takes.
+    bytes: usize,
     until: Instant,
     what: T,
 }
@@ -98,13 +113,24 @@ impl<T> Parked<T> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a call. What comes back leads to it; the call itself, if there is no room.
-    pub(crate) fn put(&self, bound: Bound, now: Instant, what: T) -> Result<String, T> {
+    /// Keeps a call whose body takes so much. What comes back leads to it; the call itself, if there is no room.
+    pub(crate) fn put(&self, bound: Bound, bytes: usize, room: Room, now: Instant, what: T) -> Result<String, T> {
         let mut key = [0; 24];
         let mut table = self.table();
-        let own = table.values().filter(|place| place.bound.is_of(&bound)).count();
+        let (mut own, mut of_one, mut of_all) = (0, bytes, bytes);
+        for place in table.values() {
+            of_all += place.bytes;
+            if place.bound.is_of(&bound) {
+                own += 1;
+                of_one += place.bytes;
+            }
+        }
+        let is_crowded = own >= OF_ONE_MAX || table.len() >= OF_ALL_MAX;
+        if is_crowded || of_one > room.of_one || of_all > room.of_all {
+            return Err(what);
+        }
         let (number, secret) = loop {
-            if own >= OF_ONE_MAX || table.len() >= OF_ALL_MAX || self.random.fill(&mut key).is_err() {
+            if self.random.fill(&mut key).is_err() {
                 return Err(what);
             }
             let (number, secret) = split(&key);
@@ -112,7 +138,7 @@ impl<T> Parked<T> {
                 break (number, secret);
             }
         };
-        table.insert(number, Place { secret, bound, until: now + PATIENCE, what });
+        table.insert(number, Place { secret, bound, bytes, until: now + PATIENCE, what });
         Ok(format!("{number:016x}{:032x}", u128::from_be_bytes(secret)))
     }
 
@@ -157,13 +183,14 @@ mod tests {
         Bound::of(&user(name).user, endpoint, &request(text))
     }
 
+    const ROOM: Room = Room { of_one: 100, of_all: 2000 };
     const CALL: &str = r#""method":"tools/call","params":{"name":"a","arguments":{"x":1}}"#;
 
     #[test]
     fn a_state_is_good_once_for_the_same_request_of_the_same_user() {
         let (parked, now) = (Parked::default(), Instant::now());
         let alices = bound("alice", &Endpoint::Tools, CALL);
-        let state = parked.put(alices.clone(), now, "call").unwrap();
+        let state = parked.put(alices.clone(), 1, ROOM, now, "call").unwrap();
         assert_eq!(state.len(), 48);
         for (name, endpoint, text) in [
             ("bob", Endpoint::Tools, CALL),
@@ -188,13 +215,16 @@ mod tests {
     fn who_does_not_come_back_is_not_waited_for() {
         let (parked, now) = (Parked::default(), Instant::now());
         let alices = bound("alice", &Endpoint::Tools, CALL);
-        let (one, other) = (parked.put(alices.clone(), now, 1).unwrap(), parked.put(alices.clone(), now, 2).unwrap());
+        let (one, other) = (
+            parked.put(alices.clone(), 1, ROOM, now, 1).unwrap(),
+            parked.put(alices.clone(), 1, ROOM, now, 2).unwrap(),
+        );
         parked.sweep(now + PATIENCE - Duration::from_millis(1), |what| *what == 2);
         assert_eq!(parked.take(&other, &alices, now), None);
         assert_eq!(parked.take(&one, &alices, now + PATIENCE), None, "it is too late");
         parked.sweep(now + PATIENCE, |_| false);
         assert_eq!(parked.take(&one, &alices, now), None);
-        parked.put(alices, now, 3).unwrap();
+        parked.put(alices, 1, ROOM, now, 3).unwrap();
         parked.clear();
         assert!(parked.table().is_empty());
     }
@@ -202,10 +232,24 @@ mod tests {
     #[test]
     fn there_is_room_for_some_of_each_user_and_for_some_of_all() {
         let (parked, now) = (Parked::default(), Instant::now());
-        let put = |name: &str| parked.put(bound(name, &Endpoint::Tools, CALL), now, ()).is_ok();
+        let put = |name: &str| parked.put(bound(name, &Endpoint::Tools, CALL), 1, ROOM, now, ()).is_ok();
         assert!((0..OF_ONE_MAX).all(|_| put("alice")) && !put("alice"));
         let users = OF_ALL_MAX / OF_ONE_MAX - 1;
         assert!((0..users).all(|user| (0..OF_ONE_MAX).all(|_| put(&user.to_string()))));
         assert!(!put("bob"));
+    }
+
+    #[test]
+    fn what_waits_keeps_a_part_of_what_there_is_for_bodies_of_each_user_and_of_all() {
+        let (parked, now) = (Parked::default(), Instant::now());
+        let room = Room::within(1600, 1000);
+        let put = |name: &str, bytes| parked.put(bound(name, &Endpoint::Tools, CALL), bytes, room, now, ());
+        assert!(put("alice", 101).is_err(), "one call may be too large");
+        let state = put("alice", 60).unwrap();
+        assert!(put("alice", 41).is_err() && put("alice", 40).is_ok());
+        assert!(put("bob", 100).is_ok() && put("carol", 51).is_err() && put("carol", 50).is_ok());
+        // What goes on makes room.
+        assert!(parked.take(&state, &bound("alice", &Endpoint::Tools, CALL), now).is_some());
+        assert!(put("carol", 50).is_ok() && put("alice", 11).is_err() && put("alice", 10).is_ok());
     }
 }

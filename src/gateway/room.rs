@@ -27,6 +27,7 @@ use mcp_satellite_actors::rpc::Message;
 use mcp_satellite_actors::{CallPort, Held, Request, RuntimeHandle};
 use serde_json::value::RawValue;
 use tokio::runtime::Handle;
+use tokio::time::{Duration, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::reply::METHOD_NOT_FOUND;
@@ -290,13 +291,16 @@ impl Rooms {
     }
 
     /// A guest is connected for as long as its request takes, and is to hear what is logged from this level on: the server is
-    /// told before it is asked anything else.
-    pub(super) async fn hears_from(&self, session: &Arc<Session>, id: &InstanceId, level: Level) {
+    /// told before it is asked anything else, unless it takes longer than that.
+    pub(super) async fn hears_from(&self, session: &Arc<Session>, id: &InstanceId, level: Level, patience: Duration) {
         self.enter(session, id);
         if let Some(room) = self.house.table().of.get_mut(id) {
             room.wishes.hear_from(session.number(), level);
         }
-        self.house.settle(id).await;
+        // What others want is told with it, and must not be given up half way because this one hangs up.
+        let (house, id) = (self.house.clone(), id.clone());
+        let settled = tokio::spawn(async move { house.settle(&id).await });
+        let _ = timeout(patience, settled).await;
     }
 
     /// It has said that it is ready to be asked. Whether the server has asked for roots before anybody was there who has any:

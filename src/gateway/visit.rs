@@ -29,7 +29,7 @@ use super::session::{ENDED, News, Session};
 use super::tools::raw::{Pairs, quoted, spliced};
 
 /// Why nobody is asked.
-const NO_ROOM: &str = "too many calls of this user wait for what their clients have to answer";
+const NO_ROOM: &str = "too many calls, or too long ones, wait for what their clients have to answer";
 
 /// A guest, until its request is over.
 pub(super) struct Guest {
@@ -55,7 +55,8 @@ pub(super) struct Visit {
     /// Before the guest: what is cancelled is cancelled while the guest is still there.
     coming: BoxFuture<'static, Answer>,
     guest: Guest,
-    bound: Bound,
+    /// Its request, as it came first.
+    message: Message,
     /// It is withdrawn by hanging up, and never in words.
     _withdraw: oneshot::Sender<Message>,
     /// Of what its user may have under way, and what its message takes.
@@ -66,7 +67,6 @@ impl Visit {
     /// A call begins.
     pub(super) fn begin(
         guest: Guest,
-        bound: Bound,
         message: Message,
         timeout: Option<std::time::Duration>,
         admission: impl Send + 'static,
@@ -77,14 +77,18 @@ impl Visit {
         let client = session.opening.greeting.facts.clone();
         let origin = Origin { client: session.number(), call: FIRST };
         let (withdraw, withdrawn) = oneshot::channel();
-        let call = Call { message, origin, withdrawn, timeout, era: Era::Stateless, client };
+        let call = Call { message: message.clone(), origin, withdrawn, timeout, era: Era::Stateless, client };
         let coming = guest.front.faces.request(session.clone(), call);
-        Self { coming, guest, bound, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
+        Self { coming, guest, message, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
     }
 
     /// Whether there is nobody any more for whom it would go on.
     pub(super) fn is_over(&self) -> bool {
         self.guest.session.ended().is_some()
+    }
+
+    fn method(&self) -> &str {
+        self.message.method().unwrap_or_default()
     }
 
     /// Its request is made again, with what the client has to answer.
@@ -109,7 +113,7 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
         tokio::select! {
             biased;
             answer = &mut visit.coming => {
-                let (status, answer) = finished(answer, &visit.bound);
+                let (status, answer) = finished(answer, visit.method());
                 let is_first = session.is_answered_first(call);
                 if is_first && (status != StatusCode::OK || manner.form != Form::Stream) {
                     return reply::answer_as(status, &answer, &id);
@@ -158,7 +162,7 @@ async fn stream(mut visit: Visit, open: Open, id: Arc<str>, work: impl Send + 's
         tokio::select! {
             biased;
             answer = &mut visit.coming => {
-                let (_, answer) = finished(answer, &visit.bound);
+                let (_, answer) = finished(answer, visit.method());
                 // Nothing else of it is held while the client reads.
                 break (answer, Some(visit));
             }
@@ -191,8 +195,9 @@ async fn read(open: &Open) {
 fn park(visit: Visit) -> Result<Answer, Box<Visit>> {
     let (front, session) = (visit.guest.front.clone(), visit.guest.session.clone());
     let requests = session.input_requests();
-    let bound = visit.bound.clone();
-    match front.parked.put(bound, Instant::now(), visit) {
+    let bound = Bound::of(session.user(), &session.opening.endpoint, &visit.message);
+    let (bytes, room) = (visit.message.text().len(), front.room(session.user()));
+    match front.parked.put(bound, bytes, room, Instant::now(), visit) {
         Ok(state) => Ok(Answer::Result(format!(
             r#"{{"resultType":"input_required","inputRequests":{requests},"requestState":{}}}"#,
             quoted(&state)
@@ -209,8 +214,7 @@ fn over(id: &str) -> Response {
 }
 
 /// An answer as this era has it, and the status that says as much.
-pub(super) fn finished(answer: Answer, bound: &Bound) -> (StatusCode, Answer) {
-    let method = bound.method();
+pub(super) fn finished(answer: Answer, method: &str) -> (StatusCode, Answer) {
     match answer {
         Answer::Message(message) => {
             let outcome = message.outcome().unwrap_or_default();

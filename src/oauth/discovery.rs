@@ -50,6 +50,10 @@ pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>)
             Ok(trouble) => *trouble,
             Err(other) => Trouble::Away(format!("what it says of its authorization server cannot be read: {other}")),
         },
+        // It may be that they are just being replaced.
+        AuthError::AuthorizationServersUnavailable { .. } => {
+            Trouble::Away("none of the authorization servers that it names describes itself".to_owned())
+        }
         error => Trouble::Unusable(format!("its authorization server cannot be used: {error}")),
     })?;
     let metadata = resolved.metadata;
@@ -89,6 +93,15 @@ pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>)
 }
 
 impl Found {
+    /// A server that was taken over may name any authorization server: what is configured goes to the configured one only.
+    pub(super) fn is_as_planned(&self, plan: &OAuthPlan) -> Result<(), Trouble> {
+        if self.authority.is_as_planned(plan) {
+            return Ok(());
+        }
+        let (named, planned) = (one_line(&self.authority.issuer), plan.issuer.as_deref().unwrap_or_default());
+        Err(Trouble::Unusable(format!("its server names the issuer `{named}`, and `{planned}` is configured")))
+    }
+
     fn field(&self, name: &str) -> Option<&serde_json::Value> {
         self.metadata.additional_fields.get(name)
     }

@@ -137,6 +137,7 @@ impl Grants {
         }
         let way = self.way(&holder.url)?;
         let mut found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
+        found.is_as_planned(&plan)?;
         let asked = if wanted.scopes.is_empty() { &plan.scopes } else { &wanted.scopes };
         let scopes = found.scopes(asked, &before).await;
         let client = found.client(&plan, &wanted.redirect_uri, &scopes).await?;
@@ -201,14 +202,14 @@ impl Grants {
                 let exchange = async move {
                     let ask = Ask::Code { code: &code, verifier: &verifier, redirect_uri: &redirect_uri };
                     let issued = grants.issued(&flow, ask).await?;
-                    Ok(grants.adopt(flow.granted(issued)).await)
+                    grants.adopt(flow.granted(issued), None).await
                 };
                 self.begin_after(&holder, exchange).await
             }
             Back::Device { interval, .. } => {
                 let issued = self.issued_to_device(number, &flow, &code, interval).await?;
                 self.state().flows.remove(number);
-                let adoption = async move { Ok(grants.adopt(flow.granted(issued)).await) };
+                let adoption = async move { grants.adopt(flow.granted(issued), None).await };
                 self.begin_after(&holder, adoption).await
             }
         };

@@ -13,6 +13,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
 use serde::{Deserialize, Serialize};
 
+use crate::config::OAuthPlan;
 use crate::private;
 
 /// In the data directory.
@@ -43,6 +44,15 @@ pub(super) struct Grant {
     pub(super) lifetime: Option<Duration>,
 }
 
+impl Grant {
+    /// Whether it is for the server at `url`, and given as planned.
+    pub(super) fn serves(&self, url: &str, plan: &OAuthPlan) -> bool {
+        self.url == url
+            && plan.client_id.as_ref().is_none_or(|id| *id == self.client.id)
+            && self.authority.is_as_planned(plan)
+    }
+}
+
 /// An authorization server, as far as it is asked again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Authority {
@@ -51,6 +61,12 @@ pub(super) struct Authority {
     pub(super) revocation_endpoint: Option<String>,
     /// Whether it wants a client's secret in the form and not in a header.
     pub(super) secret_in_form: bool,
+}
+
+impl Authority {
+    pub(super) fn is_as_planned(&self, plan: &OAuthPlan) -> bool {
+        plan.issuer.as_ref().is_none_or(|issuer| *issuer == self.issuer)
+    }
 }
 
 /// Who we are to an authorization server.

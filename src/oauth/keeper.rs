@@ -69,7 +69,8 @@ pub(super) struct Held {
     /// None as long as nobody has said where its server is.
     holder: Option<Holder>,
     grant: Option<Arc<Grant>>,
-    renewal: Option<Renewal>,
+    /// For which server: what comes of it is nothing to another one.
+    renewal: Option<(Holder, Renewal)>,
     /// When to renew.
     due: Option<Instant>,
     /// It is not on the disk: when to try again.
@@ -92,8 +93,13 @@ impl Held {
 
     /// The grant, if it is one for this server and this client.
     pub(super) fn grant(&self, holder: &Holder, plan: &OAuthPlan) -> Option<&Arc<Grant>> {
-        let is_of = |grant: &Grant| plan.client_id.as_ref().is_none_or(|id| *id == grant.client.id);
-        self.grant.as_ref().filter(|grant| grant.url == holder.url && is_of(grant))
+        self.grant.as_ref().filter(|grant| grant.serves(&holder.url, plan))
+    }
+
+    /// Its server is at another address: what was said of the one before is nothing to this one.
+    fn moved(&mut self) {
+        (self.failures, self.away, self.challenge) = (0, None, None);
+        self.lacking.clear();
     }
 }
 
@@ -134,7 +140,10 @@ impl Grants {
         let mut holders: HashMap<_, _> = specs.iter().filter_map(Holder::of).map(|of| (of.id.clone(), of)).collect();
         let mut gone = Vec::new();
         for (id, held) in &mut state.held {
-            held.holder = holders.remove(id);
+            let before = std::mem::replace(&mut held.holder, holders.remove(id));
+            if before.is_some_and(|before| held.holder.as_ref().is_some_and(|holder| holder.url != before.url)) {
+                held.moved();
+            }
             let is_for = |url: &String| held.grant.as_ref().is_some_and(|grant| grant.url == *url);
             if complete && !held.holder.as_ref().is_some_and(|holder| is_for(&holder.url)) {
                 gone.extend(held.grant.take());
@@ -144,7 +153,7 @@ impl Grants {
         for (id, holder) in holders {
             state.held.entry(id).or_default().holder = Some(holder);
         }
-        state.held.retain(|_, held| held.holder.is_some() || held.grant.is_some());
+        state.held.retain(|_, held| held.holder.is_some() || held.grant.is_some() || held.renewal.is_some());
         let before = std::mem::replace(&mut state.plans, plans);
         let State { held, plans, .. } = &*state;
         let changed = held.keys().filter(|id| before.get(*id) != plans.get(*id)).cloned().collect();
@@ -228,8 +237,17 @@ impl Grants {
         let mut state = self.state();
         let plan = state.plan(&holder.id);
         let held = state.held(&holder.id);
-        if let Some(renewal) = &held.renewal {
-            return renewal.clone();
+        if let Some((of, renewal)) = &held.renewal {
+            let (is_for_it, renewal) = (of.url == holder.url, renewal.clone());
+            if is_for_it {
+                return renewal;
+            }
+            let (grants, holder) = (self.clone(), holder.clone());
+            let after = async move {
+                let _ = renewal.await;
+                grants.renew(&holder).await
+            };
+            return after.boxed().shared();
         }
         if let Some((_, trouble)) = held.away.as_ref().filter(|(until, _)| Instant::now() < *until) {
             return ready(Err(trouble.clone())).boxed().shared();
@@ -243,7 +261,7 @@ impl Grants {
                 None => Err(Trouble::Unusable("there is no authorization".to_owned())),
             };
             match renewed {
-                Ok(grant) => Ok(grants.adopt(grant).await),
+                Ok(renewed) => grants.adopt(renewed, grant.filter(|_| !plan.machine)).await,
                 Err(trouble) => {
                     grants.failed(&of, &trouble);
                     Err(trouble)
@@ -267,7 +285,7 @@ impl Grants {
         });
         let fault = |_| Err(Trouble::Away("it was given up by a fault of ours".to_owned()));
         let renewal = task.map(move |outcome| outcome.unwrap_or_else(fault)).boxed().shared();
-        held.renewal = Some(renewal.clone());
+        held.renewal = Some((holder.clone(), renewal.clone()));
         renewal
     }
 
@@ -282,7 +300,7 @@ impl Grants {
                 let mut state = self.state();
                 let held = state.held(&holder.id);
                 match &held.renewal {
-                    Some(renewal) => renewal.clone(),
+                    Some((_, renewal)) => renewal.clone(),
                     None => return self.begin(held, holder, work),
                 }
             };
@@ -290,8 +308,8 @@ impl Grants {
         }
     }
 
-    /// What is under way for this instance, if anything is.
-    pub(super) fn under_way(&self, id: &InstanceId) -> Option<Renewal> {
+    /// What is under way for this instance, and for which of its servers, if anything is.
+    pub(super) fn under_way(&self, id: &InstanceId) -> Option<(Holder, Renewal)> {
         self.state().held.get(id)?.renewal.clone()
     }
 
@@ -319,6 +337,7 @@ impl Grants {
         let challenge = self.state().held.get(&holder.id).and_then(|held| held.challenge.clone());
         let way = self.way(&holder.url)?;
         let found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
+        found.is_as_planned(plan)?;
         let scopes = found.scopes(&plan.scopes, &[]).await;
         let client = Client { id: plan.client_id.clone().unwrap_or_default(), secret: plan.client_secret.clone() };
         let ask = Ask::Machine { scopes: &scopes };
@@ -326,34 +345,42 @@ impl Grants {
         Ok(granted(holder, found.authority, client.without_secret(), found.resource, scopes, issued))
     }
 
-    /// A token is there. It is kept, then its echo is masked, then it is used.
-    pub(super) async fn adopt(&self, grant: Grant) -> Secret {
+    /// A token is there. It is kept, then its echo is masked, then it is used: by whom it was asked for, if its server and
+    /// who we are there are still the same, and if what it was renewed `from` was not given up meanwhile.
+    pub(super) async fn adopt(&self, grant: Grant, from: Option<Arc<Grant>>) -> Result<Secret, Trouble> {
         let (id, token, due) = (grant.id.clone(), grant.access_token.clone(), due(&grant));
         let grant = Arc::new(grant);
         self.keep(&grant).await;
         let before = self.state().held.get(&id).and_then(|held| Some(held.grant.as_ref()?.access_token.clone()));
         if let Some(teller) = self.0.teller.get() {
-            let _ = tokio::time::timeout(TELL_MAX, teller(id.clone(), before, token.clone())).await;
+            // It comes to its end also where nobody waits for it any more: until then the new one is not masked.
+            let telling = self.0.tasks.spawn(teller(id.clone(), before, token.clone()));
+            let _ = tokio::time::timeout(TELL_MAX, telling).await;
+        }
+        let (is_wanted, plan) = {
+            let mut state = self.state();
+            let plan = state.plan(&id);
+            let held = state.held(&id);
+            let is_there = from.is_none_or(|from| held.grant.as_ref().is_some_and(|grant| Arc::ptr_eq(grant, &from)));
+            let serves = held.holder.as_ref().is_some_and(|holder| grant.serves(&holder.url, &plan));
+            let is_wanted = is_there && serves;
+            if is_wanted {
+                (held.failures, held.away) = (0, None);
+                held.lacking.clear();
+                (held.grant, held.due) = (Some(Arc::clone(&grant)), due);
+            } else {
+                held.grant.take_if(|of| of.url == grant.url);
+            }
+            (is_wanted, plan)
+        };
+        self.0.changed.notify_one();
+        if !is_wanted {
+            self.take_back(grant, &plan).await;
+            let why = "its server, or who the satellite is there, is another one now";
+            return Err(Trouble::Away(why.to_owned()));
         }
         tracing::info!(instance = %id, issuer = grant.authority.issuer, scopes = grant.scopes.join(" "), "authorized");
-        let is_wanted = {
-            let mut state = self.state();
-            let held = state.held(&id);
-            (held.failures, held.away) = (0, None);
-            held.lacking.clear();
-            // It may have been uninstalled meanwhile.
-            let is_wanted = held.holder.as_ref().is_some_and(|holder| holder.url == grant.url);
-            if is_wanted {
-                (held.grant, held.due) = (Some(Arc::clone(&grant)), due);
-            }
-            is_wanted
-        };
-        if !is_wanted {
-            let plan = self.state().plan(&id);
-            self.take_back(grant, &plan).await;
-        }
-        self.0.changed.notify_one();
-        token
+        Ok(token)
     }
 
     async fn keep(&self, grant: &Arc<Grant>) {
@@ -370,7 +397,8 @@ impl Grants {
     fn failed(&self, holder: &Holder, trouble: &Trouble) {
         let name = &holder.name;
         let mut state = self.state();
-        let Some(held) = state.held.get_mut(&holder.id) else { return };
+        let is_for = |held: &&mut Held| held.holder.as_ref().is_some_and(|of| of.url == holder.url);
+        let Some(held) = state.held.get_mut(&holder.id).filter(is_for) else { return };
         if token::is_final(trouble) {
             tracing::warn!(instance = %name, why = %trouble, "an authorization cannot be renewed; run: satellite auth {name}");
             return;
@@ -388,7 +416,7 @@ impl Grants {
 
     /// Gives up the grant of an instance. Whether there was one; an error is that it could not be taken back there.
     pub(crate) async fn give_up(&self, id: &InstanceId) -> Result<bool, Trouble> {
-        while let Some(renewal) = self.under_way(id) {
+        while let Some((_, renewal)) = self.under_way(id) {
             let _ = renewal.await;
         }
         let (grant, plan) = {
@@ -462,7 +490,8 @@ impl Drop for UnderWay {
 
 /// Who we are to its authorization server now: a secret may be another one in the configuration.
 fn client_of(grant: &Grant, plan: &OAuthPlan) -> Client {
-    let configured = plan.client_secret.clone().filter(|_| plan.client_id.as_ref() == Some(&grant.client.id));
+    let is_for_it = plan.client_id.as_ref() == Some(&grant.client.id) && grant.authority.is_as_planned(plan);
+    let configured = plan.client_secret.clone().filter(|_| is_for_it);
     Client { id: grant.client.id.clone(), secret: configured.or_else(|| grant.client.secret.clone()) }
 }
 

@@ -3,7 +3,7 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::failure::FailureKind;
-use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::secret::{Mask, Secret};
 use reqwest::Url;
 use rmcp::transport::auth::WWWAuthenticateParams;
 
@@ -35,15 +35,27 @@ impl Grants {
         if challenge.error.as_deref() != Some("insufficient_scope") {
             return Ok(None);
         }
-        let wanted: Vec<String> =
-            challenge.scope.unwrap_or_default().split_ascii_whitespace().map(str::to_owned).collect();
         let mut state = self.state();
+        let plan = state.plan(&holder.id);
         let held = state.held(&holder.id);
+        // It was refused with one of these, and may echo it.
+        let grant = held.grant(holder, &plan);
+        let renewed_with = grant.and_then(|grant| grant.refresh_token.as_ref());
+        let secrets = [refusal.used.as_ref(), grant.map(|grant| &grant.access_token), renewed_with];
+        let mask = Mask::new(secrets.into_iter().flatten().map(Secret::expose));
+        let wanted =
+            rules::scopes_of(challenge.scope.as_deref().unwrap_or_default(), |scope| mask.apply(scope) == scope);
         held.lacking = rules::union(held.lacking.iter().chain(&wanted));
+        held.lacking.truncate(rules::SCOPES_MAX);
         let scopes = wanted.join(" ");
-        let mut words = vec![next(holder)];
-        words.extend(wanted.iter().map(|scope| format!("--scope {scope}")));
-        let next = words.join(" ");
+        // What cannot stand in a command is asked for all the same: it is remembered.
+        let named = wanted.iter().filter(|scope| rules::is_safe_in_a_command(scope));
+        let next = if plan.machine {
+            // Nobody can be asked, and the operator says what a machine may do.
+            format!("satellite reconnect {}, with these in `scopes` of its `oauth`", holder.name)
+        } else {
+            named.fold(next(holder), |command, scope| format!("{command} --scope {scope}"))
+        };
         if refusal.first {
             let why = format!("its authorization lacks the scopes `{scopes}` (HTTP 403)");
             return Err(FailureKind::Ungranted { why, next });
@@ -55,7 +67,8 @@ impl Grants {
         let ungranted = |why: &str| FailureKind::Ungranted { why: why.to_owned(), next: next(holder) };
         let challenge = Challenge::read(&refusal, &holder.url);
         // It may be that a person has just authorized it.
-        let renewal = if let Some(renewal) = self.under_way(&holder.id) {
+        let joined = self.under_way(&holder.id).filter(|(of, _)| of.url == holder.url);
+        let renewal = if let Some((_, renewal)) = joined {
             renewal
         } else {
             let mut state = self.state();
@@ -101,9 +114,7 @@ impl Challenge {
         let is_bearer = text.split([',', ' ']).any(|word| word.eq_ignore_ascii_case("bearer"));
         let url = Url::parse(url).ok().filter(|_| is_bearer)?;
         let read = WWWAuthenticateParams::parse(text, &url);
-        // What is no scope is not told, nor asked for.
-        let scope = read.scope.filter(|scope| scope.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' '));
-        Some(Self { scope, error: read.error })
+        Some(Self { scope: read.scope, error: read.error })
     }
 }
 

@@ -7,6 +7,10 @@ const MARGIN_MAX: Duration = Duration::from_secs(5 * 60);
 /// A server that wants its tokens renewed all the time is asked no more often than this.
 const LIFETIME_MIN: Duration = Duration::from_secs(1);
 
+/// A server is believed to want no more scopes, and none that is longer.
+pub(super) const SCOPES_MAX: usize = 32;
+const SCOPE_MAX: usize = 100;
+
 /// After failures an authorization server is left alone for so long.
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(60);
@@ -32,7 +36,34 @@ pub(super) fn backoff(failures: u32) -> Duration {
 
 /// Whether an OAuth error is the server's last word. The others are about this moment.
 pub(super) fn is_final(error: &str) -> bool {
-    !matches!(error, "temporarily_unavailable" | "server_error" | "slow_down" | "authorization_pending")
+    !matches!(
+        error,
+        "temporarily_unavailable"
+            | "server_error"
+            | "slow_down"
+            | "authorization_pending"
+            | "too_many_requests"
+            | "rate_limit_exceeded"
+    )
+}
+
+/// What a server names as scopes (RFC 6749, 3.3), as far as it is `told` and there are not too many: the rest is somebody's
+/// text, not what an authorization is asked for.
+pub(super) fn scopes_of(text: &str, told: impl Fn(&str) -> bool) -> Vec<String> {
+    let is_scope = |scope: &&str| {
+        scope.len() <= SCOPE_MAX
+            && scope.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'))
+            && told(scope)
+    };
+    let scopes: Vec<_> = text.split_ascii_whitespace().filter(is_scope).take(SCOPES_MAX).map(str::to_owned).collect();
+    union(&scopes)
+}
+
+/// Whether a person, or whatever runs commands for one, can be told to run a command with this scope in it: it is one word
+/// in every shell, and no option.
+pub(super) fn is_safe_in_a_command(scope: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/+-".contains(&byte);
+    scope.bytes().all(is_plain) && scope.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
 }
 
 /// All of these scopes, each once, in the order in which they came.
@@ -75,7 +106,21 @@ mod tests {
     #[test]
     fn only_what_is_about_this_moment_is_asked_again() {
         assert!(["invalid_grant", "invalid_client", "unauthorized_client"].into_iter().all(is_final));
-        assert!(!["temporarily_unavailable", "server_error"].into_iter().any(is_final));
+        assert!(!["temporarily_unavailable", "server_error", "too_many_requests"].into_iter().any(is_final));
+    }
+
+    #[test]
+    fn what_a_server_names_as_scopes_is_bounded_and_only_plain_words_come_into_a_command() {
+        let long = "x".repeat(101);
+        let many: Vec<_> = (0..100).map(|number| format!("s{number}")).collect();
+        assert_eq!(scopes_of("a;b r:w \"q hush", |scope| scope != "hush"), ["a;b", "r:w"]);
+        assert!(scopes_of(&long, |_| true).is_empty());
+        assert_eq!(scopes_of(&many.join(" "), |_| true).len(), SCOPES_MAX);
+        assert!(["read", "https://x.example.com/a-b_c.d", "user:email"].into_iter().all(is_safe_in_a_command));
+        for unsafe_one in ["a;b", "x|y", "`id`", "$(id)", "a>b", "a*", "~", "-x", "", "a'b", "a&b", "{a,b}", "#a", "!a"]
+        {
+            assert!(!is_safe_in_a_command(unsafe_one), "{unsafe_one}");
+        }
     }
 
     #[test]

@@ -90,11 +90,12 @@ impl Form {
         let body = Serializer::new(String::new()).extend_pairs(&self.fields).finish();
         let request = request.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
         let answer = way.ask(request.header(ACCEPT, "application/json").body(body)).await?;
-        if answer.status.is_success() { Ok(answer) } else { Err(self.refusal(&answer, what)) }
+        self.read(answer, what)
     }
 
-    /// Why not, in the server's words where they are OAuth's.
-    fn refusal(&self, answer: &Answer, what: &str) -> Trouble {
+    /// An answer, or why there is none: in the server's words where they are OAuth's, which some say with a 200. A status
+    /// that is about this moment, or about the address, is no word on what was granted, whatever is said with it.
+    fn read(&self, answer: Answer, what: &str) -> Result<Answer, Trouble> {
         #[derive(Deserialize)]
         struct Refusal {
             error: String,
@@ -102,15 +103,16 @@ impl Form {
         }
         let refusal = serde_json::from_slice::<Refusal>(&answer.body);
         match refusal {
-            Ok(Refusal { error, error_description }) if answer.status.is_client_error() => {
+            Ok(Refusal { error, error_description }) if matches!(answer.status.as_u16(), 200 | 400 | 401 | 403) => {
                 let mask = Mask::new(self.secrets.iter().map(Secret::expose));
                 let said = match error_description {
                     Some(description) => format!("{error}: {description}"),
                     None => error.clone(),
                 };
-                Trouble::Refused { error: mask.apply(&error), said: one_line(&mask.apply(&said)) }
+                Err(Trouble::Refused { error: mask.apply(&error), said: one_line(&mask.apply(&said)) })
             }
-            _ => Trouble::Away(format!("{what} answers with HTTP {}", answer.status.as_u16())),
+            _ if answer.status.is_success() => Ok(answer),
+            _ => Err(Trouble::Away(format!("{what} answers with HTTP {}", answer.status.as_u16()))),
         }
     }
 }
@@ -260,8 +262,14 @@ mod tests {
         let form = Form::new().secret("refresh_token", &"hush-refresh".into());
         let body = r#"{"error":"invalid_grant","error_description":"no such\ntoken: hush-refresh"}"#;
         let answer = Answer::new(400, body);
-        let refused = form.refusal(&answer, "it");
-        assert_eq!(refused.to_string(), "its authorization server refuses: invalid_grant: no such token: [secret]");
-        assert!(is_final(&refused) && !is_final(&form.refusal(&Answer::new(503, body), "it")));
+        let refused = |answer| form.read(answer, "it").err().unwrap();
+        let said = refused(answer).to_string();
+        assert_eq!(said, "its authorization server refuses: invalid_grant: no such token: [secret]");
+        // Some say it with a 200; and there are statuses that say nothing of what was granted.
+        assert!([200, 400, 401].into_iter().all(|status| is_final(&refused(Answer::new(status, body)))));
+        for status in [404, 408, 425, 429, 500, 503] {
+            assert!(!is_final(&refused(Answer::new(status, body))), "{status}");
+        }
+        assert!(form.read(Answer::new(200, "{}"), "it").is_ok());
     }
 }

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 import warnings
 from pathlib import Path
@@ -126,7 +127,24 @@ def credentials():
         return ""
     os.environ["SUITE_SECRET"] = CONTEXT["client_secret"]
     grant = 'grant = "client_credentials", ' if SCENARIO.startswith("auth/client-credentials") else ""
-    return f'oauth = {{ {grant}client_id = "{CONTEXT["client_id"]}", client_secret = "env:SUITE_SECRET" }}\n'
+    return f'oauth = {{ {grant}client_id = "{CONTEXT["client_id"]}", client_secret = "env:SUITE_SECRET", issuer = {json.dumps(issuer())} }}\n'
+
+
+def issuer():
+    """Who authorizes, as an operator knows it."""
+    server = urllib.parse.urlsplit(sys.argv[2])
+    well_known = f"{server.scheme}://{server.netloc}/.well-known/oauth-protected-resource"
+    for address in (well_known + server.path, well_known):
+        try:
+            with urllib.request.urlopen(address, timeout=GIVE_UP) as answer:
+                authority = json.load(answer)["authorization_servers"][0]
+        except OSError:
+            continue
+        described = urllib.parse.urlsplit(authority)
+        address = f"{described.scheme}://{described.netloc}/.well-known/oauth-authorization-server{described.path.rstrip('/')}"
+        with urllib.request.urlopen(address, timeout=GIVE_UP) as answer:
+            return json.load(answer)["issuer"]
+    sys.exit("the suite's server does not say who authorizes")
 
 
 def value_of(schema):

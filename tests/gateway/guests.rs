@@ -1,9 +1,10 @@
 //! Clients of the era without sessions, before servers of both eras: what becomes of what they say to each other.
 
+use mcp_satellite::config::GatewayLimits;
 use mcp_satellite::gateway::face::Endpoint;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{Duration, Instant, timeout};
 
 use super::client::{Answer, Guest};
 use super::house::{GIVE_UP, Lists, id};
@@ -234,6 +235,47 @@ async fn a_call_that_waits_for_its_client_ends_with_its_server() {
 }
 
 #[tokio::test]
+async fn a_call_that_waits_for_its_client_ends_with_the_run_of_its_server() {
+    let played = stage().await;
+    let mut guest = guest(&played, "/i/files/mcp").await;
+    let kept = state(&guest.ask("tools/call", call("ask")).await);
+    restarted(&played, "a").await;
+    let ended = guest.result("tools/call", again(&call("ask"), &kept, json!({"input-1": {"model": "m"}}))).await;
+    let why = &ended["_meta"]["mcp-satellite/error"];
+    assert_eq!((&why["kind"], &why["fate"]), (&json!("terminated"), &json!("maybe_executed")), "{ended}");
+    is_unknown(&mut guest, &call("ask"), &kept).await;
+    played.end().await;
+}
+
+#[tokio::test]
+async fn hanging_up_cancels_a_call_that_goes_on_with_what_its_client_has_said() {
+    let mut played = stage().await;
+    for (path, call) in asking() {
+        let mut guest = guest(&played, path).await;
+        let kept = state(&guest.ask("tools/call", call.clone()).await);
+        guest.send("tools/call", again(&call, &kept, json!({"input-1": {"model": "hang"}}))).await;
+        timeout(GIVE_UP, played.house.hears("\"hang\"")).await.unwrap();
+        drop(guest);
+        timeout(GIVE_UP, played.house.hears("notifications/cancelled")).await.unwrap();
+    }
+    played.end().await;
+}
+
+#[tokio::test]
+async fn a_call_that_is_too_long_to_be_kept_is_not_put_aside() {
+    let limit = |limits: &mut GatewayLimits| (limits.body_max, limits.bodies_max) = (8 << 10, 64 << 10);
+    let played = Played::limited(&[("files", "a", FILES)], limit).await;
+    let mut guest = guest(&played, "/i/files/mcp").await;
+    let mut long = call("ask");
+    long["arguments"] = json!({"x": "x".repeat(2 << 10)});
+    let done = guest.result("tools/call", long).await;
+    let why = "too many calls, or too long ones, wait for what their clients have to answer";
+    assert_eq!(done["x-told"]["message"], why);
+    state(&guest.ask("tools/call", call("ask")).await);
+    played.end().await;
+}
+
+#[tokio::test]
 async fn a_server_on_a_pipe_that_asks_while_another_call_waits_is_told_that_nobody_knows_whose_question_it_is() {
     let played = stage().await;
     let mut guest = guest(&played, "/i/files/mcp").await;
@@ -370,6 +412,26 @@ async fn who_listens_hears_what_changes_under_its_own_id() {
     let told = timeout(GIVE_UP, listens.hears()).await.unwrap().unwrap();
     assert_eq!(told["method"], "notifications/tools/list_changed");
     assert_eq!(told["params"]["_meta"], json!({"io.modelcontextprotocol/subscriptionId": own}));
+    played.end().await;
+}
+
+#[tokio::test]
+async fn each_subscription_of_who_listens_counts_as_a_request_and_one_that_is_refused_is_none() {
+    let limit = |limits: &mut GatewayLimits| (limits.requests_per_second, limits.burst) = (20, 5);
+    let played = Played::limited(&[("subscribed", "a", FILES)], limit).await;
+    let mut listens = guest(&played, "/i/subscribed/mcp").await;
+    let mut uris: Vec<String> = (10..25).map(|number| format!("file:///{number}")).collect();
+    let began = Instant::now();
+    let wanted = [&["file:///0/refuse".to_owned()], &uris[..], &["file:///refuse".to_owned()]].concat();
+    listens.open("subscriptions/listen", json!({"notifications": {"resourceSubscriptions": wanted}})).await;
+    let first = listens.hears().await.unwrap();
+    let mut agreed: Vec<String> =
+        serde_json::from_value(first["params"]["notifications"]["resourceSubscriptions"].clone()).unwrap();
+    agreed.sort();
+    uris.sort();
+    assert_eq!(agreed, uris);
+    // Eighteen requests, of which five wait for nothing: it had to wait for the others.
+    assert!(began.elapsed() >= Duration::from_millis(600), "they are not counted");
     played.end().await;
 }
 

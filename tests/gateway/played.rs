@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use mcp_satellite::config::GatewayLimits;
 use mcp_satellite::gateway::access::Access;
 use mcp_satellite::gateway::behind::Behind;
 use mcp_satellite::gateway::room::Rooms;
@@ -28,11 +29,17 @@ pub(crate) struct Played {
 
 impl Played {
     pub(crate) async fn with(servers: &[(&str, &str, Lists)]) -> Self {
+        Self::limited(servers, |_| {}).await
+    }
+
+    /// The same, with other limits.
+    pub(crate) async fn limited(servers: &[(&str, &str, Lists)], set: impl FnOnce(&mut GatewayLimits)) -> Self {
         let sessions = Arc::new(Sessions::new());
         let rooms = Arc::new(Rooms::new(sessions.clone()));
         let house = House::before(rooms.clone(), servers).await;
         let mut plan = fake::plan();
         plan.users.iter_mut().for_each(|user| user.team = "acme".into());
+        set(&mut plan.limits);
         let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr().unwrap();
         let settings = Settings::new("test", &plan, address);

@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Duration, timeout};
 
-use super::client::{notification, request};
+use super::client::{Guest, notification, request};
 use super::whole::{Attached, DONE, GIVE_UP, Server, Whole, example, hello, say};
 
 fn question(method: &str) -> String {
@@ -567,6 +567,13 @@ async fn a_server_that_sleeps_is_woken_by_a_call_and_by_nothing_less() {
     let mut client = whole.client("mirror", json!({"roots": {}})).await;
     assert_eq!(client.call(1, "ping", json!({})).await, json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
     client.tell(&notification("notifications/roots/list_changed", json!({})).to_string()).await;
+    // Who has no session does not wake it by asking what it is either, nor by listening.
+    let mut guest = Guest::connect(whole.address, "/i/mirror/mcp").await;
+    guest.send("server/discover", json!({})).await;
+    let head = guest.client.head().await;
+    assert!(guest.client.body(&head).await.contains(r#""name":"mirror""#));
+    guest.open("subscriptions/listen", json!({"notifications": {"toolsListChanged": true}})).await;
+    guest.hears().await.unwrap();
     let view = whole.runtime.status(&id).unwrap();
     assert!(view.dormant && view.pid.is_none() && view.initialized_at == restarts);
     assert!(was_relayed(&client.call(2, "tools/list", json!({})).await));

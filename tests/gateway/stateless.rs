@@ -147,6 +147,7 @@ async fn what_is_another_users_is_nowhere() {
             assert_eq!(head.status, status, "{path} {method}");
             if status == 404 {
                 let body = guest.client.body(&head).await;
+                assert!(body.contains("-32603"), "{body}");
                 bodies.push(body.replace(&format!("\"id\":{id}"), ""));
             } else if head.is_stream() {
                 guest = guest.again().await;
@@ -257,6 +258,34 @@ async fn a_token_that_is_taken_away_ends_what_was_asked_with_it() {
     let last = listens.hears().await.unwrap();
     assert_eq!(last["result"]["resultType"], "complete");
     assert_eq!(listens.hears().await, None);
+}
+
+#[tokio::test]
+async fn a_token_that_is_taken_away_while_a_body_comes_in_is_good_for_nothing() {
+    let (mut stage, guest) = stage().await;
+    let with_session = Client::initialized(stage.address, "2025-11-25").await;
+    stage.saw(Seen::Began).await;
+    let mut about = request(1, "echo", json!({"_meta": meta(&json!({}))})).to_string();
+    let mut coming = Vec::new();
+    for (mut client, headers) in [(guest.client, &[NEW, ("mcp-method", "echo")][..]), (with_session, &[])] {
+        let length = about.len().to_string();
+        let headers = [headers, &[("content-type", "application/json"), ("content-length", &length)]].concat();
+        client.send("POST", &[&headers[..], &[("expect", "100-continue")]].concat(), "").await;
+        // Only who was let in is asked for the body.
+        assert_eq!(client.head().await.status, 100);
+        coming.push((client, about.clone()));
+        about = request(1, "echo", json!({})).to_string();
+    }
+    let mut without = plan();
+    without.users.remove(0);
+    stage.access.apply(&without);
+    stage.gateway.revoke();
+    stage.saw(Seen::Ended("revoked")).await;
+    for (mut client, body) in coming {
+        client.send_raw(body.as_bytes()).await;
+        assert_eq!(client.head().await.status, 401);
+    }
+    assert!(stage.seen.try_recv().is_err(), "it was asked");
 }
 
 #[tokio::test]

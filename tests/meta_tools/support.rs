@@ -93,7 +93,8 @@ impl Connector for Stage {
         if spec.server.as_str().starts_with("new") {
             tokio::spawn(serve_stateless(theirs, lists, self.heard.clone()));
         } else {
-            tokio::spawn(serve(theirs, lists, self.heard.clone()));
+            let subscribe = spec.server.as_str().starts_with("sub");
+            tokio::spawn(serve(theirs, lists, subscribe, self.heard.clone()));
         }
         let (reader, writer) = split(ours);
         let process = Box::new(Played { told_to_end: false });
@@ -107,7 +108,8 @@ impl Connector for Stage {
     }
 }
 
-async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<String>) {
+/// One of sessions. It goes on with what it is told until it is told to hang.
+async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, heard: mpsc::UnboundedSender<String>) {
     let (reader, mut writer) = split(pipe);
     let mut lines = BufReader::new(reader).lines();
     let mut asked_for_progress: Option<String> = None;
@@ -118,6 +120,10 @@ async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<St
             // The answer to what was asked on behalf of a call, which answers that: its id is the number of the call.
             (Some(id), None) => {
                 let (id, outcome) = (id.trim_matches('"'), message.outcome().unwrap());
+                if outcome.contains(r#""hang""#) {
+                    let _ = heard.send(line);
+                    continue;
+                }
                 if let Some(token) = asked_for_progress.take() {
                     let told = format!(
                         "{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{token},\"progress\":1}}}}\n"
@@ -136,6 +142,8 @@ async fn serve(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<St
         let params = message.params().unwrap_or("null");
         let or_none = |list: &'static str| if list.is_empty() { "[]" } else { list };
         let outcome = match method {
+            "initialize" if subscribe => r#""result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"resources":{"subscribe":true}},"serverInfo":{"name":"played","version":"1"}}"#.to_owned(),
+            "resources/subscribe" if params.contains("refuse") => r#""error":{"code":-32602,"message":"no"}"#.to_owned(),
             "initialize" => r#""result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"resources":{},"prompts":{}},"serverInfo":{"name":"played","version":"1"}}"#.to_owned(),
             "tools/list" => format!(r#""result":{{"tools":{}}}"#, lists.tools),
             "resources/list" => format!(r#""result":{{"resources":{}}}"#, or_none(lists.resources)),

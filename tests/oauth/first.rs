@@ -68,8 +68,10 @@ fn a_client_that_was_registered_by_hand_is_used_where_nobody_can_register() {
     assert!(refused.stderr.contains("oauth = { client_id"), "{refused:#?}");
     satellite.terminate().exits(0);
 
-    let satellite =
-        yard.run("oauth = { client_id = \"by-hand\", client_secret = \"env:CLIENT_SECRET\", scopes = [\"write\"] }");
+    let issuer = yard.authority.knows.state().url.clone();
+    let satellite = yard.run(&format!(
+        "oauth = {{ client_id = \"by-hand\", client_secret = \"env:CLIENT_SECRET\", issuer = \"{issuer}\", scopes = [\"write\"] }}"
+    ));
     yard.home.wait_status("files", "requires_reauth");
     yard.authorize(&[]).exits(0);
     assert_eq!(yard.call("write"), "written");

@@ -31,6 +31,8 @@ struct Sight {
     called: Option<String>,
     /// How many requests were refused with 401.
     refused: usize,
+    /// How many came with a token.
+    tokens: usize,
 }
 
 impl Protected {
@@ -53,6 +55,11 @@ impl Protected {
     /// What its metadata calls it from now on.
     pub(crate) fn call_itself(&self, resource: &str) {
         self.seen.state.lock().unwrap().called = Some(resource.to_owned());
+    }
+
+    /// How many requests came with a token.
+    pub(crate) fn tokens(&self) -> usize {
+        self.seen.state.lock().unwrap().tokens
     }
 
     /// How many requests it has refused for their token.
@@ -79,6 +86,7 @@ async fn mcp(State(seen): State<Arc<Seen>>, method: Method, headers: HeaderMap, 
     let url = seen.state.lock().unwrap().url.clone();
     let authorization = header("authorization");
     let token = authorization.strip_prefix("Bearer ").unwrap_or_default();
+    seen.state.lock().unwrap().tokens += usize::from(!token.is_empty());
     let Some(access) = seen.authority.access(token, &url) else {
         seen.state.lock().unwrap().refused += 1;
         let more = if token.is_empty() { ", scope=\"read\"" } else { ", error=\"invalid_token\"" };

@@ -6,6 +6,7 @@ use std::fs;
 use mcp_satellite::console::client::Client;
 use serde_json::json;
 
+use super::protected::Protected;
 use super::yard::{Yard, call_at_once, runtime, wait_until};
 
 #[test]
@@ -124,5 +125,27 @@ fn a_token_that_dies_in_the_middle_of_a_stream_is_renewed_and_the_stream_goes_on
     let name = yard.call("whoami");
     assert_eq!(yard.call("stream"), name);
     assert_eq!(yard.authority.asked("refresh_token"), 1);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_token_that_comes_for_a_server_in_whose_place_another_one_is_goes_to_nobody() {
+    let yard = Yard::new();
+    let satellite = yard.run_authorized();
+    yard.authority.answer_tokens(false);
+    yard.authority.kill_access_tokens();
+    let call = yard.home.background(&["call", "files", "whoami"]);
+    wait_until("a renewal to be under way", || yard.authority.asked("refresh_token") == 1);
+    // It takes whatever the authorization server has issued, and so would see the token and take it.
+    let other = Protected::start(&yard.authority.knows);
+    yard.authority.knows.state().resource = yard.server.url();
+    let config = fs::read_to_string(yard.home.path().join("satellite.toml")).unwrap();
+    yard.home.write("satellite.toml", &config.replace(&yard.server.url(), &other.url()));
+    wait_until("the other one to be asked", || other.refused() >= 1);
+    yard.authority.answer_tokens(true);
+    wait_until("what has come to be given up", || yard.grant_files().is_empty());
+    yard.home.wait_status("files", "requires_reauth");
+    assert_eq!(other.tokens(), 0, "none was sent there");
+    drop(call);
     satellite.terminate().exits(0);
 }

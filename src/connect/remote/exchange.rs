@@ -210,7 +210,7 @@ impl Session {
         let state = self.state();
         let access = state.access.clone().map_err(Failure::unsent)?;
         let (id, version) = (state.id.clone(), state.version.clone());
-        Ok(Terms { access, alone: false, id, version, endpoint: state.endpoint.clone() })
+        Ok(Terms { access, alone: false, greets: version.is_none(), id, version, endpoint: state.endpoint.clone() })
     }
 
     pub(super) fn adopt(&self, spec: &InstanceSpec) {
@@ -248,15 +248,17 @@ pub(super) struct Terms {
     pub(super) access: Arc<Access>,
     /// It belongs to no session.
     alone: bool,
+    /// It begins what there is with the server: what is refused here is refused altogether.
+    greets: bool,
     id: Option<HeaderValue>,
     version: Option<HeaderValue>,
     endpoint: Option<Url>,
 }
 
 impl Terms {
-    /// The terms of a request that belongs to no session, whatever there is one for.
-    pub(super) fn alone(self) -> Self {
-        Self { alone: true, id: None, version: None, ..self }
+    /// The terms of a request that belongs to no session, whatever there is one for; `greets` if it is the first one.
+    pub(super) fn alone(self, greets: bool) -> Self {
+        Self { alone: true, greets, id: None, version: None, ..self }
     }
 
     pub(super) fn is_alone(&self) -> bool {
@@ -315,7 +317,7 @@ impl Terms {
                 status: response.status().as_u16(),
                 used,
                 challenge: challenge(response.headers()),
-                first: !self.has_begun(),
+                first: self.greets,
                 again: again.is_none(),
             };
             let another = purse.another(refusal).await.map_err(Failure::sent)?;

@@ -332,7 +332,7 @@ fn ends_session(failure: &Failure) -> bool {
 
 async fn probe(session: Arc<Session>, id: u64) -> News {
     let healthy = async {
-        let terms = session.terms()?;
+        let terms = session.terms()?.alone(false);
         let unknown = || Failure::unsent(FailureKind::BadAddress("no health_url is configured".to_owned()));
         let request = terms.access.probe().ok_or_else(unknown)?;
         let response = terms.ask_alone(request, Some(terms.header_timeout())).await?;

@@ -53,7 +53,7 @@ async fn ask(
     out: &mut Out,
 ) -> Result<(), Failure> {
     let terms = match routing {
-        Some(_) => session.terms()?.alone(),
+        Some(routing) => session.terms()?.alone(matches!(&*routing.method, "initialize" | "server/discover")),
         None => session.terms()?,
     };
     let post = terms.post(body);

@@ -30,7 +30,7 @@ pub struct Refusal {
     pub used: Option<Secret>,
     /// `WWW-Authenticate`, as it was sent: it may echo the token.
     pub challenge: Option<String>,
-    /// Whether it was asked before any session had begun.
+    /// Whether it was to begin what there is with the server (`initialize`, `server/discover`): not one call alone.
     pub first: bool,
     /// Whether it was refused before, with another token: it is not sent once more.
     pub again: bool,

@@ -14,7 +14,7 @@ use super::super::era::terms::Terms;
 use super::super::era::{self, HEADER_MISMATCH, Wrong, change, headers};
 use super::super::face::{Answer, RpcError};
 use super::super::parked::Bound;
-use super::super::refusal::{INVALID_PARAMS, SERVER_ERROR};
+use super::super::refusal::INVALID_PARAMS;
 use super::super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, SESSION_ID};
 use super::super::session::guest::Presence;
 use super::super::session::{ENDED, End, Opening, Place, Session};
@@ -60,7 +60,7 @@ impl Front {
             let why = format!("there is no method `{method}` in this version of the protocol");
             return Err(no(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
         }
-        let (endpoint, name) = self.endpoint(&pass.user, place, &id)?;
+        let (endpoint, name) = self.endpoint(&pass.user, place, &id, change::INTERNAL_ERROR)?;
         if method == "tools/call"
             && let Some((_, tool)) = message.params().and_then(|params| raw::place(params, &["name"]))
             && let Some(definition) = self.faces.definition(pass.user.clone(), &endpoint, &tool).await
@@ -68,11 +68,12 @@ impl Front {
             headers::check_arguments(&definition, message.params(), &parts.headers)
                 .map_err(|why| no(StatusCode::BAD_REQUEST, Some(&id), HEADER_MISMATCH, &why))?;
         }
-        let bound = Bound::of(&pass.user, &endpoint, &message);
         let state = message.params().and_then(|params| raw::place(params, &["requestState"]));
-        if let Some((_, state)) = state
-            && let Some(visit) = self.parked.take(&state, &bound, Instant::now()).filter(|visit| !visit.is_over())
-        {
+        let waits = state.and_then(|(_, state)| {
+            let bound = Bound::of(&pass.user, &endpoint, &message);
+            self.parked.take(&state, &bound, Instant::now()).filter(|visit| !visit.is_over())
+        });
+        if let Some(visit) = waits {
             visit.resumed(&message);
             // What it holds of its user's limits it has held all the time.
             drop(memory);
@@ -85,7 +86,7 @@ impl Front {
                 Ok(told) => Answer::Result(told),
                 Err(error) => Answer::Error(error),
             };
-            let (status, told) = visit::finished(told, &bound);
+            let (status, told) = visit::finished(told, method);
             return Ok(reply::answer_as(status, &told, &id));
         }
         let listens = method == "subscriptions/listen";
@@ -96,9 +97,12 @@ impl Front {
         if listens {
             return self.listened(settings, opening, parts, &message, &id, manner).await;
         }
-        let full = |_| no(StatusCode::SERVICE_UNAVAILABLE, Some(&id), SERVER_ERROR, "there are no random numbers");
+        let full =
+            |_| no(StatusCode::SERVICE_UNAVAILABLE, Some(&id), change::INTERNAL_ERROR, "there are no random numbers");
         let guest = Guest::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
-        let visit = Visit::begin(guest, bound, message, manner.timeout, admission, memory);
+        // A reload that has looked through the guests meanwhile has not seen this one.
+        self.stands(settings, &guest.session.opening.pass, parts)?;
+        let visit = Visit::begin(guest, message, manner.timeout, admission, memory);
         Ok(visit::round(visit, id, manner, self.work.token()).await)
     }
 
@@ -129,7 +133,7 @@ impl Front {
             Err(error) => {
                 let RpcError { code, message, data } = error;
                 let error = RpcError { code: change::code(code, true), message, data };
-                return Ok(reply::wrong(StatusCode::OK, id, error));
+                return Ok(reply::wrong(era::status_of(error.code), id, error));
             }
         };
         if !session.agree(id, agreed) {
