@@ -30,7 +30,7 @@ use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout_at};
 
 use crate::journal::{Journal, Sending};
 
@@ -218,8 +218,16 @@ impl Courier {
         let mut cycles = interval(self.policy.interval);
         cycles.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let paused_until = self.outbox.paused_until();
+            let pause = async move {
+                match paused_until {
+                    Some(until) => sleep_until(until.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 _ = cycles.tick() => self.cycle().await,
+                () = pause => self.cycle().await,
                 order = orders.recv() => match order {
                     None => return,
                     Some(Order::Direct(batch, reply)) => {

@@ -265,6 +265,14 @@ impl State {
                 if kept {
                     let reason = outbox.statistics().last_error.unwrap_or_default();
                     tracing::warn!(reason, "events are kept: the sink does not take them now");
+                    if let Some(until) = outbox.paused_until() {
+                        let me = myself.clone();
+                        self.tasks.spawn(async move {
+                            tokio::time::sleep_until(until.into()).await;
+                            // An error means that the batcher has ended.
+                            let _ = cast!(me, Msg::Cycle);
+                        });
+                    }
                 }
                 // On the way out a sink that does not answer is asked again after one interval, as always.
                 if !kept {

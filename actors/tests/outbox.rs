@@ -321,18 +321,18 @@ fn pauses(desk: &mut Desk, count: usize, retry_after: Option<u64>) -> Vec<u64> {
 }
 
 #[test]
-fn a_throttling_sink_is_asked_after_6_12_24_and_48_seconds_and_after_3_once_it_takes_something() {
+fn a_throttling_sink_is_tried_again_after_3_6_12_24_and_48_seconds_and_the_delay_resets_after_a_success() {
     let mut desk = Desk::new();
     desk.push(1);
     desk.run_cycle(|_| Answer::Throttled(None));
     assert_eq!(desk.outbox.statistics().state, State::BackingOff);
-    assert_eq!(pauses(&mut desk, 6, None), [6, 12, 24, 48, 48, 48]);
+    assert_eq!(pauses(&mut desk, 6, None), [3, 6, 12, 24, 48, 48]);
     desk.wait(48);
     desk.run_cycle(|_| Answer::Accepted);
     assert_eq!(desk.sent(), [1]);
     desk.push(1);
     desk.run_cycle(|_| Answer::Throttled(None));
-    assert_eq!(pauses(&mut desk, 1, None), [6], "it begins anew");
+    assert_eq!(pauses(&mut desk, 1, None), [3], "the delay starts again");
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn retry_after_is_honoured_where_it_is_longer() {
     let mut desk = Desk::new();
     desk.push(1);
     desk.run_cycle(|_| Answer::Throttled(Some(Duration::from_secs(20))));
-    assert_eq!(pauses(&mut desk, 4, Some(20)), [20, 20, 24, 48]);
+    assert_eq!(pauses(&mut desk, 4, Some(20)), [20, 20, 20, 24]);
 }
 
 #[test]

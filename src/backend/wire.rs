@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! POST /api/satellites/register                      Registration → Registered      bearer: a single-use token
-//! GET  /api/satellites/{id}/commands?last_poll&limit              → Commands
+//! GET  /api/satellites/{id}/commands?last_poll&limit&wait              → Commands
 //! POST /api/satellites/{id}/commands/{command}/result CommandResult → Received
 //! GET  /api/satellites/{id}/config                                → Config           ETag, If-None-Match → 304; 404 before one was put
 //! POST /api/satellites/{id}/events                   Events       → EventsTaken      Idempotency-Key: the batch's id

@@ -44,6 +44,23 @@ async fn no_more_come_than_are_asked_for() {
 }
 
 #[tokio::test]
+async fn a_poll_that_may_be_held_back_is_answered_when_a_command_is_queued() {
+    let world = World::new().await;
+    let satellite = world.satellite("first-satellite").await;
+    let held = world.of(&satellite, Method::GET, "commands?wait=25").send();
+    let queued = async {
+        // The poll is answered with the command whether it arrives before or after it.
+        world.queue(&satellite, &restart("c1", "immediate")).await.is(201, Form::CommandState);
+    };
+    let (polled, ()) = futures::join!(held, queued);
+    assert_eq!(polled.is(200, Form::Commands)["commands"][0]["id"], "c1");
+    world.result(&satellite, "c1", "completed").await.is(200, Form::Received);
+    let nothing = world.of(&satellite, Method::GET, "commands?wait=1").send().await.is(200, Form::Commands);
+    assert_eq!(nothing["commands"], json!([]), "the time is over and nothing was queued");
+    world.of(&satellite, Method::GET, "commands?wait=long").send().await.refused(400, "");
+}
+
+#[tokio::test]
 async fn a_command_arrives_as_it_was_queued() {
     let world = World::new().await;
     let satellite = world.satellite("first-satellite").await;

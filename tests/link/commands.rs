@@ -90,6 +90,27 @@ async fn one_that_takes_long_holds_back_its_own_instance_and_no_other() {
 }
 
 #[tokio::test]
+async fn an_immediate_kill_does_not_wait_for_a_restart_that_hangs() {
+    let peer = Peer::start().await;
+    let (yard, linked) = linked(&peer, &["a"]).await;
+    yard.fleet.hanging.lock().unwrap().insert("a".to_owned());
+    peer.command(restart("slow", "a"));
+    wait_for("the restart to begin", || {
+        let view = yard.fleet.view("a")?;
+        (linked.status().commands == 1 && view.status == Status::Connecting).then_some(())
+    })
+    .await;
+    let mut kill = command("kill", "kill", &json!({"installation_id": "a"}));
+    kill["priority"] = json!("immediate");
+    peer.command(kill);
+    assert_eq!(peer.result("kill").await["status"], "completed");
+    assert_eq!(yard.fleet.view("a").unwrap().want, Want::Stopped);
+    let result = peer.result("slow").await;
+    assert_eq!(result["status"], "failed", "{result}");
+    assert!(!result["error"].as_str().unwrap().contains("when its time was over"), "{result}");
+}
+
+#[tokio::test]
 async fn a_command_is_carried_out_once_however_often_it_comes_and_its_result_is_told_until_it_is_taken() {
     let peer = Peer::start().await;
     let (yard, first) = linked(&peer, &["a"]).await;

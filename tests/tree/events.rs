@@ -173,10 +173,26 @@ async fn what_the_sink_does_not_take_now_is_kept_under_its_id_for_the_next_cycle
     fleet.sink.until_attempts(7).await;
     let attempts = fleet.sink.attempts();
     let times: Vec<_> = attempts.iter().map(|attempt| tenths(attempt.at - began)).collect();
-    assert_eq!(times, [3.0, 6.0, 9.0, 15.0, 27.0, 51.0, 51.0], "every cycle, then after 6, 12 and 24 s of backoff");
+    assert_eq!(times, [3.0, 6.0, 9.0, 12.0, 18.0, 30.0, 30.0], "every cycle, then after 3, 6 and 12 s of backoff");
     assert!(attempts[..6].iter().all(|attempt| attempt.batch == attempts[0].batch));
     let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
     assert_eq!(marks, [0, 1, 2, 3]);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_ends_between_two_cycles_is_not_extended_to_the_next_cycle() {
+    let fleet = Fleet::start().await;
+    let began = Instant::now();
+    fleet.sink.is(Mood::Answer(Answer::Throttled(None)));
+    fleet.runtime.emitter().emit(event(0));
+    sleep(seconds(1.0)).await;
+    fleet.runtime.flush().await;
+    fleet.sink.until_attempts(3).await;
+    fleet.sink.is(Mood::Accept);
+    fleet.sink.until_attempts(4).await;
+    let times: Vec<_> = fleet.sink.attempts().iter().map(|attempt| tenths(attempt.at - began)).collect();
+    assert_eq!(times, [1.0, 4.0, 10.0, 22.0], "3, 6 and 12 s after a first attempt that was between two cycles");
     fleet.finish().await;
 }
 

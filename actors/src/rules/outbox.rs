@@ -84,7 +84,7 @@ pub struct Outbox {
     suspect: usize,
     /// At most this many in the next batch: halved by 413, back after a success.
     batch_max: usize,
-    /// The wait after the last 429; doubled by the next.
+    /// The pause after the next 429, counted from the start of the refused send; doubled by each one.
     backoff: Duration,
     sent_at: Option<Instant>,
     not_before: Option<Instant>,
@@ -115,7 +115,7 @@ impl Outbox {
             sending: false,
             suspect: 0,
             batch_max: policy.batch_max,
-            backoff: policy.interval,
+            backoff: policy.interval.min(policy.backoff_max),
             sent_at: None,
             not_before: None,
             cycle_end: 0,
@@ -299,14 +299,18 @@ impl Outbox {
             }
             Answer::Unauthorized => self.keep(batch, "the sink refused our credentials".to_owned()),
             Answer::Throttled(retry_after) => {
-                self.backoff = (self.backoff * 2).min(self.policy.backoff_max);
-                // From the sending, so that the pause ends with a cycle and not just behind one.
                 let paused = self.sent_at.unwrap_or(now) + self.backoff;
+                self.backoff = (self.backoff * 2).min(self.policy.backoff_max);
                 self.not_before = Some(paused.max(now + retry_after.unwrap_or_default().min(RETRY_AFTER_MAX)));
                 self.keep(batch, "the sink asked for a pause".to_owned())
             }
             Answer::Unavailable(reason) => self.keep(batch, reason),
         }
+    }
+
+    /// Returns the end of the pause that the sink requested. A cycle is due then, between two regular ones.
+    pub fn paused_until(&self) -> Option<Instant> {
+        self.not_before
     }
 
     /// The announcements of gaps since the last time: they are made here, so nobody has pushed them.
@@ -359,7 +363,7 @@ impl Outbox {
         self.statistics.last_error = None;
         self.suspect = self.suspect.saturating_sub(settled);
         self.batch_max = self.policy.batch_max;
-        self.backoff = self.policy.interval;
+        self.backoff = self.policy.interval.min(self.policy.backoff_max);
         self.not_before = None;
     }
 

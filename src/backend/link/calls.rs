@@ -104,11 +104,15 @@ impl Backend {
         key: &Key,
         last_poll: Option<Timestamp>,
         limit: usize,
+        hold: Duration,
     ) -> Result<Given, CallError> {
         let mut query = vec![("limit", limit.to_string())];
+        if hold >= Duration::from_secs(1) {
+            query.push(("wait", hold.as_secs().to_string()));
+        }
         query.extend(last_poll.map(|last_poll| ("last_poll", format!("{last_poll:.3}"))));
         let call = self.to(Method::GET, &[&key.satellite_id, "commands"], &query, &key.secret);
-        self.answer(call, ANSWER_MAX).await
+        self.answer(call.held(hold), ANSWER_MAX).await
     }
 
     pub(super) async fn result(&self, key: &Key, command: &str, result: &CommandResult) -> Result<(), CallError> {
@@ -121,7 +125,7 @@ impl Backend {
         if let Some(known) = known {
             call = call.header(IF_NONE_MATCH, known);
         }
-        let call = call.sent(self).await?;
+        let call = call.sent().await?;
         if call.response.status() == StatusCode::NOT_MODIFIED && known.is_some() {
             return Ok(Fetched::Unchanged);
         }
@@ -149,7 +153,7 @@ impl Backend {
     }
 
     async fn answer<T: DeserializeOwned + Send + 'static>(&self, call: Call, max: usize) -> Result<T, CallError> {
-        call.sent(self).await?.json(max).await
+        call.sent().await?.json(max).await
     }
 
     fn call_as(&self, key: &Key, method: Method, path: &[&str]) -> Call {
@@ -168,7 +172,7 @@ impl Backend {
         }
         let to = format!("{}{}", url.origin().ascii_serialization(), url.path());
         let request = self.client.request(method, url).timeout(self.timeout).bearer_auth(bearer.expose());
-        Call { request, to, mask: Mask::new([bearer.expose()]) }
+        Call { request, to, mask: Mask::new([bearer.expose()]), timeout: self.timeout }
     }
 
     fn url(&self, path: &[&str]) -> Url {
@@ -186,9 +190,17 @@ struct Call {
     request: RequestBuilder,
     to: String,
     mask: Mask,
+    timeout: Duration,
 }
 
 impl Call {
+    /// Extends the timeout by the time for which the backend may hold the request back.
+    fn held(mut self, hold: Duration) -> Self {
+        self.timeout += hold;
+        self.request = self.request.timeout(self.timeout);
+        self
+    }
+
     fn json(mut self, body: &impl serde::Serialize) -> Self {
         self.request = self.request.json(body);
         self
@@ -199,9 +211,9 @@ impl Call {
         self
     }
 
-    async fn sent(self, backend: &Backend) -> Result<Answered, CallError> {
-        let Self { request, to, mask } = self;
-        let about = About { to, mask, timeout: backend.timeout };
+    async fn sent(self) -> Result<Answered, CallError> {
+        let Self { request, to, mask, timeout } = self;
+        let about = About { to, mask, timeout };
         match request.send().await {
             Ok(response) => Ok(Answered { response, about }),
             Err(error) => Err(about.failure(&error)),

@@ -371,7 +371,15 @@ impl Acting<'_> {
             )
         };
         let mut watch = self.runtime.watch();
-        let settled = watch.wait_for(|snapshot| snapshot.get(id).is_none_or(|view| judge(view) != Verdict::Coming));
+        // The snapshot may still show the wanted state from before this command.
+        let mut was_wanted = false;
+        let settled = watch.wait_for(|snapshot| {
+            snapshot.get(id).is_none_or(|view| {
+                let superseded = effect == Effect::Up && was_wanted && view.want == Want::Stopped;
+                was_wanted |= view.want == Want::Running;
+                superseded || judge(view) != Verdict::Coming
+            })
+        });
         // What was seen then is judged, and not what has become of it a moment later.
         let (now, in_time) = match timeout_at(self.deadline, settled).await {
             Ok(Ok(snapshot)) => (snapshot.get(id).cloned(), true),

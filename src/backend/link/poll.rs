@@ -17,6 +17,9 @@ const LIMIT: usize = 10;
 /// And so many with those that come again because they are not done yet.
 pub(super) const LIMIT_MAX: usize = 100;
 
+/// The longest time for which a backend is asked to hold a poll back until a command arrives.
+const HOLD_MAX: Duration = Duration::from_secs(25);
+
 /// What has come with one answer.
 #[derive(Debug)]
 pub(super) struct Received {
@@ -50,13 +53,17 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
     let mut pace = Pace::new(link.plan.poll, link.plan.backoff_max, link.dice("commands"));
     let mut last_poll = None;
     let mut passed_over = 0;
+    // A backend that holds polls back delivers an urgent command at once instead of at the next poll.
+    let mut hold = Duration::ZERO;
     loop {
         let key = link.key().await;
         // Those that are not done yet come again, as do those that nobody can answer, and must not keep the others out.
         let limit = (LIMIT + link.held() + passed_over).min(LIMIT_MAX);
         // Read before: an answer may have waited for the machine to wake.
         let before = (link.suspended)();
-        let answer = link.backend.commands(&key, last_poll, limit).await;
+        let began = Instant::now();
+        let answer = link.backend.commands(&key, last_poll, limit, hold).await;
+        let was_held = hold >= Duration::from_secs(1) && began.elapsed() >= hold / 2;
         link.heard(Matter::Commands, &key, &answer);
         let wait = match answer {
             Ok(given) => {
@@ -78,9 +85,13 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
                 if !is_empty && inbox.send(received).await.is_err() {
                     return;
                 }
-                wait
+                hold = wait.min(HOLD_MAX);
+                if was_held && is_empty { Duration::ZERO } else { wait }
             }
-            Err(error) => pace.failed(error.retry_after()),
+            Err(error) => {
+                hold = Duration::ZERO;
+                pace.failed(error.retry_after())
+            }
         };
         let next = Instant::now() + wait;
         link.contact.polled(pace.mode(), pace.is_failing(), next);

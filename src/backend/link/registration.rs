@@ -92,7 +92,7 @@ pub(super) async fn run(link: &Shared) {
 /// Whether a key that was refused is taken after all: it may have been somebody else who refused it, in the backend's place.
 /// What is asked for comes again.
 async fn is_taken(link: &Shared, key: &Key) -> bool {
-    link.backend.commands(key, None, 1).await.is_ok()
+    link.backend.commands(key, None, 1, Duration::ZERO).await.is_ok()
 }
 
 /// Takes the key that is kept.

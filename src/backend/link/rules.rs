@@ -33,17 +33,22 @@ impl Backoff {
         Self { first, max, failures: 0, dice }
     }
 
-    /// After another failure. A pause that the backend asks for is kept to if it is longer.
+    /// Returns the delay after another failure. A longer pause that the backend requests is honoured, up to the maximum.
     pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
         let delay = doubled(self.first, self.failures, self.max);
         self.failures = self.failures.saturating_add(1);
-        self.dice.spread(delay, JITTER_PERCENT).max(retry_after.unwrap_or_default())
+        self.dice.spread(delay, JITTER_PERCENT).max(requested(retry_after, self.max))
     }
 
     /// The next failure is the first one.
     pub fn succeeded(&mut self) {
         self.failures = 0;
     }
+}
+
+/// Returns the pause that the backend requests, at most `max`: while a satellite pauses it receives no command, not even `kill`.
+fn requested(retry_after: Option<Duration>, max: Duration) -> Duration {
+    retry_after.unwrap_or_default().min(max)
 }
 
 fn doubled(first: Duration, times: u32, max: Duration) -> Duration {
@@ -97,7 +102,7 @@ impl Pace {
     pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
         self.failures = self.failures.saturating_add(1);
         let delay = doubled(self.interval(self.mode), self.failures, self.max);
-        self.dice.spread(delay, JITTER_PERCENT).max(retry_after.unwrap_or_default())
+        self.dice.spread(delay, JITTER_PERCENT).max(requested(retry_after, self.max))
     }
 
     fn interval(&self, mode: PollingMode) -> Duration {
@@ -154,7 +159,7 @@ impl From<Target> for Scope {
 }
 
 /// Commands that wait and run: for each instance one after the other, the most urgent first, those for different instances
-/// beside each other.
+/// beside each other. An `immediate` command waits for no running command that is less urgent.
 #[derive(Debug)]
 pub struct Lanes {
     beside_max: usize,
@@ -199,13 +204,13 @@ impl Lanes {
 
     /// One that may begin now; it runs from here on.
     pub fn begin(&mut self) -> Option<String> {
-        if self.running.len() >= self.beside_max {
-            return None;
-        }
+        let full = self.running.len() >= self.beside_max;
         let free = |at: &usize| {
-            let scope = &self.waiting[*at].scope;
-            let before = self.waiting[..*at].iter().chain(&self.running);
-            !before.into_iter().any(|other| other.scope.overlaps(scope))
+            let entry = &self.waiting[*at];
+            let immediate = entry.priority == Priority::Immediate;
+            let running = self.running.iter().filter(|other| !immediate || other.priority == Priority::Immediate);
+            let mut before = self.waiting[..*at].iter().chain(running);
+            (immediate || !full) && !before.any(|other| other.scope.overlaps(&entry.scope))
         };
         let at = (0..self.waiting.len()).find(free)?;
         let entry = self.waiting.remove(at);
@@ -375,13 +380,16 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_that_the_backend_asks_for_is_kept_to_where_it_is_longer() {
-        let asked = Some(Duration::from_secs(900));
-        assert_eq!(pace().failed(asked).as_secs(), 900);
+    fn a_pause_that_the_backend_requests_is_honoured_up_to_the_longest_delay() {
+        let asked = Some(Duration::from_secs(200));
+        assert_eq!(pace().failed(asked).as_secs(), 200);
         assert!(pace().failed(Some(Duration::from_secs(1))) > Duration::from_secs(50));
         let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
-        assert_eq!(backoff.failed(asked).as_secs(), 900);
+        assert_eq!(backoff.failed(asked).as_secs(), 200);
         assert!(backoff.failed(None) < Duration::from_secs(5));
+        let hour = Some(Duration::from_secs(3600));
+        assert_eq!(pace().failed(hour).as_secs(), 300);
+        assert_eq!(backoff.failed(hour).as_secs(), 300);
     }
 
     #[test]
@@ -467,6 +475,22 @@ mod tests {
             order.push(id);
         }
         assert_eq!(order, ["i", "h", "n1", "n2", "l"]);
+    }
+
+    #[test]
+    fn an_immediate_command_waits_for_no_running_command_that_is_less_urgent() {
+        let mut lanes = Lanes::new(1);
+        lanes.push("spawn", scope("a", "", ""), Priority::Normal);
+        assert_eq!(begun(&mut lanes), ["spawn"]);
+        lanes.push("restart", scope("a", "", ""), Priority::High);
+        lanes.push("kill", scope("a", "", ""), Priority::Immediate);
+        lanes.push("kill again", scope("a", "", ""), Priority::Immediate);
+        assert_eq!(begun(&mut lanes), ["kill"], "immediate commands for one instance keep their order");
+        lanes.end("kill");
+        assert_eq!(begun(&mut lanes), ["kill again"]);
+        lanes.end("kill again");
+        lanes.end("spawn");
+        assert_eq!(begun(&mut lanes), ["restart"]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use rusqlite::{OptionalExtension as _, Row, Transaction, params};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use tokio::time::{Duration, Instant, sleep_until};
 
 use super::App;
 use super::access::{Admin, Asked, Caller, Names};
@@ -31,6 +32,9 @@ const LIST: usize = 100;
 const LIST_MAX: usize = 1000;
 /// Commands that wait for one satellite.
 const WAITING_MAX: usize = 10_000;
+
+/// The longest time for which a poll is held back until there is a command, in seconds.
+const HOLD_MAX: u64 = 25;
 
 /// What is given out, as of `?2`, for the satellite `?1`. What was sent before it expired may have been carried out: the
 /// satellite judges that by its own books, and answers with the result or says that it came too late. In its seven days
@@ -54,22 +58,49 @@ pub(super) struct Poll {
     /// When it has polled last.
     last_poll: Option<Timestamp>,
     limit: Option<usize>,
+    /// How many seconds the request may be held back until there is a command; at most [`HOLD_MAX`].
+    #[serde(default)]
+    wait: u64,
 }
 
 /// `GET /api/satellites/{satellite}/commands`
 pub(super) async fn poll(
     State(app): State<Arc<App>>,
     Caller { id }: Caller,
-    Asked(Poll { last_poll, limit }): Asked<Poll>,
+    Asked(Poll { last_poll, limit, wait }): Asked<Poll>,
 ) -> Result<Json<Commands>, Refusal> {
     let limit = limit.unwrap_or(LIMIT);
     if !(1..=LIMIT_MAX).contains(&limit) {
         return Err(Refusal::bad(format!("limit must be from 1 to {LIMIT_MAX}")));
     }
-    tracing::trace!(satellite = id, ?last_poll, limit, "a satellite polls");
-    let now = app.now();
-    let (commands, polling_mode) = app
-        .database
+    tracing::trace!(satellite = id, ?last_poll, limit, wait, "a satellite polls");
+    // Subscribed before the first look, so that no command is missed between the look and the wait.
+    let mut queued = app.queued.subscribe();
+    let until = Instant::now() + Duration::from_secs(wait.min(HOLD_MAX));
+    let held = app.held.try_acquire();
+    let (commands, polling_mode, now) = loop {
+        let now = app.now();
+        let (commands, mode) = take(&app, &id, limit, now).await?;
+        if !commands.is_empty() || held.is_err() {
+            break (commands, mode, now);
+        }
+        let another = tokio::select! {
+            changed = queued.changed() => changed.is_ok(),
+            () = app.ending.cancelled() => false,
+            () = sleep_until(until) => false,
+        };
+        if !another {
+            break (commands, mode, app.now());
+        }
+    };
+    let next_poll_interval = Some(app.settings.poll_interval.unwrap_or_else(|| seconds(polling_mode)));
+    Ok(Json(Commands { commands, polling_mode, next_poll_interval, server_time: Some(now) }))
+}
+
+/// The commands to deliver now, and how soon the next poll is wanted.
+async fn take(app: &App, id: &str, limit: usize, now: Timestamp) -> Result<(Vec<Command>, PollingMode), Refusal> {
+    let id = id.to_owned();
+    app.database
         .run(move |db| {
             let select = format!("SELECT * FROM commands WHERE {OPEN} ORDER BY priority, number LIMIT ?3");
             let mut select = db.prepare_cached(&select)?;
@@ -84,9 +115,7 @@ pub(super) async fn poll(
             let mode = mode(db, &id, waiting.first().map(|kept| kept.priority), now)?;
             Ok((waiting.into_iter().map(Kept::command).collect::<Result<_, _>>()?, mode))
         })
-        .await?;
-    let next_poll_interval = Some(app.settings.poll_interval.unwrap_or_else(|| seconds(polling_mode)));
-    Ok(Json(Commands { commands, polling_mode, next_poll_interval, server_time: Some(now) }))
+        .await
 }
 
 /// How soon the next poll is wanted: by what is waiting, and for a while by what was.
@@ -198,6 +227,7 @@ pub(super) async fn queue(
             Ok((kept.state(now)?, true))
         })
         .await?;
+    app.command_queued();
     Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(state)))
 }
 

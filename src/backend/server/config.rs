@@ -106,6 +106,7 @@ pub(super) async fn put_for_all(
         tell(db, all, before.as_ref(), config, now)
     });
     let kept = kept.await?;
+    app.command_queued();
     tracing::info!(
         hash = kept.hash,
         changed = kept.changed,
@@ -131,6 +132,7 @@ pub(super) async fn put(
         tell(db, vec![satellite], before.as_ref(), config, now)
     });
     let kept = kept.await?;
+    app.command_queued();
     tracing::info!(hash = kept.hash, changed = kept.changed, told = ?kept.told, "a satellite's configuration was put");
     Ok(Json(kept))
 }
@@ -148,7 +150,9 @@ pub(super) async fn forget(_: Admin, State(app): State<Arc<App>>, names: Names) 
         db.execute("DELETE FROM configs WHERE scope = ?1", [&satellite])?;
         tell(db, vec![satellite], before.as_ref(), config, now)
     });
-    kept.await.map(Json)
+    let kept = kept.await?;
+    app.command_queued();
+    Ok(Json(kept))
 }
 
 fn keep(db: &Transaction<'_>, scope: &str, config: &Config, now: Timestamp) -> Result<(), Refusal> {

@@ -138,6 +138,10 @@ struct App {
     changes: watch::Sender<()>,
     requests: Semaphore,
     ending: CancellationToken,
+    /// Changes with each queued command.
+    queued: watch::Sender<()>,
+    /// One permit for each poll that is held back: half of the requests at most, so that the others are answered.
+    held: Semaphore,
 }
 
 impl App {
@@ -152,6 +156,11 @@ impl App {
 
     fn heard(&self) -> BTreeMap<String, Timestamp> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Wakes the polls that are held back.
+    fn command_queued(&self) {
+        self.queued.send_replace(());
     }
 
     fn instances_changed(&self) {
@@ -183,6 +192,8 @@ impl Backend {
             heard: Mutex::default(),
             changes: watch::Sender::new(()),
             requests: Semaphore::new(REQUESTS_MAX),
+            queued: watch::Sender::new(()),
+            held: Semaphore::new(REQUESTS_MAX / 2),
             ending: CancellationToken::new(),
             settings,
         };
