@@ -11,12 +11,43 @@ struct Source {
 }
 
 impl Source {
-    /// The code: no comments, and no unit tests, which may do what the code may not. Line numbers stay.
+    /// Returns the lines of code with their numbers, without comments and without items that only tests compile.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
-        let lines = self.text.lines().take_while(|line| !line.starts_with("#[cfg(test)]"));
-        let numbered = lines.enumerate().map(|(at, line)| (at + 1, line));
-        numbered.filter(|(_, line)| !line.trim_start().starts_with("//"))
+        let mut in_test_item = false;
+        let numbered = self.text.lines().enumerate().map(|(at, line)| (at + 1, line));
+        numbered.filter(move |(_, line)| {
+            in_test_item |= line.starts_with("#[cfg(test)]");
+            if in_test_item {
+                // An item at the left margin ends with a brace or a semicolon there.
+                let at_margin = !line.starts_with([' ', '#', '/']);
+                in_test_item = !(at_margin && (line.starts_with('}') || line.ends_with([';', '}'])));
+                return false;
+            }
+            !line.trim_start().starts_with("//")
+        })
     }
+}
+
+#[test]
+fn only_items_that_tests_compile_are_left_out() {
+    let text = "\
+fn before() {}
+#[cfg(test)]
+use something::Else;
+fn between() {}
+#[cfg(test)]
+mod tests {
+    fn inside() {}
+}
+#[cfg(test)]
+#[path = \"other.rs\"]
+mod other;
+// A comment.
+fn after() {}
+";
+    let source = Source { path: PathBuf::new(), text: text.to_owned() };
+    let code: Vec<_> = source.code().map(|(at, line)| (at, line.trim())).collect();
+    assert_eq!(code, [(1, "fn before() {}"), (4, "fn between() {}"), (13, "fn after() {}")]);
 }
 
 fn root() -> &'static Path {
