@@ -20,6 +20,7 @@ mod endpoint;
 pub mod gateway;
 #[cfg(feature = "remote")]
 mod http;
+mod huge_pages;
 #[cfg(feature = "journal")]
 pub mod journal;
 #[cfg(feature = "cli")]

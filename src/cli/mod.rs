@@ -27,6 +27,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::console::api::Filter;
 use crate::console::client::{Client, ClientError};
+use crate::huge_pages;
 use crate::reaper::{self, Below};
 
 /// What still runs on a blocking thread at the end is not waited for longer than this.
@@ -193,6 +194,7 @@ impl From<std::io::Error> for Failed {
 
 /// Runs the verb of this process's arguments.
 pub fn main() -> ExitCode {
+    huge_pages::turn_off();
     let cli = Cli::parse();
     let outcome = match cli.verb {
         Verb::SimServer(verb) => std::process::exit(verb.run()),

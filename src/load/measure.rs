@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
 use serde::{Serialize, Serializer};
 
 /// Bars of a histogram that make ten times the duration.
@@ -148,11 +148,7 @@ pub fn descriptors() -> usize {
 
 /// CPU time of this process until now, children not counted.
 pub fn cpu() -> Duration {
-    let of = |time: nix::sys::time::TimeVal| {
-        let whole = Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or_default());
-        whole + Duration::from_micros(u64::try_from(time.tv_usec()).unwrap_or_default())
-    };
-    getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| of(usage.user_time()) + of(usage.system_time()))
+    getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| used(&usage))
 }
 
 /// CPU time of another process until now, to the nanosecond. `/proc/PID/stat` would count in steps of ten milliseconds,
@@ -181,6 +177,55 @@ impl CpuClock {
     pub fn elapsed(&self) -> Duration {
         cpu().saturating_sub(self.0)
     }
+}
+
+/// CPU time that other programs of this machine use, as a share of all its cores. Time that a hypervisor takes counts, too.
+#[derive(Debug)]
+pub struct ForeignCpu {
+    at: Instant,
+    busy: Duration,
+    own: Duration,
+}
+
+impl ForeignCpu {
+    /// Starts to measure. `children` is the CPU time of those children that are still running.
+    pub fn start(children: Duration) -> Self {
+        Self { at: Instant::now(), busy: busy(), own: own(children) }
+    }
+
+    /// Returns the share since the last call, from 0 to 1. It is 0 where there is no `/proc/stat`.
+    pub fn share(&mut self, children: Duration) -> f64 {
+        let now = Self::start(children);
+        let wall = (now.at - self.at).as_secs_f64() * cores() as f64;
+        let foreign = now.busy.saturating_sub(self.busy).saturating_sub(now.own.saturating_sub(self.own));
+        *self = now;
+        (foreign.as_secs_f64() / wall).clamp(0.0, 1.0)
+    }
+}
+
+/// CPU time of this process, of its children that have ended, and `children` of those that run.
+fn own(children: Duration) -> Duration {
+    let ended = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(Duration::ZERO, |usage| used(&usage));
+    cpu() + ended + children
+}
+
+/// CPU time that all processes of the machine have used since it was started.
+fn busy() -> Duration {
+    let text = read("/proc/stat");
+    let line = text.lines().next().and_then(|line| line.strip_prefix("cpu ")).unwrap_or_default();
+    let ticks: Vec<u64> = line.split_ascii_whitespace().map_while(|field| field.parse().ok()).collect();
+    // user nice system idle iowait irq softirq steal; what follows is counted in `user` and `nice` already.
+    let busy: u64 =
+        ticks.iter().take(8).enumerate().filter(|(at, _)| ![3, 4].contains(at)).map(|(_, ticks)| ticks).sum();
+    Duration::from_secs_f64(busy as f64 / rustix::param::clock_ticks_per_second().max(1) as f64)
+}
+
+fn used(usage: &Usage) -> Duration {
+    let of = |time: nix::sys::time::TimeVal| {
+        let whole = Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or_default());
+        whole + Duration::from_micros(u64::try_from(time.tv_usec()).unwrap_or_default())
+    };
+    of(usage.user_time()) + of(usage.system_time())
 }
 
 /// How many cores there are for this process.
@@ -308,6 +353,18 @@ mod tests {
         assert!(cpu_of(std::process::id()).unwrap() > Duration::ZERO);
         assert_eq!(cpu_of(u32::MAX), None);
         assert!(machine().values().all(|value| !value.is_empty()));
+    }
+
+    #[test]
+    fn cpu_time_of_this_process_is_not_foreign() {
+        let mut foreign = ForeignCpu::start(Duration::ZERO);
+        let (before, machine) = (cpu(), busy());
+        while busy() < machine + Duration::from_millis(200) || cpu() < before + Duration::from_millis(100) {
+            std::hint::spin_loop();
+        }
+        let all = (busy() - machine).as_secs_f64() / (foreign.at.elapsed().as_secs_f64() * cores() as f64);
+        let share = foreign.share(Duration::ZERO);
+        assert!(share < all, "{share} of the machine is foreign, and all programs together use {all}");
     }
 
     #[test]

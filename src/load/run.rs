@@ -493,6 +493,7 @@ impl<'a> Stage<'a> {
         judge.found(unexcused);
         judge.calls(at, &calls, &neighbours_quiet);
         judge.curves(&samples, took);
+        judge.excuse_starved(&samples);
         judge.looked(Invariant::Recovery, ledger.books.promised);
         let instances = fleet.ids.len();
         let events_emitted = events.emitted;
@@ -584,6 +585,7 @@ fn missing(nth: Nth, status: Option<Status>, at: Duration) -> Violation {
     };
     Violation {
         invariant: Invariant::Recovery,
+        since_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
         at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
         instance: Some(format!("i{}", nth.0)),
         what,

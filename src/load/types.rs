@@ -337,6 +337,9 @@ pub enum Invariant {
 pub struct Violation {
     /// Which promise.
     pub invariant: Invariant,
+    /// Start of the time in which it was broken.
+    #[serde(skip)]
+    pub since_ms: u64,
     /// When it was seen.
     pub at_ms: u64,
     /// By whom.
@@ -415,6 +418,8 @@ pub struct Sample {
     pub in_flight: u32,
     /// Until Root and the registry had done what was asked of them before, in microseconds.
     pub lag_us: u64,
+    /// CPU time that other programs have used since the previous sample, in percent of all cores. 0 in virtual time.
+    pub foreign_cpu_percent: u8,
 }
 
 /// What came of the calls.

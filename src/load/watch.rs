@@ -13,7 +13,7 @@ use tokio::time::{Instant, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use super::drive::Tally;
-use super::measure::{Latency, Memory, descriptors};
+use super::measure::{ForeignCpu, Latency, Memory, cpu_of, descriptors};
 use super::recorder::Recorder;
 use super::types::{Mode, Sample, Show};
 
@@ -78,6 +78,7 @@ impl Watch<'_> {
         let (mut looks, mut asks) = (interval_at(Instant::now(), every), interval_at(Instant::now(), ASK_EVERY));
         let mut stops = interval_at(Instant::now(), EVERY_MIN);
         let mut asked = JoinSet::new();
+        let mut foreign = ForeignCpu::start(self.children_cpu());
         let mut ids = self.ids.iter().cycle();
         loop {
             tokio::select! {
@@ -92,7 +93,7 @@ impl Watch<'_> {
                     }
                 }
                 _ = looks.tick() => {
-                    let sample = self.look(self.waits.longest.swap(0, Ordering::Relaxed));
+                    let sample = self.look(self.waits.longest.swap(0, Ordering::Relaxed), &mut foreign);
                     let violations = self.recorder.ledger().judge.count();
                     self.show.sample(&sample, self.injected.load(Ordering::Relaxed), violations);
                     samples.push(sample);
@@ -123,7 +124,25 @@ impl Watch<'_> {
         });
     }
 
-    fn look(&self, lag_us: u64) -> Sample {
+    /// CPU time of the servers that are processes and run.
+    fn children_cpu(&self) -> Duration {
+        if self.mode != Mode::Real {
+            return Duration::ZERO;
+        }
+        let pids: Vec<u32> = self.runtime.snapshot().iter().filter_map(|view| view.pid).collect();
+        pids.into_iter().filter_map(cpu_of).sum()
+    }
+
+    fn foreign_cpu_percent(&self, foreign: &mut ForeignCpu) -> u8 {
+        if self.mode == Mode::Virtual {
+            return 0;
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is from 0 to 1")]
+        let percent = (foreign.share(self.children_cpu()) * 100.0) as u8;
+        percent
+    }
+
+    fn look(&self, lag_us: u64, foreign: &mut ForeignCpu) -> Sample {
         let (snapshot, events) = (self.runtime.snapshot(), self.runtime.event_statistics());
         let mut sample = Sample {
             at_ms: u64::try_from(self.recorder.clock.now().as_millis()).unwrap_or(u64::MAX),
@@ -135,6 +154,7 @@ impl Watch<'_> {
             failed: self.tally.failed.load(Ordering::Relaxed),
             in_flight: u32::try_from(self.tally.in_flight.load(Ordering::Relaxed)).unwrap_or(u32::MAX),
             lag_us,
+            foreign_cpu_percent: self.foreign_cpu_percent(foreign),
             ..Sample::default()
         };
         for view in snapshot.iter() {

@@ -37,7 +37,7 @@ fn the_same_seed_is_the_same_order_of_events_for_every_instance() {
     let mixed = home.bare(&["load", "--print-scenario", "mixed"]).exits(0).stdout;
     fs::write(home.path().join("mixed.toml"), format!("{mixed}\n[limits]\ngrowth = 100.0\n")).unwrap();
     let run = |seed: &str, trace: &str| {
-        let fleet = ["--scenario", "mixed.toml", "--instances", "300", "--seconds", "30", "--virtual-time", "--json"];
+        let fleet = ["--scenario", "mixed.toml", "--instances", "100", "--seconds", "20", "--virtual-time", "--json"];
         let outcome = home.bare(&[&["load"], &fleet[..], &["--seed", seed, "--trace", trace]].concat()).exits(0);
         let found = outcome.json();
         assert_eq!(found["seed"].to_string(), seed);

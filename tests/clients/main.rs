@@ -3,8 +3,7 @@
 //! the endpoint of the built satellite, where each comes with a token and finds server-everything as `everything`.
 //! `eras` does the same with clients and servers of both eras.
 //!
-//! `.ci/install-servers` installs all of them; where they are not there these tests say so and are skipped, unless
-//! `MCP_REAL_SERVERS=required`.
+//! `.ci/install-servers` installs all of them; the tests are ignored without them unless `MCP_REAL_SERVERS=required`.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -45,18 +44,18 @@ struct Endpoint {
 
 impl Endpoint {
     /// server-everything's own.
-    fn direct() -> Option<Self> {
-        let everything = installed("node", EVERYTHING)?;
+    fn direct() -> Self {
+        let everything = installed("node", EVERYTHING);
         let port = free_port();
         let mut command = Command::new("node");
         let server = Running::server(command.args([&everything, "streamableHttp"]).env("PORT", port.to_string()), port);
         let instance = format!("http://127.0.0.1:{port}/mcp");
-        Some(Self { instance, tools: None, token: None, _server: server })
+        Self { instance, tools: None, token: None, _server: server }
     }
 
     /// The satellite's, as somebody has set it up who has made a token with `satellite token`.
-    fn ours() -> Option<Self> {
-        let everything = installed("node", EVERYTHING)?;
+    fn ours() -> Self {
+        let everything = installed("node", EVERYTHING);
         let made = finished(Command::new(SATELLITE).arg("token"));
         let (token, digest) = made.trim_end().split_once('\n').unwrap();
         let (satellite, url) = Running::satellite(&format!(
@@ -66,12 +65,12 @@ impl Endpoint {
              [[teams.users]]\nid = \"user_alice\"\nslug = \"alice\"\ntoken = {digest:?}\n\n\
              [[teams.installations]]\nid = \"abc123\"\nserver = \"everything\"\n"
         ));
-        Some(Self {
+        Self {
             instance: url.replace("/mcp", "/i/everything/mcp"),
             tools: Some(url),
             token: Some(token.to_owned()),
             _server: satellite,
-        })
+        }
     }
 }
 
@@ -93,16 +92,16 @@ impl Client {
         }
     }
 
-    fn command(self) -> Option<Command> {
+    fn command(self) -> Command {
         let mut command = match self {
             Self::TypeScript => {
-                installed("node", SDK)?;
-                let mut command = Command::new(installed("node", NODE)?);
+                installed("node", SDK);
+                let mut command = Command::new(installed("node", NODE));
                 command.arg(script("clients/ts.mjs")).env("MCP_CLIENTS_DIR", directory().join("clients"));
                 command
             }
             Self::Python | Self::PythonStateless => {
-                let mut command = Command::new(installed("python3", "venv/bin/python")?);
+                let mut command = Command::new(installed("python3", "venv/bin/python"));
                 command.arg("-B").arg(script("clients/python.py")).env_remove("MCP_MODE");
                 if self == Self::PythonStateless {
                     command.env("MCP_MODE", "auto");
@@ -111,19 +110,19 @@ impl Client {
             }
         };
         command.stdin(Stdio::null());
-        Some(command)
+        command
     }
 
-    fn goes(self, to: &str, face: &str, token: Option<&str>) -> Option<Steps> {
-        let mut command = self.command()?;
+    fn goes(self, to: &str, face: &str, token: Option<&str>) -> Steps {
+        let mut command = self.command();
         command.args([to, face]).env_remove("MCP_TOKEN").envs(token.map(|token| ("MCP_TOKEN", token)));
-        Some(Steps::taken(&mut command))
+        Steps::taken(&mut command)
     }
 }
 
 /// All of server-everything, as if nothing were between.
-fn sees_all_of_it(client: Client, endpoint: &Endpoint) -> Option<Steps> {
-    let seen = client.goes(&endpoint.instance, "instance", endpoint.token.as_deref())?;
+fn sees_all_of_it(client: Client, endpoint: &Endpoint) -> Steps {
+    let seen = client.goes(&endpoint.instance, "instance", endpoint.token.as_deref());
     let name = client.name();
     assert_eq!(seen.of("connect")["server"], "mcp-servers/everything");
     assert_eq!(seen.of("connect")["version"], "2025-11-25");
@@ -139,7 +138,7 @@ fn sees_all_of_it(client: Client, endpoint: &Endpoint) -> Option<Steps> {
     // Progress of a call that was taken back, and was under way already.
     let errors: Vec<_> = errors.iter().filter(|error| !error.to_string().contains("for an unknown token")).collect();
     assert!(errors.is_empty(), "{errors:?}");
-    Some(seen)
+    seen
 }
 
 /// What every client of server-everything has seen, whichever era it speaks.
@@ -160,7 +159,7 @@ fn sees_what_is_of_both_eras(seen: &Steps, name: &str) {
 
 fn uses_the_meta_tools(client: Client, endpoint: &Endpoint) {
     let tools = endpoint.tools.as_ref().unwrap();
-    let Some(seen) = client.goes(tools, "tools", endpoint.token.as_deref()) else { return };
+    let seen = client.goes(tools, "tools", endpoint.token.as_deref());
     let listed = seen.of("list")["tools"].as_array().unwrap();
     for tool in ["discover_mcp_tools", "execute_mcp_tool", "list_mcp_resources", "read_mcp_resource"] {
         assert!(listed.contains(&json!(tool)), "{listed:?}");
@@ -172,7 +171,7 @@ fn uses_the_meta_tools(client: Client, endpoint: &Endpoint) {
 
 /// The inspector's command line, with a home of its own: it leaves files there.
 fn inspects(endpoint: &Endpoint) {
-    let (Some(node), Some(inspector)) = (installed("node", NODE), installed("node", INSPECTOR)) else { return };
+    let (node, inspector) = (installed("node", NODE), installed("node", INSPECTOR));
     let home = TempDir::new().unwrap();
     let inspect = |arguments: &[&str]| -> Value {
         let mut command = Command::new(&node);
@@ -197,45 +196,51 @@ fn inspects(endpoint: &Endpoint) {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn with_nothing_between_the_typescript_client_sees_all_of_a_server() {
-    let Some(endpoint) = Endpoint::direct() else { return };
+    let endpoint = Endpoint::direct();
     sees_all_of_it(Client::TypeScript, &endpoint);
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn with_nothing_between_the_python_client_sees_all_of_a_server() {
-    let Some(endpoint) = Endpoint::direct() else { return };
+    let endpoint = Endpoint::direct();
     sees_all_of_it(Client::Python, &endpoint);
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn with_nothing_between_the_inspector_lists_calls_and_reads() {
-    let Some(endpoint) = Endpoint::direct() else { return };
+    let endpoint = Endpoint::direct();
     inspects(&endpoint);
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn through_the_endpoint_the_typescript_client_sees_all_of_a_server_and_uses_the_meta_tools() {
-    let Some(endpoint) = Endpoint::ours() else { return };
+    let endpoint = Endpoint::ours();
     sees_all_of_it(Client::TypeScript, &endpoint);
     uses_the_meta_tools(Client::TypeScript, &endpoint);
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn through_the_endpoint_the_python_client_sees_all_of_a_server_and_uses_the_meta_tools() {
-    let Some(endpoint) = Endpoint::ours() else { return };
-    let Some(seen) = sees_all_of_it(Client::Python, &endpoint) else { return };
+    let endpoint = Endpoint::ours();
+    let seen = sees_all_of_it(Client::Python, &endpoint);
     assert_eq!(seen.of("connect")["asked"][0], json!(["initialize", 200, null]));
     uses_the_meta_tools(Client::Python, &endpoint);
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn through_the_endpoint_a_client_without_sessions_uses_a_server_with_sessions_on_every_path() {
-    let Some(endpoint) = Endpoint::ours() else { return };
+    let endpoint = Endpoint::ours();
     let (client, token) = (Client::PythonStateless, endpoint.token.as_deref());
     let flat = format!("{}?mode=flat", endpoint.tools.as_ref().unwrap());
     for (to, face) in [(&endpoint.instance, "both"), (&flat, "flat")] {
-        let Some(seen) = client.goes(to, face, token) else { return };
+        let seen = client.goes(to, face, token);
         assert_eq!(seen.of("connect")["version"], "2026-07-28");
         sees_what_is_of_both_eras(&seen, client.name());
     }
@@ -243,7 +248,8 @@ fn through_the_endpoint_a_client_without_sessions_uses_a_server_with_sessions_on
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn through_the_endpoint_the_inspector_lists_calls_and_reads() {
-    let Some(endpoint) = Endpoint::ours() else { return };
+    let endpoint = Endpoint::ours();
     inspects(&endpoint);
 }

@@ -14,8 +14,9 @@ use super::support::*;
 const MIB: usize = 1 << 20;
 
 #[tokio::test]
+#[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
 async fn a_full_disk_is_told_and_nothing_is_lost_or_stored_twice() {
-    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let disk = Disk::new(4 * MIB);
     let journal = open(disk.path());
     append_all(&journal, 1..=1_000).await;
     disk.fill(0);
@@ -36,8 +37,9 @@ async fn a_full_disk_is_told_and_nothing_is_lost_or_stored_twice() {
 }
 
 #[tokio::test]
+#[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
 async fn on_a_full_disk_delivery_goes_on_and_is_not_forgotten() {
-    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let disk = Disk::new(4 * MIB);
     let journal = open(disk.path());
     journal.expect_delivery();
     append_all(&journal, 1..=1_000).await;
@@ -59,8 +61,9 @@ async fn on_a_full_disk_delivery_goes_on_and_is_not_forgotten() {
 }
 
 #[tokio::test]
+#[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
 async fn a_full_disk_at_the_start_holds_up_nothing() {
-    let Some(disk) = Disk::new(MIB) else { return };
+    let disk = Disk::new(MIB);
     disk.fill(0);
     let journal = open(disk.path());
     in_memory(&journal);
@@ -73,8 +76,9 @@ async fn a_full_disk_at_the_start_holds_up_nothing() {
 }
 
 #[tokio::test]
+#[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
 async fn numbers_that_were_seen_while_the_disk_was_full_are_not_used_again() {
-    let Some(disk) = Disk::new(2 * MIB) else { return };
+    let disk = Disk::new(2 * MIB);
     let journal = open(disk.path());
     append_all(&journal, 1..=100).await;
     disk.fill(0);
@@ -92,8 +96,9 @@ async fn numbers_that_were_seen_while_the_disk_was_full_are_not_used_again() {
 }
 
 #[tokio::test]
+#[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
 async fn a_read_only_disk_is_told_and_what_it_holds_is_known() {
-    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let disk = Disk::new(4 * MIB);
     let id = InstanceId::new("acme".into(), "alice".into(), "abc123".into());
     let journal = open(disk.path());
     journal.remember(&id, "{}".into());
@@ -117,8 +122,9 @@ async fn a_read_only_disk_is_told_and_what_it_holds_is_known() {
 }
 
 #[tokio::test]
+#[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
 async fn what_a_killed_satellite_has_left_can_be_read_on_a_read_only_disk() {
-    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let disk = Disk::new(4 * MIB);
     let killed = crash::killed_after(50);
     fs::create_dir(journal::directory(disk.path())).unwrap();
     for file in fs::read_dir(journal::directory(killed.home.path())).unwrap() {
@@ -131,8 +137,9 @@ async fn what_a_killed_satellite_has_left_can_be_read_on_a_read_only_disk() {
 }
 
 #[tokio::test]
+#[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
 async fn a_disk_that_is_well_again_is_told_though_nobody_writes() {
-    let Some(disk) = Disk::new(4 * MIB) else { return };
+    let disk = Disk::new(4 * MIB);
     let journal = open(disk.path());
     disk.fill(0);
     journal.command_done("1", "x".repeat(2 * MIB)).await.unwrap_err();

@@ -1,6 +1,6 @@
 //! The journal against real files, and what really happens to them: `kill -9`, full and read-only disks, damage,
-//! files that vanish, clocks that jump. Disks that are full or read-only are mounted, which takes root; without it these tests
-//! are skipped loudly, and fail with `MCP_MOUNTS=required`.
+//! files that vanish, clocks that jump. Disks that are full or read-only are mounted, which takes root: these tests
+//! are ignored for other users, and fail with `MCP_MOUNTS=required`.
 #![cfg(feature = "journal")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

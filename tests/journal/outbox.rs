@@ -74,8 +74,9 @@ impl EventSink for Way {
 }
 
 #[tokio::test]
+#[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
 async fn events_go_their_way_from_memory_while_the_disk_takes_none_and_nothing_waits_there() {
-    let Some(disk) = Disk::new(4 << 20) else { return };
+    let disk = Disk::new(4 << 20);
     let journal: Journal = open(disk.path());
     journal.expect_delivery();
     let way = Way::default();
@@ -98,8 +99,9 @@ async fn events_go_their_way_from_memory_while_the_disk_takes_none_and_nothing_w
 }
 
 #[tokio::test]
+#[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
 async fn what_went_directly_is_stored_when_the_disk_takes_it() {
-    let Some(disk) = Disk::new(24 << 20) else { return };
+    let disk = Disk::new(24 << 20);
     let journal: Journal = open(disk.path());
     journal.expect_delivery();
     let told = Told::by(&journal);

@@ -1,5 +1,5 @@
-//! Real MCP servers, as people run them. `.ci/install-servers` installs them; where they are not there these tests say
-//! so and are skipped, unless `MCP_REAL_SERVERS=required`.
+//! Real MCP servers, as people run them. `.ci/install-servers` installs them; these tests are
+//! ignored without them unless `MCP_REAL_SERVERS=required`.
 
 use std::fs;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::real_servers::{directory, installed};
 use crate::support::{Instance, Server, real, text, until};
 
-fn npm_server(name: &str) -> Option<String> {
+fn npm_server(name: &str) -> String {
     installed("node", &format!("node_modules/@modelcontextprotocol/server-{name}/dist/index.js"))
 }
 
@@ -29,8 +29,9 @@ async fn recovers(server: &Instance, call: impl AsyncFn()) {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_everything_is_listed_called_killed_and_back() {
-    let Some(path) = npm_server("everything") else { return };
+    let path = npm_server("everything");
     real(async |satellite| {
         let server = satellite.online(Server::command("node", &[&path])).await;
         let tools = tools(&server);
@@ -43,8 +44,9 @@ fn server_everything_is_listed_called_killed_and_back() {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_long_operation_of_server_everything_goes_on_while_it_reports_progress() {
-    let Some(path) = npm_server("everything") else { return };
+    let path = npm_server("everything");
     real(async |satellite| {
         let server = satellite.online(Server::command("node", &[&path])).await;
         let call = server.call_within(
@@ -59,7 +61,7 @@ fn a_long_operation_of_server_everything_goes_on_while_it_reports_progress() {
 
 /// Its tool asks a client, and there is none.
 fn is_declined(tool: &str, arguments: Value) {
-    let Some(path) = npm_server("everything") else { return };
+    let path = npm_server("everything");
     real(async |satellite| {
         let server = satellite.online(Server::command("node", &[&path])).await;
         // It is listed only after `initialized`, by a `list_changed`, and only if we have said that clients can be asked.
@@ -71,18 +73,21 @@ fn is_declined(tool: &str, arguments: Value) {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_sampling_request_of_server_everything_is_declined_and_nobody_hangs() {
     is_declined("trigger-sampling-request", json!({"prompt": "hello", "maxTokens": 10}));
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn an_elicitation_of_server_everything_is_declined_and_nobody_hangs() {
     is_declined("trigger-elicitation-request", json!({}));
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_filesystem_in_a_shell_is_listed_called_killed_and_back() {
-    let Some(path) = npm_server("filesystem") else { return };
+    let path = npm_server("filesystem");
     real(async |satellite| {
         let directory = satellite.place.directory().canonicalize().unwrap();
         let (file, root) = (directory.join("note.txt"), directory.to_str().unwrap());
@@ -102,8 +107,9 @@ fn server_filesystem_in_a_shell_is_listed_called_killed_and_back() {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_memory_in_a_package_runner_is_listed_called_killed_and_back() {
-    let Some(_) = npm_server("memory") else { return };
+    let _ = npm_server("memory");
     real(async |satellite| {
         let memory = satellite.place.directory().join("memory.jsonl");
         let servers = directory();
@@ -125,8 +131,9 @@ fn server_memory_in_a_package_runner_is_listed_called_killed_and_back() {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn mcp_server_time_is_listed_called_killed_and_back() {
-    let Some(path) = installed("python3", "venv/bin/mcp-server-time") else { return };
+    let path = installed("python3", "venv/bin/mcp-server-time");
     real(async |satellite| {
         let server = satellite.online(Server::command(&path, &["--local-timezone", "UTC"])).await;
         assert_eq!(tools(&server), ["get_current_time", "convert_time"]);

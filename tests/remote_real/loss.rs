@@ -57,8 +57,7 @@ async fn comes_back_by_itself(instance: &Instance, server: &mut Server) {
     assert_eq!(scheduled, ["attempt 1 is scheduled", "attempt 2 is scheduled"]);
 }
 
-fn background(kind: Option<Kind>) {
-    let Some(kind) = kind else { return };
+fn background(kind: Kind) {
     let mut server = Server::start(kind);
     satellite(async |satellite| {
         let instance = satellite.online(&server, |_| {}).await;
@@ -67,28 +66,31 @@ fn background(kind: Option<Kind>) {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_everything_over_streamable_http_is_killed_and_back_by_itself() {
     background(Kind::everything_http(Stream::There));
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_everything_over_http_and_sse_is_killed_and_back_by_itself() {
     background(Kind::everything_sse());
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_server_of_the_python_sdk_is_killed_and_back_by_itself() {
     background(Kind::python_sdk(Stream::There, &[]));
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_server_of_fastmcp_is_killed_and_back_by_itself() {
     background(Kind::fastmcp(Stream::There, &[]));
 }
 
 /// It is away, and nobody tries it: a call makes an attempt and says when the next one is due, another call brings it back.
-fn called_while_away(kind: Option<Kind>) {
-    let Some(kind) = kind else { return };
+fn called_while_away(kind: Kind) {
     let mut server = Server::start(kind);
     satellite(async |satellite| {
         let instance = satellite.online(&server, only_when_asked).await;
@@ -114,28 +116,31 @@ fn called_while_away(kind: Option<Kind>) {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_call_brings_server_everything_over_streamable_http_back() {
     called_while_away(Kind::everything_http(Stream::There));
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_call_brings_server_everything_over_http_and_sse_back() {
     called_while_away(Kind::everything_sse());
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_call_brings_a_server_of_the_python_sdk_back() {
     called_while_away(Kind::python_sdk(Stream::There, &[]));
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_call_brings_a_server_of_fastmcp_back() {
     called_while_away(Kind::fastmcp(Stream::There, &[]));
 }
 
 /// It has no stream by which its end could be seen, and forgets its sessions while nobody looks: the next call finds out.
-fn forgets_its_sessions(kind: Option<Kind>) {
-    let Some(kind) = kind else { return };
+fn forgets_its_sessions(kind: Kind) {
     let mut server = Server::start(kind);
     satellite(async |satellite| {
         let instance = satellite.online(&server, only_when_asked).await;
@@ -166,23 +171,25 @@ fn forgets_its_sessions(kind: Option<Kind>) {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_everything_that_forgot_its_sessions_is_found_out_by_a_call() {
     forgets_its_sessions(Kind::everything_http(Stream::Missing));
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_server_of_the_python_sdk_that_forgot_its_sessions_is_found_out_by_a_call() {
     forgets_its_sessions(Kind::python_sdk(Stream::Missing, &[]));
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_server_of_fastmcp_that_forgot_its_sessions_is_found_out_by_a_call() {
     forgets_its_sessions(Kind::fastmcp(Stream::Missing, &["--json"]));
 }
 
 /// It has no stream by which its end could be seen, and is not there any more: the next call is the loss.
-fn is_missed_by_a_call(kind: Option<Kind>) {
-    let Some(kind) = kind else { return };
+fn is_missed_by_a_call(kind: Kind) {
     let mut server = Server::start(kind);
     satellite(async |satellite| {
         let instance = satellite.online(&server, |_| {}).await;
@@ -204,11 +211,13 @@ fn is_missed_by_a_call(kind: Option<Kind>) {
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_everything_that_is_gone_is_missed_by_a_call_and_back_by_itself() {
     is_missed_by_a_call(Kind::everything_http(Stream::Missing));
 }
 
 #[test]
+#[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_server_of_the_python_sdk_that_is_gone_is_missed_by_a_call_and_back_by_itself() {
     is_missed_by_a_call(Kind::python_sdk(Stream::Missing, &["--json"]));
 }

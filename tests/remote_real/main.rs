@@ -1,8 +1,7 @@
 //! Real remote servers, as people deploy them, in processes of their own: connected, listed, called, killed with SIGKILL,
 //! started again on the same port, and called again with nobody's help.
 //!
-//! `.ci/install-servers` installs them; where they are not there these tests say so and are skipped, unless
-//! `MCP_REAL_SERVERS=required`. Nothing here asserts how long something took, and nothing sleeps for a state.
+//! `.ci/install-servers` installs them; these tests are ignored without them unless `MCP_REAL_SERVERS=required`. Nothing here asserts how long something took, and nothing sleeps for a state.
 //!
 //! What each of them answers was found with curl:
 //!

@@ -61,8 +61,8 @@ fn ours(file: &str) -> String {
 }
 
 impl Kind {
-    fn everything(transport: RemoteTransport, stream: Stream) -> Option<Self> {
-        let script = installed("node", "node_modules/@modelcontextprotocol/server-everything/dist/index.js")?;
+    fn everything(transport: RemoteTransport, stream: Stream) -> Self {
+        let script = installed("node", "node_modules/@modelcontextprotocol/server-everything/dist/index.js");
         let (name, mode, path) = match transport {
             RemoteTransport::Http => ("everything-http", "streamableHttp", "/mcp"),
             RemoteTransport::Sse => ("everything-sse", "sse", "/sse"),
@@ -72,7 +72,7 @@ impl Kind {
             command.extend(["--import".to_owned(), ours("without_get.mjs")]);
         }
         command.extend([script, mode.to_owned()]);
-        Some(Self {
+        Self {
             name,
             transport,
             command,
@@ -92,26 +92,26 @@ impl Kind {
                 RemoteTransport::Sse => "Client Disconnected",
             },
             stranger: "(HTTP 400): Bad Request: No valid session ID provided",
-        })
+        }
     }
 
     /// server-everything over streamable HTTP.
-    pub(crate) fn everything_http(stream: Stream) -> Option<Self> {
+    pub(crate) fn everything_http(stream: Stream) -> Self {
         Self::everything(RemoteTransport::Http, stream)
     }
 
     /// server-everything over HTTP+SSE.
-    pub(crate) fn everything_sse() -> Option<Self> {
+    pub(crate) fn everything_sse() -> Self {
         Self::everything(RemoteTransport::Sse, Stream::There)
     }
 
-    fn python(name: &'static str, script: &str, stream: Stream, flags: &[&str]) -> Option<Self> {
-        let mut command = vec![installed("python3", "venv/bin/python")?, "-B".to_owned(), ours(script)];
+    fn python(name: &'static str, script: &str, stream: Stream, flags: &[&str]) -> Self {
+        let mut command = vec![installed("python3", "venv/bin/python"), "-B".to_owned(), ours(script)];
         command.extend(flags.iter().map(ToString::to_string));
         if stream == Stream::Missing {
             command.push("--no-get".to_owned());
         }
-        Some(Self {
+        Self {
             name,
             transport: RemoteTransport::Http,
             command,
@@ -128,16 +128,16 @@ impl Kind {
             unrepeatable: ("greet", json!({"name": "Ada"}), "Hello, Ada!"),
             farewell: "\"DELETE /mcp HTTP/1.1\" 200",
             stranger: "(HTTP 404): Session not found",
-        })
+        }
     }
 
     /// A server made with the Python SDK.
-    pub(crate) fn python_sdk(stream: Stream, flags: &[&str]) -> Option<Self> {
+    pub(crate) fn python_sdk(stream: Stream, flags: &[&str]) -> Self {
         Self::python("python-sdk", "python_sdk.py", stream, flags)
     }
 
     /// A server made with fastmcp.
-    pub(crate) fn fastmcp(stream: Stream, flags: &[&str]) -> Option<Self> {
+    pub(crate) fn fastmcp(stream: Stream, flags: &[&str]) -> Self {
         Self::python("fastmcp", "fastmcp_server.py", stream, flags)
     }
 }

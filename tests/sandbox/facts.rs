@@ -33,6 +33,8 @@ fn it_is_who_status_says(yard: &Yard) {
         assert_eq!(status[set], "0000000000000000", "{set}");
     }
     assert_eq!(status["NoNewPrivs"], "1");
+    // The satellite turns huge pages off for itself, and for no server.
+    assert_eq!(status["THP_enabled"], "1");
     assert_eq!((&facts["stdin_is_tty"], &facts["controlling_terminal"]), (&json!(false), &json!(false)));
 
     // Outside.

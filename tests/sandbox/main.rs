@@ -1,7 +1,6 @@
 //! The built satellite with real sandboxes: what is in one cannot get out, runs as it should, and ends when it must.
 //!
-//! `.ci/install-sandboxes` installs nsjail and bubblewrap; where one is not there its tests say so and are skipped, unless
-//! `MCP_SANDBOX=required`. Each test runs in each sandbox as whoever runs the tests, and where that is root as nobody,
+//! `.ci/install-sandboxes` installs nsjail and bubblewrap; the tests are ignored without them unless `MCP_SANDBOX=required`. Each test runs in each sandbox as whoever runs the tests, and where that is root as nobody,
 //! too.
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
@@ -9,22 +8,24 @@
 
 /// Each of these tests in each sandbox, as whom the tests run and as nobody.
 macro_rules! everywhere {
-    ($($test:ident),+ $(,)?) => {
-        everywhere!(in nsjail, Nsjail, Ourselves: $($test),+);
-        everywhere!(in nsjail_as_nobody, Nsjail, Nobody: $($test),+);
-        everywhere!(in bubblewrap, Bubblewrap, Ourselves: $($test),+);
-        everywhere!(in bubblewrap_as_nobody, Bubblewrap, Nobody: $($test),+);
+    ($($(#[$meta:meta])* $test:ident),+ $(,)?) => {
+        everywhere!(in nsjail, Nsjail, Ourselves, unix: $($(#[$meta])* $test),+);
+        everywhere!(in nsjail_as_nobody, Nsjail, Nobody, not(no_root): $($(#[$meta])* $test),+);
+        everywhere!(in bubblewrap, Bubblewrap, Ourselves, unix: $($(#[$meta])* $test),+);
+        everywhere!(in bubblewrap_as_nobody, Bubblewrap, Nobody, not(no_root): $($(#[$meta])* $test),+);
     };
-    (in $module:ident, $sandbox:ident, $user:ident: $($test:ident),+) => {
+    (in $module:ident, $sandbox:ident, $user:ident, $possible:meta: $($(#[$meta:meta])* $test:ident),+) => {
+        // Only root runs anything as somebody else.
+        #[cfg($possible)]
         mod $module {
             use crate::yard::{Sandbox, User, Yard};
 
             $(
                 #[test]
+                $(#[$meta])*
+                #[cfg_attr(no_sandboxes, ignore = "needs nsjail and bubblewrap; install them with .ci/install-sandboxes")]
                 fn $test() {
-                    if let Some(mut yard) = Yard::new(Sandbox::$sandbox, User::$user) {
-                        super::$test(&mut yard);
-                    }
+                    super::$test(&mut Yard::new(Sandbox::$sandbox, User::$user));
                 }
             )+
         }

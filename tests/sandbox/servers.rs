@@ -10,22 +10,26 @@ use serde_json::json;
 use crate::yard::{User, Yard, quoted, skip};
 
 everywhere!(
+    #[cfg_attr(
+        all(no_real_servers, not(no_sandboxes)),
+        ignore = "needs real MCP servers; install them with .ci/install-servers"
+    )]
     server_everything_answers_in_standard_and_says_why_it_cannot_run_in_strict,
+    #[cfg_attr(
+        all(no_real_servers, not(no_sandboxes)),
+        ignore = "needs real MCP servers; install them with .ci/install-servers"
+    )]
     mcp_server_time_answers_in_standard,
     a_native_server_answers_in_strict,
 );
 
-/// Where `.ci/install-servers` puts what `file` is of, if it has.
-fn installed(file: &str) -> Option<PathBuf> {
+/// Returns the directory of the real servers. Panics if `file` is missing in it: the test that needs it is ignored then
+/// unless `MCP_REAL_SERVERS=required`.
+fn installed(file: &str) -> PathBuf {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers");
     let directory = std::env::var_os("MCP_SERVERS_DIR").map_or_else(default, PathBuf::from);
-    if directory.join(file).exists() {
-        return Some(directory);
-    }
-    let why = format!("{} is not there: run .ci/install-servers", directory.join(file).display());
-    assert!(std::env::var_os("MCP_REAL_SERVERS").is_none_or(|needed| needed != "required"), "{why}");
-    skip(&why);
-    None
+    assert!(directory.join(file).exists(), "{} is missing: run .ci/install-servers", directory.join(file).display());
+    directory
 }
 
 /// Whether the satellite's user may go there.
@@ -40,7 +44,10 @@ fn reached_by(user: User, directory: &Path) -> bool {
 
 fn server_everything_answers_in_standard_and_says_why_it_cannot_run_in_strict(yard: &Yard) {
     const INDEX: &str = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
-    let Some(directory) = installed(INDEX).filter(|directory| reached_by(yard.user, directory)) else { return };
+    let directory = installed(INDEX);
+    if !reached_by(yard.user, &directory) {
+        return;
+    }
     let node = Command::new("sh").args(["-c", "command -v node"]).output().unwrap().stdout;
     let node = PathBuf::from(String::from_utf8(node).unwrap().trim()).canonicalize().unwrap();
     // One of the system is found by its name, as in production; another one may need more than its own file.
@@ -62,9 +69,10 @@ fn server_everything_answers_in_standard_and_says_why_it_cannot_run_in_strict(ya
 }
 
 fn mcp_server_time_answers_in_standard(yard: &Yard) {
-    let Some(directory) = installed("venv/bin/python3").filter(|directory| reached_by(yard.user, directory)) else {
+    let directory = installed("venv/bin/python3");
+    if !reached_by(yard.user, &directory) {
         return;
-    };
+    }
     let python = directory.join("venv/bin/python3");
     // The one that the environment was made of, which may be anywhere.
     let base = Command::new(&python).args(["-c", "import sys; print(sys.base_prefix)"]).output().unwrap().stdout;

@@ -21,6 +21,7 @@ use super::descriptors;
 use super::limits::Limits;
 use super::spawn::{Child, Image, Stage};
 use super::userns::{self, Mapping};
+use crate::huge_pages;
 
 /// A process to be started. Not `Debug`: arguments and environment hold secrets.
 pub(in crate::connect) struct Launch {
@@ -153,6 +154,7 @@ impl Preparation {
         // Again after the user namespace: a change of credentials may clear it.
         die_with(self.parent)?;
         set_no_new_privs()?;
+        huge_pages::restore_in_child();
         if self.confinement.is_some() {
             leave_keys_and_sockets();
         }

@@ -15,6 +15,16 @@ const CALLS_MIN: u64 = 500;
 /// clock, also where time is virtual: an allocator gives memory back by that.
 const FLAT_MIN: Duration = Duration::from_secs(600);
 
+/// Windows in which the least memory is looked for.
+const WINDOWS: u64 = 9;
+
+/// From this share on of the machine's CPU time that other programs use, in percent, the machine counts as starved.
+const STARVED_PERCENT: u64 = 60;
+
+/// Samples so long before and after a broken promise count, too: a late answer may be due to the load just before it.
+const STARVED_BEFORE_MS: u64 = 5_000;
+const STARVED_AFTER_MS: u64 = 2_000;
+
 /// Whether somebody came back too late: `took` from the fault at `at` on, where its policy made it wait for `delay` and its
 /// handshake takes `handshake`.
 pub fn recovery(
@@ -28,6 +38,7 @@ pub fn recovery(
     let allowed = delay + handshake + limits.recovery_slack;
     (took > allowed).then(|| Violation {
         invariant: Invariant::Recovery,
+        since_ms: millis(at),
         at_ms: millis(at + took),
         instance: Some(format!("i{}", nth.0)),
         what: format!("it was back {} ms after the fault, where {} ms are allowed", millis(took), millis(allowed)),
@@ -51,6 +62,7 @@ pub(super) fn neighbours(
     let before = quiet.quantile(0.99);
     let told = |took: &str| Violation {
         invariant: Invariant::Neighbours,
+        since_ms: 0,
         at_ms: millis(at),
         instance: None,
         what: format!(
@@ -75,15 +87,18 @@ pub fn unexcused(at: Duration, nth: Nth, token: &str, why: &str) -> Violation {
     let why: String = why.chars().take(200).collect();
     Violation {
         invariant: Invariant::OnlineIsCallable,
+        since_ms: millis(at),
         at_ms: millis(at),
         instance: Some(format!("i{}", nth.0)),
         what: format!("the call {token} failed, and no fault had befallen its team: {why}"),
     }
 }
 
-/// Whether memory and descriptors at the end are more than they were half way: the medians of the samples between two and
-/// three fifths of the run against those in the last sixth. Before that it grows by what each instance has from its first
-/// restart on. Of a run that took little time nothing can be said, and the error says so.
+/// Judges whether memory or descriptors grow with time. The last three fifths of the run are cut into windows of equal
+/// length, and of each window the least value counts: a burst of calls raises what an allocator holds for a while, and
+/// its floor only where something is kept. The growth is the median slope between all pairs of windows, so that one burst,
+/// the last one too, is none. The first two fifths are left out: there memory grows by what each instance has from its
+/// first restart on. The error says why nothing can be said, as of a run that took little time.
 pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Result<Vec<Violation>, String> {
     let Some(share) = limits.flat else { return Ok(Vec::new()) };
     let end = samples.last().map_or(0, |sample| sample.at_ms);
@@ -92,27 +107,50 @@ pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Resul
         let took = humantime::format_duration(took);
         return Err(format!("it took {took}, and in less than {least} everything is still warming up"));
     }
-    let median = |from: u64, until: u64, value: fn(&Sample) -> u64| {
-        let mut values: Vec<u64> =
-            samples.iter().filter(|sample| (from..=until).contains(&sample.at_ms)).map(value).collect();
-        values.sort_unstable();
-        values.get(values.len() / 2).copied()
+    let from = end / 5 * 2;
+    let floor = |window: u64, value: Curve| {
+        let edge = |window: u64| from + (end - from) * window / WINDOWS;
+        let within = samples.iter().filter(|sample| (edge(window)..=edge(window + 1)).contains(&sample.at_ms));
+        within.map(value).min()
     };
     let mut violations = Vec::new();
     let curves: [(&str, Curve); 2] =
         [("bytes of memory", |sample| sample.rss), ("descriptors", |sample| sample.descriptors.into())];
     for (what, value) in curves {
-        let before = median(end / 5 * 2, end / 5 * 3, value);
-        let after = median(end - end / 6, end, value);
-        let (Some(before), Some(after)) = (before, after) else {
-            return Err(format!("there are too few samples of {what}"));
-        };
-        if after as f64 > before as f64 * (1.0 + share) {
-            let what = format!("{after} {what} at the end, and {before} before; {} % more are allowed", share * 100.0);
-            violations.push(Violation { invariant: Invariant::Flat, at_ms: end, instance: None, what });
+        let floors: Option<Vec<u64>> = (0..WINDOWS).map(|window| floor(window, value)).collect();
+        let Some(floors) = floors else { return Err(format!("there are too few samples of {what}")) };
+        let mut slopes = Vec::new();
+        for (at, first) in floors.iter().enumerate() {
+            slopes.extend(
+                (1..).zip(&floors[at + 1..]).map(|(apart, last)| (*last as f64 - *first as f64) / f64::from(apart)),
+            );
+        }
+        slopes.sort_by(f64::total_cmp);
+        let growth = slopes[slopes.len() / 2] * (WINDOWS - 1) as f64;
+        let before = floors.iter().take(3).min().copied().unwrap_or_default() as f64;
+        if growth > before * share {
+            let what = format!(
+                "{what} grew by {growth:.0} in the last three fifths of the run, from {before:.0}; {} % are allowed",
+                share * 100.0
+            );
+            violations.push(Violation { invariant: Invariant::Flat, since_ms: from, at_ms: end, instance: None, what });
         }
     }
     Ok(violations)
+}
+
+/// Returns the share of the machine's CPU time, in percent, that other programs used while a promise was broken, if that
+/// was so much that the machine, and not the satellite, may have been late. Only promises about time can be broken by that.
+pub(super) fn starved(violation: &Violation, samples: &[Sample]) -> Option<u64> {
+    if !matches!(violation.invariant, Invariant::Recovery | Invariant::Neighbours | Invariant::OnlineIsCallable) {
+        return None;
+    }
+    let around =
+        violation.since_ms.saturating_sub(STARVED_BEFORE_MS)..=violation.at_ms.saturating_add(STARVED_AFTER_MS);
+    let meanwhile = samples.iter().filter(|sample| around.contains(&sample.at_ms));
+    let shares: Vec<u64> = meanwhile.map(|sample| sample.foreign_cpu_percent.into()).collect();
+    let mean = shares.iter().sum::<u64>() / (shares.len() as u64).max(1);
+    (mean >= STARVED_PERCENT).then_some(mean)
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -73,7 +73,7 @@ impl Broken {
         if self.violations.len() < KEPT_MAX {
             let at_ms = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
             let instance = whose.map(|nth| format!("i{}", nth.0));
-            self.violations.push(Violation { invariant, at_ms, instance, what });
+            self.violations.push(Violation { invariant, since_ms: at_ms, at_ms, instance, what });
         }
     }
 }
@@ -207,6 +207,23 @@ impl Judge {
         for violation in violations {
             self.broken.count += 1;
             self.broken.violations.push(violation);
+        }
+    }
+
+    /// Takes back what broke while other programs used most of the machine's CPU time: the machine may have been late, and not
+    /// the satellite. The promise counts as not checked then, with the reason.
+    pub fn excuse_starved(&mut self, samples: &[Sample]) {
+        let mut excused: BTreeMap<Invariant, (u64, u64)> = BTreeMap::new();
+        self.broken.violations.retain(|violation| {
+            let Some(share) = limits::starved(violation, samples) else { return true };
+            let (count, most) = excused.entry(violation.invariant).or_default();
+            (*count, *most) = (*count + 1, share.max(*most));
+            false
+        });
+        for (invariant, (count, most)) in excused {
+            self.broken.count -= count;
+            let why = format!("{count} are not counted: other programs used up to {most} % of the CPU time meanwhile");
+            self.not_checked.insert(invariant, why);
         }
     }
 

@@ -472,6 +472,29 @@ fn who_is_back_too_late_is_caught() {
 }
 
 #[test]
+fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
+    let millis = Duration::from_millis;
+    let judged = |foreign_cpu_percent: u8| {
+        let mut told = Told::up();
+        told.judge.looked(Invariant::Recovery, 1);
+        told.judge.found(recovery(&Limits::default(), Nth(4), millis(60_000), millis(5000), millis(1000), millis(50)));
+        let sample = |at: u64| Sample {
+            at_ms: at * 1000,
+            // The machine is busy only while the server recovers.
+            foreign_cpu_percent: if (55..=67).contains(&at) { foreign_cpu_percent } else { 0 },
+            ..Sample::default()
+        };
+        told.judge.excuse_starved(&(0..200).map(sample).collect::<Vec<_>>());
+        let checked = told.judge.checked(&told.end());
+        let recovery = checked.into_iter().find(|checked| checked.invariant == Invariant::Recovery).unwrap();
+        (told.judge.count(), recovery.not_checked)
+    };
+    assert_eq!(judged(50), (1, None));
+    let why = "1 are not counted: other programs used up to 97 % of the CPU time meanwhile";
+    assert_eq!(judged(97), (0, Some(why.to_owned())));
+}
+
+#[test]
 fn neighbours_that_are_slowed_are_caught_if_enough_of_them_were_asked() {
     let limits = Limits { neighbours: Some(2.0), ..Limits::default() };
     let calls = |count: u64, millis| {
@@ -510,6 +533,8 @@ fn memory_and_descriptors_that_grow_with_time_are_caught() {
     };
     // Warming up, and a peak here and there, are no growth.
     assert_eq!(run(|at| if at < 100 { 0 } else { 1000 + at % 7 * 2 }, |at| 50 + u32::from(at == 590) * 900), []);
+    // Nor is a burst at the end, which the allocator gives back slowly.
+    assert_eq!(run(|at| if at < 500 { 1000 } else { 1400 - (at - 500) }, |_| 50), []);
     let leaking = run(|at| 100_000 + at * 100, |_| 50);
     assert_eq!(leaking.len(), 1);
     assert!(leaking[0].what.contains("bytes of memory"), "{leaking:?}");

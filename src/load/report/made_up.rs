@@ -95,6 +95,7 @@ pub(crate) fn held() -> Findings {
 pub(crate) fn broken() -> Findings {
     let violation = |invariant, at_ms, instance: Option<&str>, what: &str| Violation {
         invariant,
+        since_ms: at_ms,
         at_ms,
         instance: instance.map(str::to_owned),
         what: what.to_owned(),

@@ -11,6 +11,9 @@ use super::{GROWTH, GROWTH_MAX, POKE, Scripts, Times, World, changed};
 use crate::load::scenario::Scenario;
 use crate::load::types::{FaultKind, Injection, Nth, Victim};
 
+/// Calls to a server that is brought up with a fault, each with its own timeout: a starved machine starts it late.
+const BRING_UP_CALLS: usize = 5;
+
 /// See the module.
 pub(crate) struct Hand {
     world: Arc<dyn World>,
@@ -57,8 +60,9 @@ impl Hand {
             }
             FaultKind::MemoryGrowth => {
                 self.bring_up(nth, what.kind).await?;
+                // A call that fails found the server at the end of its growth: other callers have called it, too.
                 for _ in 0..GROWTH_MAX / GROWTH {
-                    self.echo(nth).await?;
+                    self.notice(nth).await;
                 }
             }
             FaultKind::Huge => self.poke(nth, "huge", "{}").await?,
@@ -142,8 +146,15 @@ impl Hand {
     /// Brings up a server that does what such a fault makes it do, and none after it.
     async fn bring_up(&self, nth: Nth, kind: FaultKind) -> Result<(), String> {
         self.overlay(nth, kind)?;
-        let up = self.restart(nth).await;
-        let up = up.and(self.echo(nth).await);
+        let mut up = self.restart(nth).await;
+        if up.is_ok() {
+            for _ in 0..BRING_UP_CALLS {
+                up = self.echo(nth).await;
+                if up.is_ok() {
+                    break;
+                }
+            }
+        }
         self.world.act(nth, None)?;
         up
     }

@@ -1,0 +1,53 @@
+//! Tells the tests what this machine has: a test whose servers, sandboxes or rights are missing is reported as ignored,
+//! with the command that installs them. `MCP_REAL_SERVERS`, `MCP_SANDBOX` and `MCP_MOUNTS` set to `required` run it all
+//! the same, and it fails.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    let target = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("target");
+    let servers = directory("MCP_SERVERS_DIR", target.join("mcp-servers"));
+    let installed = [".installed-npm", ".installed-python", ".installed-python-old", ".installed-clients"];
+    let has_servers = ["node", "python3"].iter().all(|program| find(program, &[]).is_some())
+        && installed.iter().all(|stamp| is_there(&servers.join(stamp)));
+    without("no_real_servers", "MCP_REAL_SERVERS", has_servers);
+
+    let sandboxes = directory("MCP_SANDBOX_DIR", target.join("sandboxes")).join("bin");
+    let has_sandboxes = ["nsjail", "bwrap"].iter().all(|program| find(program, &[sandboxes.clone()]).is_some());
+    without("no_sandboxes", "MCP_SANDBOX", has_sandboxes);
+
+    let is_root = Path::new("/proc/self").metadata().is_ok_and(|process| process.uid() == 0);
+    without("no_root", "MCP_MOUNTS", is_root);
+    println!("cargo::rerun-if-env-changed=PATH");
+    println!("cargo::rerun-if-changed=build.rs");
+}
+
+/// Sets `cfg` if something is missing that is not required.
+fn without(cfg: &str, required: &str, is_there: bool) {
+    println!("cargo::rustc-check-cfg=cfg({cfg})");
+    println!("cargo::rerun-if-env-changed={required}");
+    let is_required = std::env::var_os(required).is_some_and(|needed| needed == "required");
+    if !is_there && !is_required {
+        println!("cargo::rustc-cfg={cfg}");
+    }
+}
+
+/// Returns the directory that `variable` names, or the default.
+fn directory(variable: &str, default: PathBuf) -> PathBuf {
+    println!("cargo::rerun-if-env-changed={variable}");
+    std::env::var_os(variable).map_or(default, PathBuf::from)
+}
+
+/// Finds a program in `PATH`, then in `more`.
+fn find(program: &str, more: &[PathBuf]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path).chain(more.iter().cloned());
+    let mut files = places.map(|place| place.join(program));
+    files.find(|file| is_there(file))
+}
+
+fn is_there(path: &Path) -> bool {
+    println!("cargo::rerun-if-changed={}", path.display());
+    path.exists()
+}
