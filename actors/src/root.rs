@@ -18,6 +18,7 @@ use crate::model::exit::CallError;
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::memo::StoredMemo;
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use crate::model::remedy::Remedy;
 use crate::model::remote::{Connection, Health};
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
@@ -596,6 +597,7 @@ impl State {
             let view = InstanceView {
                 status,
                 message,
+                remedy: Remedy::of(status, view.want == Want::Stopped, view.spec.is_remote()),
                 dormant,
                 port: None,
                 draining: None,

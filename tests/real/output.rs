@@ -10,7 +10,7 @@ use crate::support::{GIVE_UP, Instance, Server, real, until};
 /// The log once it has its last line, the summary; and how many lines that says were dropped.
 async fn log_with_summary(server: &Instance) -> (Vec<LogLine>, usize) {
     let dropped =
-        |line: &LogLine| line.message.strip_suffix(" lines of stderr over 20 a second were dropped")?.parse().ok();
+        |line: &LogLine| line.message.strip_suffix(" lines of output over 20 a second were dropped")?.parse().ok();
     let summary = |event: &Event| match event {
         Event::ServerLogs { logs, .. } => logs.iter().find_map(dropped),
         _ => None,
