@@ -14,6 +14,7 @@ use crate::audience::Audience;
 use crate::batcher::{self, Emitter, EventBatcher};
 use crate::calls::CallPort;
 use crate::model::catalogue::Catalogue;
+use crate::model::event::{Event, StopKind, Subject};
 use crate::model::exit::CallError;
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::memo::StoredMemo;
@@ -467,8 +468,19 @@ impl State {
         let leaving: Vec<InstanceId> = leaving.map(|desired| desired.spec.id.clone()).collect();
         for id in leaving {
             self.args.memory.forget(&id);
-            let next = self.instances.remove(&id).and_then(|desired| desired.leaving?.next);
-            match next {
+            let Some(desired) = self.instances.remove(&id) else { continue };
+            // Its slot, which would have told its removal, died with the supervisor.
+            let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
+            self.args.events.emit(Event::Stopped {
+                of: Arc::new(Subject::from(&*desired.spec)),
+                kind: StopKind::Uninstall,
+                exit_code: None,
+                signal: None,
+                forced: false,
+                active: Some(false),
+                dormant: Some(dormant),
+            });
+            match desired.leaving.and_then(|leaving| leaving.next) {
                 Some((spec, known)) => {
                     let desired = Desired::new(spec, known, self.args.events.wall());
                     self.instances.insert(id, desired);

@@ -49,7 +49,7 @@ fn every_place_that_shows_a_failure_states_its_cause_and_the_next_step() {
         assert!(table.contains(cause) && table.contains(&next), "{table}");
         let refused = home.satellite(&["call", server, "echo"]).exits(1).stderr;
         assert!(refused.contains(&message) && refused.contains(&next), "{refused}");
-        let failed = |event: &serde_json::Value| event["data"]["server_slug"] == server;
+        let failed = |event: &Value| event["data"]["server_slug"] == server;
         let event = home.wait_event(0, "mcp.server.permanently_failed", failed);
         assert_eq!((&event["data"]["message"], &event["data"]["remedy"]), (&message.into(), &"restart".into()));
         let logs = home.satellite(&["logs", server]).exits(0).stdout;

@@ -52,21 +52,18 @@ async fn without_a_session_a_client_that_listens_hears_it_from_the_level_that_it
     let request = guest.open("subscriptions/listen", json!({"notifications": {}})).await;
     let agreed = guest.hears().await.unwrap();
     assert_eq!(agreed["method"], "notifications/subscriptions/acknowledged");
-    for status in ["offline", "permanently_failed"] {
-        if status == "offline" {
-            whole.runtime.stop(&id).await.unwrap();
-        } else {
+    let mut all = Attached::begin(at(&whole, "/mcp").await, json!({})).await;
+    for again in [false, true] {
+        if again {
             // That it returns is below its level.
             whole.runtime.start(&id).await.unwrap();
-            whole.until(&id, |view| view.port.is_some()).await;
-            whole.update(Server::command("files", "/bin/false", &[])).await;
+            assert_eq!(notice(&all.hears_json().await).1, "online");
         }
+        whole.runtime.stop(&id).await.unwrap();
         let told = timeout(GIVE_UP, guest.hears()).await.unwrap().unwrap();
-        assert_eq!(notice(&told).0, "warning");
+        assert_eq!(notice(&told), ("warning", "offline", "stopped on request"));
         assert_eq!(told["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], json!(request), "{told}");
-        if status == "offline" {
-            assert_eq!(notice(&told).1, status);
-        }
+        assert_eq!(notice(&all.hears_json().await).1, "offline");
     }
     whole.end().await;
 }

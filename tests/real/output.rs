@@ -68,9 +68,13 @@ fn the_last_words_of_a_dying_server_are_in_its_log() {
         // However loaded the machine: what is tried here is the order, not the patience.
         let dying = dying.policy(|policy| policy.session.exit_drain = GIVE_UP);
         let server = satellite.install(dying).await;
-        assert_eq!(server.crashed().await.0, "exited with code 9");
+        assert_eq!(server.crashed().await.0, "exited with code 9: fatal error: no database");
         let told: Vec<_> = server.log().into_iter().map(|line| (line.level, line.message)).collect();
-        let expected = [(LogLevel::Info, "starting"), (LogLevel::Error, "fatal error: no database")];
+        let expected = [
+            (LogLevel::Info, "starting"),
+            (LogLevel::Error, "fatal error: no database"),
+            (LogLevel::Error, "did not start: exited with code 9"),
+        ];
         assert_eq!(told, expected.map(|(level, text)| (level, text.to_owned())));
 
         let events = server.events();

@@ -247,7 +247,7 @@ async fn a_shutdown_ends_all_teams_in_parallel_and_says_so() {
 }
 
 /// What the events of an instance's removal say: whether it was active, and whether it was asleep.
-async fn removals(fleet: &Fleet, id: &InstanceId) -> Vec<(bool, bool)> {
+pub(crate) async fn removals(fleet: &Fleet, id: &InstanceId) -> Vec<(bool, bool)> {
     let stopped = fleet.told(id, "mcp.server.stopped").await;
     let removed = stopped.iter().filter(|event| event["kind"] == "uninstall");
     removed.map(|event| (event["active"].as_bool().unwrap(), event["dormant"].as_bool().unwrap())).collect()
