@@ -757,18 +757,6 @@ fn a_removal_is_told_once_whatever_the_instance_was_doing() {
 }
 
 #[test]
-fn no_rule_names_a_command_line() {
-    for (place, reach) in places().into_iter().chain(remote_places()) {
-        for (name, input) in inputs(&reach()) {
-            for effect in reach().tell(input) {
-                let text = format!("{effect:?}");
-                assert!(!text.contains("`satellite "), "{place}, {name}: {text}");
-            }
-        }
-    }
-}
-
-#[test]
 fn credentials_that_were_replaced_stay_hidden_in_what_is_still_said_under_them() {
     let token = |token: &'static str| {
         spec(move |config| {

@@ -31,7 +31,7 @@ impl Remedy {
             Status::RequiresReauth => Some(Self::Authorize),
             Status::PermanentlyFailed => Some(Self::Restart),
             Status::Offline if is_stopped => Some(Self::Start),
-            Status::Offline | Status::Error if is_remote => Some(Self::Reconnect),
+            Status::Error if is_remote => Some(Self::Reconnect),
             Status::Error => Some(Self::ReadLogs),
             Status::Offline
             | Status::Provisioning
