@@ -48,17 +48,10 @@ pub(crate) async fn drain(
     while stderr.is_some() || printing {
         let flush_at = keeper.flush_at;
         tokio::select! {
-            // In this order because a server may flood its stderr.
+            // In this order because a server that floods its stdout must not be blocked by a full stderr.
             biased;
             () = tokio::time::sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => {
                 keeper.tick();
-                continue;
-            }
-            line = printed.recv(), if printing => {
-                match line {
-                    Some(line) => keeper.print(line),
-                    None => printing = false,
-                }
                 continue;
             }
             read = read(&mut stderr, &mut chunk), if stderr.is_some() => match read {
@@ -69,6 +62,13 @@ pub(crate) async fn drain(
                 }
                 Ok(_) => keeper.take(&chunk),
             },
+            line = printed.recv(), if printing => {
+                match line {
+                    Some(line) => keeper.print(line),
+                    None => printing = false,
+                }
+                continue;
+            }
         }
         let filled = chunk.len() == chunk.capacity();
         match chunk.capacity() {
