@@ -5,6 +5,7 @@ use mcp_satellite_actors::Installed;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remedy::Remedy;
+use mcp_satellite_actors::model::secret::Mask;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -315,7 +316,9 @@ async fn a_failure_states_its_cause_and_the_last_line_of_stderr_and_its_logs_say
     let says = "\u{1b}[31mModuleNotFoundError:\u{1b}[0m No module named \u{202e}'{env:KEY}'\n".to_owned();
     let script =
         Script { exit_before_handshake: true, exit_code: 1, stderr_text: Some(says.repeat(2)), ..Script::default() };
-    let id = failed(&fleet, Server::new("a").env("KEY", "a-secret-value").script(script)).await;
+    let mut server = Server::new("a").env("KEY", "a-secret-value").script(script);
+    server.spec.mask = Mask::new(["a-secret-value"]);
+    let id = failed(&fleet, server).await;
     let cause = "exited with code 1: ModuleNotFoundError: No module named '[secret]'";
     let message = format!("Process crashed 3 times in 5 minutes; last: {cause}. Manual restart required.");
     let view = fleet.view(&id);
