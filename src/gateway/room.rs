@@ -10,7 +10,8 @@
 //!              asked                    ──► whom it can only mean, or nobody
 //! ```
 //!
-//! A client of `/mcp` is in no room: it hears what belongs to its own calls. What is said while such a call is the only one
+//! A client of `/mcp` is in no room: it hears what belongs to its own calls, and is asked for its roots on behalf of no call
+//! where nobody is connected to the server directly. What is said while such a call is the only one
 //! in flight the room hears as well.
 
 use std::collections::{BTreeMap, HashMap};
