@@ -14,6 +14,7 @@ use crate::config::{Auth, GatewayPlan, LISTEN, Listen};
 use crate::console::api::EndpointStatus;
 use crate::gateway::access::{Access, TOKEN_FILE, kept_token};
 use crate::gateway::behind::Behind;
+use crate::gateway::clients::ClientStatus;
 use crate::gateway::room::Rooms;
 use crate::gateway::sessions::Sessions;
 use crate::gateway::{self, Gateway, Settings, face};
@@ -185,7 +186,13 @@ impl Endpoint {
             auth: if bearer { "bearer" } else { "none" }.to_owned(),
             token_file: kept.then(|| self.data_dir.join(TOKEN_FILE).display().to_string()),
             sessions: open.gateway.sessions(),
+            clients: open.gateway.clients().len(),
         })
+    }
+
+    /// The clients that are connected.
+    pub(crate) fn clients(&self) -> Vec<ClientStatus> {
+        self.state().as_ref().map(|open| open.gateway.clients()).unwrap_or_default()
     }
 
     fn give(&self, plan: &mut GatewayPlan) -> io::Result<()> {

@@ -34,6 +34,8 @@ mod private;
 #[cfg(feature = "cli")]
 mod reaper;
 #[cfg(feature = "cli")]
+pub mod remedy;
+#[cfg(feature = "cli")]
 mod satellite;
 pub mod sink;
 #[cfg(feature = "cli")]

@@ -122,6 +122,11 @@ fn actors_have_no_wall_clock_and_no_world() {
 }
 
 #[test]
+fn the_actors_name_no_command_of_the_command_line() {
+    nowhere(&sources("actors/src"), &["`satellite "], "the next step is a `Remedy`, which each interface phrases");
+}
+
+#[test]
 fn the_package_of_the_actors_depends_on_nothing_that_touches_the_world() {
     let manifest = fs::read_to_string(root().join("actors/Cargo.toml")).unwrap();
     let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();

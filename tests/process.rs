@@ -163,7 +163,7 @@ async fn an_end_by_a_signal_is_told() {
 #[tokio::test]
 async fn a_missing_command_is_named_with_the_reason() {
     let told = refusal(config("no-such-command", &[], &[], None)).await;
-    assert_eq!(told, "cannot start `no-such-command`: No such file or directory");
+    assert_eq!(told, "executable \"no-such-command\" not found in PATH");
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn a_bad_working_directory_is_told_apart_from_a_bad_command() {
     let told = refusal(config("sh", &[], &[], Some("/etc/passwd"))).await;
     assert_eq!(told, "cannot start `sh`: working directory `/etc/passwd`: Not a directory");
     let told = refusal(config("no-such-command", &[], &[], Some("/"))).await;
-    assert_eq!(told, "cannot start `no-such-command`: No such file or directory");
+    assert_eq!(told, "executable \"no-such-command\" not found in PATH");
 }
 
 #[tokio::test]

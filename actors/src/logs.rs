@@ -1,16 +1,19 @@
-//! A server's stderr: always drained, so that a chatty server cannot block itself; kept within limits, masked, and
-//! told in batches.
+//! The output of a server: its stderr, which is always drained so that a chatty server cannot block itself, and the lines of
+//! its stdout that are not JSON-RPC. Lines are kept within limits, masked, and sent as events in batches. The last line is
+//! published for the message that says why the server ended.
 
 use std::sync::Arc;
 
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Duration, Instant};
 
 use crate::batcher::Emitter;
 use crate::model::event::{Event, LogLevel, LogLine, Subject};
 use crate::model::policy::LogPolicy;
 use crate::model::secret::Mask;
+use crate::rules::output::excerpt;
 
 /// Small, because an idle server's stderr holds it; grown while reads fill it.
 const READ_SIZE: usize = 1024;
@@ -18,31 +21,54 @@ const READ_SIZE_MAX: usize = 64 * 1024;
 const LIMIT_WINDOW: Duration = Duration::from_secs(1);
 const SUMMARY_EVERY: Duration = Duration::from_secs(60);
 
-/// Reads `stderr` to its end.
+/// Lines of stdout that may wait to be logged; more are dropped.
+pub(crate) const PRINTED_MAX: usize = 16;
+
+/// Where the output of a run comes from, and where its last line is published. The sender of `last_line` is dropped when the
+/// output has ended.
+pub(crate) struct Output<R> {
+    pub(crate) stderr: Option<R>,
+    /// Lines of stdout that are not JSON-RPC.
+    pub(crate) printed: mpsc::Receiver<String>,
+    pub(crate) last_line: watch::Sender<Option<String>>,
+}
+
+/// Reads the output to its end: until stderr is closed and the session has dropped its sender of printed lines.
 pub(crate) async fn drain(
-    mut stderr: impl AsyncRead + Unpin,
+    output: Output<impl AsyncRead + Unpin>,
     policy: LogPolicy,
     mask: Mask,
     of: Arc<Subject>,
     events: Emitter,
 ) {
-    let mut keeper = Keeper::new(policy, mask, of, events);
+    let Output { mut stderr, mut printed, last_line } = output;
+    let mut keeper = Keeper::new(policy, mask, of, events, last_line);
     let mut chunk = Vec::with_capacity(READ_SIZE);
-    loop {
-        let read = match keeper.flush_at {
-            Some(at) => match tokio::time::timeout_at(at, stderr.read_buf(&mut chunk)).await {
-                Ok(read) => read,
-                Err(_elapsed) => {
-                    keeper.tick();
+    let mut printing = true;
+    while stderr.is_some() || printing {
+        let flush_at = keeper.flush_at;
+        tokio::select! {
+            // In this order because a server that floods its stdout must not be blocked by a full stderr.
+            biased;
+            () = tokio::time::sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => {
+                keeper.tick();
+                continue;
+            }
+            read = read(&mut stderr, &mut chunk), if stderr.is_some() => match read {
+                Ok(0) | Err(_) => {
+                    stderr = None;
+                    keeper.end_of_stderr();
                     continue;
                 }
+                Ok(_) => keeper.take(&chunk),
             },
-            None => stderr.read_buf(&mut chunk).await,
-        };
-        match read {
-            // The keeper tells what it still has when it is dropped, also if this task is cut short.
-            Ok(0) | Err(_) => return,
-            Ok(_) => keeper.take(&chunk),
+            line = printed.recv(), if printing => {
+                match line {
+                    Some(line) => keeper.print(line),
+                    None => printing = false,
+                }
+                continue;
+            }
         }
         let filled = chunk.len() == chunk.capacity();
         match chunk.capacity() {
@@ -53,7 +79,14 @@ pub(crate) async fn drain(
     }
 }
 
-/// What is kept of the stream.
+async fn read(stderr: &mut Option<impl AsyncRead + Unpin>, chunk: &mut Vec<u8>) -> std::io::Result<usize> {
+    match stderr {
+        Some(stderr) => stderr.read_buf(chunk).await,
+        None => Ok(0),
+    }
+}
+
+/// The lines that are not sent yet, and the limits. Dropped, it sends what it still has, also if its task is cut short.
 struct Keeper {
     policy: LogPolicy,
     mask: Mask,
@@ -65,11 +98,22 @@ struct Keeper {
     window: Instant,
     in_window: u32,
     dropped: u64,
+    /// The last line over the limit: it may be the one that says why the server ended.
+    last_dropped: Vec<u8>,
     summary_at: Option<Instant>,
+    last_line: watch::Sender<Option<String>>,
+    /// Whether stderr had a line: those of stdout do not replace it as the last one.
+    spoke: bool,
 }
 
 impl Keeper {
-    fn new(policy: LogPolicy, mask: Mask, of: Arc<Subject>, events: Emitter) -> Self {
+    fn new(
+        policy: LogPolicy,
+        mask: Mask,
+        of: Arc<Subject>,
+        events: Emitter,
+        last_line: watch::Sender<Option<String>>,
+    ) -> Self {
         Self {
             policy,
             mask,
@@ -81,7 +125,10 @@ impl Keeper {
             window: Instant::now(),
             in_window: 0,
             dropped: 0,
+            last_dropped: Vec::new(),
             summary_at: None,
+            last_line,
+            spoke: false,
         }
     }
 
@@ -108,7 +155,8 @@ impl Keeper {
         self.policy.line_max + 1 + self.mask.longest()
     }
 
-    fn finish_line(&mut self, now: Instant) {
+    /// Counts a line against the limit per second; false if it is one too many.
+    fn admits_line(&mut self, now: Instant) -> bool {
         if now.duration_since(self.window) >= LIMIT_WINDOW {
             self.window = now;
             self.in_window = 0;
@@ -117,10 +165,28 @@ impl Keeper {
             self.dropped += 1;
             self.summary_at.get_or_insert(now + SUMMARY_EVERY);
             self.flush_at = self.flush_at.or(self.summary_at);
+            return false;
+        }
+        self.in_window += 1;
+        true
+    }
+
+    fn finish_line(&mut self, now: Instant) {
+        if !self.admits_line(now) {
+            std::mem::swap(&mut self.line, &mut self.last_dropped);
             self.line.clear();
             return;
         }
-        self.in_window += 1;
+        self.last_dropped.clear();
+        if let Some((text, cut)) = self.finished_text() {
+            self.publish(&text);
+            self.spoke = true;
+            self.keep_cut(LogLevel::infer(&text), text, cut, "stderr");
+        }
+    }
+
+    /// Takes the text of the line that is buffered, masked; and whether it is longer than is kept. `None` if it is blank.
+    fn finished_text(&mut self) -> Option<(String, bool)> {
         let cut = self.line.len() > self.policy.line_max;
         // Masked before it is cut: a secret that straddles the cut must not leave its head, nor may the last bytes read.
         let mut text = self.mask.apply(String::from_utf8_lossy(&self.line).trim_end());
@@ -129,21 +195,51 @@ impl Keeper {
             text.truncate(end);
         }
         self.line.clear();
-        if text.is_empty() {
-            return;
+        (!text.is_empty()).then_some((text, cut))
+    }
+
+    /// Logs a line of stdout that is not JSON-RPC.
+    fn print(&mut self, line: String) {
+        if self.admits_line(Instant::now()) {
+            if !self.spoke {
+                self.publish(&line);
+            }
+            self.keep(LogLevel::Warn, line, "stdout");
         }
+    }
+
+    fn publish(&self, line: &str) {
+        if let Some(line) = excerpt(line, &self.mask) {
+            self.last_line.send_replace(Some(line));
+        }
+    }
+
+    /// Logs what stands after the last line break, and publishes the last line even if it was one too many.
+    fn end_of_stderr(&mut self) {
+        if !self.line.is_empty() {
+            self.finish_line(Instant::now());
+        }
+        if !self.last_dropped.is_empty() {
+            self.line = std::mem::take(&mut self.last_dropped);
+            if let Some((text, _)) = self.finished_text() {
+                self.publish(&text);
+            }
+        }
+    }
+
+    fn keep_cut(&mut self, level: LogLevel, mut text: String, cut: bool, source: &str) {
         if cut {
             let end = text.floor_char_boundary(self.policy.line_max);
             text.truncate(end);
             text.push('…');
         }
-        self.keep(LogLevel::infer(&text), text);
+        self.keep(level, text, source);
     }
 
-    fn keep(&mut self, level: LogLevel, message: String) {
+    fn keep(&mut self, level: LogLevel, message: String, source: &str) {
         tracing::debug!(target: "mcp_satellite::server", installation_name = %self.of.process_id, "{message}");
         let timestamp = self.events.wall();
-        self.batch.push(LogLine { level, message, metadata: json!({"source": "stderr"}), timestamp });
+        self.batch.push(LogLine { level, message, metadata: json!({ "source": source }), timestamp });
         if self.batch.len() >= self.policy.batch_lines_max {
             self.flush();
         } else {
@@ -168,7 +264,8 @@ impl Keeper {
         let count = std::mem::take(&mut self.dropped);
         if count > 0 {
             let limit = self.policy.lines_per_second_max;
-            self.keep(LogLevel::Warn, format!("{count} lines of stderr over {limit} a second were dropped"));
+            let message = format!("{count} lines of output over {limit} a second were dropped");
+            self.keep(LogLevel::Warn, message, "satellite");
         }
     }
 
@@ -183,11 +280,15 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        let now = Instant::now();
-        if !self.line.is_empty() {
-            self.finish_line(now);
-        }
+        self.end_of_stderr();
         self.summarize();
         self.flush();
     }
+}
+
+/// Logs why a run ended before it was initialized.
+pub(crate) fn report(why: String, of: &Arc<Subject>, events: &Emitter) {
+    let metadata = json!({"source": "satellite"});
+    let line = LogLine { level: LogLevel::Error, message: why, metadata, timestamp: events.wall() };
+    events.emit(Event::ServerLogs { of: of.clone(), logs: vec![line] });
 }

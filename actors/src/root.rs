@@ -14,10 +14,12 @@ use crate::audience::Audience;
 use crate::batcher::{self, Emitter, EventBatcher};
 use crate::calls::CallPort;
 use crate::model::catalogue::Catalogue;
+use crate::model::event::{Event, StopKind, Subject};
 use crate::model::exit::CallError;
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::memo::StoredMemo;
 use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use crate::model::remedy::Remedy;
 use crate::model::remote::{Connection, Health};
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
@@ -466,8 +468,19 @@ impl State {
         let leaving: Vec<InstanceId> = leaving.map(|desired| desired.spec.id.clone()).collect();
         for id in leaving {
             self.args.memory.forget(&id);
-            let next = self.instances.remove(&id).and_then(|desired| desired.leaving?.next);
-            match next {
+            let Some(desired) = self.instances.remove(&id) else { continue };
+            // Its slot, which would have told its removal, died with the supervisor.
+            let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
+            self.args.events.emit(Event::Stopped {
+                of: Arc::new(Subject::from(&*desired.spec)),
+                kind: StopKind::Uninstall,
+                exit_code: None,
+                signal: None,
+                forced: false,
+                active: Some(false),
+                dormant: Some(dormant),
+            });
+            match desired.leaving.and_then(|leaving| leaving.next) {
                 Some((spec, known)) => {
                     let desired = Desired::new(spec, known, self.args.events.wall());
                     self.instances.insert(id, desired);
@@ -596,6 +609,7 @@ impl State {
             let view = InstanceView {
                 status,
                 message,
+                remedy: Remedy::of(status, view.want == Want::Stopped, view.spec.is_remote()),
                 dormant,
                 port: None,
                 draining: None,

@@ -4,19 +4,18 @@
 //! What the session learns goes straight to the team, marked with the run. This actor holds what must end with it:
 //! the tasks, and the guard that kills the process even where the actor is killed and nobody says goodbye.
 
-use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
 use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::calls::{CallPort, PortEnd};
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::seam::{Link, OpenError};
-use crate::session::{Control, stdio};
+use crate::session::{Basis, Control, stdio};
 use crate::tasks::{Tasks, panic_text};
 use crate::worker::{Args, Msg};
 use crate::{logs, team};
@@ -91,20 +90,14 @@ impl State {
             port: self.port.clone(),
         });
         let autopsy = link.process.autopsy();
-        // Dropped by the task that drains stderr when that has ended; at once if there is none.
-        let (draining, drained) = oneshot::channel::<Infallible>();
-        if let Some(stderr) = link.stderr {
-            let (policy, mask) = (spec.policy.logs.clone(), spec.mask.clone());
-            let drain = logs::drain(stderr, policy, mask, subject.clone(), events.clone());
-            self.tasks.spawn(async move {
-                drain.await;
-                drop(draining);
-            });
-        } else {
-            drop(draining);
-        }
+        // The task that drains the output drops the sender at its end.
+        let (last_line, mut drained) = watch::channel(None);
+        let (printed, lines) = mpsc::channel(logs::PRINTED_MAX);
+        let (policy, mask) = (spec.policy.logs.clone(), spec.mask.clone());
+        let output = logs::Output { stderr: link.stderr, printed: lines, last_line };
+        self.tasks.spawn(logs::drain(output, policy, mask, subject.clone(), events.clone()));
         let session = stdio::run(stdio::Args {
-            basis: self.args.basis(self.since, port, control),
+            basis: Basis { printed: Some(printed), ..self.args.basis(self.since, port, control) },
             reader: link.reader,
             writer: link.writer,
             process: link.process,
@@ -116,7 +109,11 @@ impl State {
             let mut exit =
                 exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
             // A server's last words on stderr say why it died. A grandchild may keep the pipe open: not for ever.
-            let _ = tokio::time::timeout(exit_drain, drained).await;
+            let ended = async { while drained.changed().await.is_ok() {} };
+            let _ = tokio::time::timeout(exit_drain, ended).await;
+            if exit.cause != ExitCause::Asked {
+                exit.last_line = drained.borrow_and_update().clone();
+            }
             if exit.cause == ExitCause::Exited {
                 exit.limit = autopsy.and_then(|autopsy| autopsy());
             }
@@ -126,6 +123,9 @@ impl State {
     }
 
     fn end(&mut self, exit: WorkerExit, myself: &ActorRef<Msg>) {
+        if exit.cause != ExitCause::Asked && exit.ran.is_none() {
+            logs::report(format!("did not start: {}", exit.cause()), &self.args.subject, &self.args.events);
+        }
         self.exit = Some(exit);
         self.tasks = Tasks::default();
         self.guard = None;

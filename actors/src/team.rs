@@ -11,10 +11,11 @@ use tokio::time::Instant;
 use crate::audience::Audience;
 use crate::batcher::Emitter;
 use crate::calls::{CallPort, Counters};
-use crate::model::event::{Event, Subject};
+use crate::model::event::{Event, StopKind, Subject};
 use crate::model::exit::{CallError, ExitCause, WorkerExit};
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::policy::TeamBudgetPolicy;
+use crate::model::remedy::Remedy;
 use crate::model::snapshot::{Custody, InstanceView};
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
@@ -46,9 +47,14 @@ pub enum ControlError {
     /// No such instance, for this caller.
     #[error("no such server")]
     NotFound,
-    /// It makes no sense now, and what would.
-    #[error("{0}")]
-    Refused(String),
+    /// The request makes no sense now.
+    #[error("{message}")]
+    Refused {
+        /// The request and the cause.
+        message: String,
+        /// The next step.
+        remedy: Option<Remedy>,
+    },
     /// Another request undid this one before it was done.
     #[error("another request came first")]
     Superseded,
@@ -336,7 +342,7 @@ impl State {
                 None
             }
             (None, Verb::Start | Verb::Restart) => Some((reply, Ok(()))),
-            (Some(why), _) => Some((reply, Err(ControlError::Refused(why)))),
+            (Some(refused), _) => Some((reply, Err(refused))),
         };
         self.carry_out(id, effects, true, now, myself).await;
         // Answered after the registry was told, so that whoever asked can see what it did.
@@ -359,7 +365,7 @@ impl State {
         let effects = instance.handle(now, Input::Reconnect);
         // Answered when it has come to something.
         match denied(&effects) {
-            Some(why) => drop(reply.send(Err(ControlError::Refused(why)))),
+            Some(refused) => drop(reply.send(Err(refused))),
             None => instance.reconnecting.push(reply),
         }
         self.carry_out(id, effects, true, now, myself).await;
@@ -546,10 +552,10 @@ impl State {
                     instance.tell_session(run, Control::Drain);
                 }
                 Effect::Discover(run) => instance.tell_session(run, Control::Discover),
-                Effect::Status { status, message } => {
+                Effect::Status { status, message, remedy } => {
                     log_status(&instance.slot.spec, status, message.as_deref());
                     let of = instance.subject.clone();
-                    self.args.events.emit(Event::StatusChanged { of, status, status_message: message });
+                    self.args.events.emit(Event::StatusChanged { of, status, status_message: message, remedy });
                 }
                 Effect::Refused { status, cause } => {
                     tracing::warn!(installation_name = %instance.slot.spec.name, %status, ?cause, "a transition makes no sense and is refused");
@@ -568,10 +574,10 @@ impl State {
                     }
                 }
                 Effect::Admit(run) => instance.admit(run),
-                Effect::Refuse(message) => {
-                    let status = instance.slot.status;
+                Effect::Refuse { message, remedy } => {
+                    let refused = CallError::Refused { status: instance.slot.status, message, remedy };
                     for caller in std::mem::take(&mut instance.callers) {
-                        let _ = caller.send(Err(CallError::Refused { status, message: message.clone() }));
+                        let _ = caller.send(Err(refused.clone()));
                     }
                 }
                 Effect::Unreachable { last_error, retry_at } => {
@@ -583,7 +589,7 @@ impl State {
                     }
                 }
                 // Answered where the person asked.
-                Effect::Denied(_) => {}
+                Effect::Denied { .. } => {}
                 Effect::Remove => remove = true,
             }
         }
@@ -788,6 +794,7 @@ impl Instance {
             subject: self.subject.clone(),
             status: slot.status,
             message: slot.message.clone(),
+            remedy: slot.remedy(),
             want: slot.want,
             dormant: slot.is_dormant(),
             connection: slot.connection(),
@@ -811,9 +818,9 @@ impl Instance {
     }
 }
 
-fn denied(effects: &[Effect]) -> Option<String> {
+fn denied(effects: &[Effect]) -> Option<ControlError> {
     effects.iter().find_map(|effect| match effect {
-        Effect::Denied(why) => Some(why.clone()),
+        Effect::Denied { message, remedy } => Some(ControlError::Refused { message: message.clone(), remedy: *remedy }),
         _ => None,
     })
 }
@@ -869,6 +876,7 @@ fn log_told(spec: &InstanceSpec, told: &Told) {
         | Told::Restarted { .. }
         | Told::Discovered { .. }
         | Told::Stopped { .. }
+        | Told::Removed { .. }
         | Told::PermanentlyFailed { .. } => {}
     }
 }
@@ -943,9 +951,24 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
         Told::Health(HealthNews::Restored { failures: consecutive_failures, last_error }) => {
             Event::HealthRestored { of, consecutive_failures, last_error }
         }
-        Told::Stopped { kind, exit } => {
-            Event::Stopped { of, kind, exit_code: exit.code, signal: exit.signal, forced: exit.forced }
-        }
+        Told::Stopped { kind, exit } => Event::Stopped {
+            of,
+            kind,
+            exit_code: exit.code,
+            signal: exit.signal,
+            forced: exit.forced,
+            active: None,
+            dormant: None,
+        },
+        Told::Removed { active, dormant, exit } => Event::Stopped {
+            of,
+            kind: StopKind::Uninstall,
+            exit_code: exit.as_ref().and_then(|exit| exit.code),
+            signal: exit.as_ref().and_then(|exit| exit.signal),
+            forced: exit.is_some_and(|exit| exit.forced),
+            active: Some(active),
+            dormant: Some(dormant),
+        },
         Told::Exited { exit, will_restart } => Event::Exited {
             of,
             exit_code: exit.code,
@@ -963,9 +986,14 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
             crash_count: count,
             will_restart,
         },
-        Told::PermanentlyFailed { exits, last_error, message } => {
-            Event::PermanentlyFailed { of, total_crashes: exits, last_error, message, failed_at: events.wall() }
-        }
+        Told::PermanentlyFailed { exits, last_error, message, remedy } => Event::PermanentlyFailed {
+            of,
+            total_crashes: exits,
+            last_error,
+            message,
+            remedy: Some(remedy),
+            failed_at: events.wall(),
+        },
     };
     vec![one]
 }

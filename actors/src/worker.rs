@@ -74,6 +74,7 @@ impl Args {
             era: self.era,
             dice: self.dice.clone(),
             news: self.news(),
+            printed: None,
             stage: Stage {
                 audience: self.audience.clone(),
                 source: Source { id: self.spec.id.clone(), run: self.run },
@@ -87,6 +88,7 @@ impl Args {
         Box::new(move |news| {
             let input = match news {
                 News::FirstByte => Input::FirstByte(run),
+                News::Printed(line) => Input::Printed(run, line),
                 News::Initialized(server) => Input::Initialized(run, server),
                 News::Discovered(catalogue) => Input::Discovered(run, catalogue),
                 News::DiscoveryFailed(why, pause) => Input::DiscoveryFailed(run, why, pause),

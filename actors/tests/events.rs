@@ -10,6 +10,7 @@ use mcp_satellite_actors::model::catalogue::Aspect;
 use mcp_satellite_actors::model::event::{
     Envelope, Event, LogLevel, LogLine, RequestLine, RestartReason, StopKind, Subject,
 };
+use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
 
@@ -32,13 +33,24 @@ fn following(event: Option<&Event>) -> Option<Event> {
     let of = subject();
     let text = str::to_owned;
     Some(match event {
-        None => Event::StatusChanged { of, status: Status::Connecting, status_message: Some(text("starting")) },
+        None => Event::StatusChanged {
+            of,
+            status: Status::AwaitingUserConfig,
+            status_message: Some(text("waiting for its user to give API_KEY")),
+            remedy: Some(Remedy::Configure),
+        },
         Some(Event::StatusChanged { .. }) => {
             Event::Started { of, pid: Some(4711), transport: text("stdio"), tool_count: 2, spawn_duration_ms: 230 }
         }
-        Some(Event::Started { .. }) => {
-            Event::Stopped { of, kind: StopKind::Manual, exit_code: None, signal: Some(15), forced: false }
-        }
+        Some(Event::Started { .. }) => Event::Stopped {
+            of,
+            kind: StopKind::Uninstall,
+            exit_code: None,
+            signal: Some(15),
+            forced: false,
+            active: Some(true),
+            dormant: Some(false),
+        },
         Some(Event::Stopped { .. }) => Event::Exited {
             of,
             exit_code: Some(0),
@@ -67,7 +79,8 @@ fn following(event: Option<&Event>) -> Option<Event> {
             of,
             total_crashes: 3,
             last_error: text("exited with code 1"),
-            message: text("Process crashed 3 times in 5 minutes. Manual restart required."),
+            message: text("Process crashed 3 times in 5 minutes; last: exited with code 1. Manual restart required."),
+            remedy: Some(Remedy::Restart),
             failed_at: at(),
         },
         Some(Event::PermanentlyFailed { .. }) => {

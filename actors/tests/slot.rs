@@ -18,6 +18,7 @@ use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::memo::StoredMemo;
+use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::remote::{Connection, Health, ServerInfo};
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, RemoteTransport, Target};
 use mcp_satellite_actors::model::status::Status;
@@ -298,18 +299,22 @@ fn effect(effect: &Effect) -> String {
         Effect::Unreachable { last_error, retry_at } => {
             format!("unreachable \"{last_error}\"{}", if retry_at.is_some() { ", tried again" } else { "" })
         }
-        Effect::Status { status, message } => match message {
-            Some(message) => format!("[{status}: {message}]"),
-            None => format!("[{status}]"),
-        },
+        Effect::Status { status, message, remedy } => {
+            let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+            format!("[{status}{message}{}]", next_step(*remedy))
+        }
         Effect::Refused { status, cause } => format!("REFUSED {cause:?} in {status}"),
         Effect::ChargeTeam => "charge team".to_owned(),
         Effect::Tell(told) => format!("tell {}", tell(told)),
         Effect::Admit(run) => format!("admit to {run:?}"),
-        Effect::Refuse(message) => format!("refuse \"{message}\""),
-        Effect::Denied(message) => format!("deny \"{message}\""),
+        Effect::Refuse { message, remedy } => format!("refuse \"{message}\"{}", next_step(*remedy)),
+        Effect::Denied { message, remedy } => format!("deny \"{message}\"{}", next_step(*remedy)),
         Effect::Remove => "REMOVE".to_owned(),
     }
+}
+
+fn next_step(remedy: Option<Remedy>) -> String {
+    remedy.map(|remedy| format!(" ({remedy:?})")).unwrap_or_default()
 }
 
 fn tell(told: &Told) -> String {
@@ -332,6 +337,10 @@ fn tell(told: &Told) -> String {
         }
         Told::NotTaken { .. } => "not taken".to_owned(),
         Told::Stopped { kind, .. } => format!("stopped ({})", stop(*kind)),
+        Told::Removed { active, dormant, exit } => {
+            let exit = exit.as_ref().map(|exit| format!(", {}", exit.cause())).unwrap_or_default();
+            format!("removed (active {active}, dormant {dormant}{exit})")
+        }
         Told::Exited { will_restart, .. } => format!("exited ({})", restart(will_restart)),
         Told::Crashed { count, will_restart, .. } => format!("crashed ({count}, {})", restart(will_restart)),
         Told::PermanentlyFailed { exits, .. } => format!("permanently failed ({exits})"),
@@ -616,6 +625,7 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
     if life.runs > 0 {
         inputs.extend([
             ("first byte", Input::FirstByte(run)),
+            ("printed", Input::Printed(run, "Listening on port 3000".to_owned())),
             ("initialized", Input::Initialized(run, introduced())),
             ("discovered", Input::Discovered(run, catalogue("read"))),
             ("discovery failed", Input::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO)),
@@ -717,6 +727,33 @@ fn the_whole_table_is_as_printed() {
     // The name is in every sentence for people, and says nothing here.
     let text = text.replace("files-acme-alice-abc123", "NAME");
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_removal_is_told_once_whatever_the_instance_was_doing() {
+    for (place, reach) in places().into_iter().chain(remote_places()) {
+        let mut life = reach();
+        if life.slot.phase == Phase::Over {
+            continue;
+        }
+        let runs = [life.slot.run(), life.slot.beside.as_ref().and_then(Beside::run)];
+        let (active, asleep) = (runs.iter().any(Option::is_some), life.slot.is_dormant());
+        let mut effects = life.tell(Input::Uninstall);
+        for run in runs.into_iter().flatten() {
+            let exit = if life.dialled { closed() } else { stopped() };
+            effects.extend(life.tell(Input::Ended(run, exit)));
+        }
+        assert_eq!(life.slot.phase, Phase::Over, "{place}");
+        let told: Vec<String> = effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Tell(told @ (Told::Removed { .. } | Told::Stopped { .. })) => Some(tell(told)),
+                _ => None,
+            })
+            .collect();
+        let exit = if active { ", stopped" } else { "" };
+        assert_eq!(told, [format!("removed (active {active}, dormant {asleep}{exit})")], "{place}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use mcp_satellite_actors::model::remote::Connection;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::value::RawValue;
 
+use super::status::with_next_step;
 use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say, to_json};
 use crate::console::api::{CallRequest, InstanceStatus, Reconnected, Selector};
 use crate::console::client::{Client, ClientError};
@@ -129,8 +130,8 @@ impl Reconnect {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         let selector = Selector::from(self.target);
         let outcome: Reconnected = self.data_dir.client()?.post("/v1/reconnect", &selector).await?;
-        let Reconnected { instance, success, status, status_message } = &outcome;
-        let words = sentence(instance, *status, "", status_message.as_deref());
+        let Reconnected { instance, success, status, status_message, next_step } = &outcome;
+        let words = with_next_step(&sentence(instance, *status, "", status_message.as_deref()), next_step.as_deref());
         match (self.json, success) {
             (true, _) => say(&to_json(&outcome)?),
             (false, true) => say(&words),
@@ -143,7 +144,7 @@ impl Reconnect {
 /// `files-acme-alice-f1 is online (pid 4711)`
 pub(super) fn in_words(row: &InstanceStatus) -> String {
     let pid = row.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
-    sentence(&row.instance, row.status, &pid, row.status_message.as_deref())
+    with_next_step(&sentence(&row.instance, row.status, &pid, row.status_message.as_deref()), row.next_step.as_deref())
 }
 
 fn sentence(instance: &str, status: Status, more: &str, why: Option<&str>) -> String {

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use mcp_satellite_actors::model::event::{Envelope, Event, LogLine, RequestLine, Subject};
+use mcp_satellite_actors::model::status::Status;
 use serde::Serialize;
 
+use super::control::in_words as in_words_of;
 use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say};
 use crate::console::api::{EventQuery, InstanceStatus, Selector};
 use crate::console::client::{Client, ClientError};
@@ -88,8 +90,9 @@ impl Logs {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         let client = self.data_dir.client()?;
         let selector = Selector::from(self.target);
+        let mut row = None;
         let (instance, server, team, user) = match client.post::<InstanceStatus>("/v1/resolve", &selector).await {
-            Ok(row) => (Some(row.instance), None, None, None),
+            Ok(found) => (Some(row.insert(found).instance.clone()), None, None, None),
             // What is stored can be read without a satellite, and of a server that is not there any more; the name is then
             // taken as it is.
             Err(error) if is_unknown(&error) => (None, Some(selector.server), selector.team, selector.user),
@@ -118,6 +121,9 @@ impl Logs {
         } else {
             let stored = journal::server_logs(directory, wanted).map_err(|error| unreadable(&self.data_dir, &error))?;
             found(&stored, named.as_deref())?;
+            if let Some(row) = row.filter(|row| stored.lines.is_empty() && row.status != Status::Online) {
+                complain(&format!("nothing is logged: {}", in_words_of(&row)));
+            }
             ("mcp.server.logs", show.stored(&stored, log_line))
         };
         if !self.follow {

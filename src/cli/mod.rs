@@ -5,6 +5,7 @@
 mod auth;
 mod backend;
 mod check;
+mod clients;
 mod completions;
 mod configure;
 mod control;
@@ -68,6 +69,9 @@ enum Verb {
     Check(check::Check),
     /// Show every server: status, process, tools, restarts
     Status(status::Status),
+    /// List the clients that are connected: sessions, and clients without one, of which a request or a stream is open or
+    /// was less than a minute ago
+    Clients(clients::Clients),
     /// Call one tool and print its result as JSON
     Call(control::Call),
     /// List the tools that are offered
@@ -177,12 +181,13 @@ impl From<ClientError> for Failed {
             },
             ClientError::Lost(_) => FAILED,
         };
-        let next = match &error {
-            ClientError::Refused(failure) => failure.next_retry_ms,
-            ClientError::NotRunning { .. } | ClientError::Lost(_) => None,
+        let (next, step) = match &error {
+            ClientError::Refused(failure) => (failure.next_retry_ms, failure.next_step.as_ref()),
+            ClientError::NotRunning { .. } | ClientError::Lost(_) => (None, None),
         };
-        let next = next.map(|left| format!("; it is tried again in {:.1} s", left as f64 / 1000.0));
-        Self::new(code, format!("{error}{}", next.unwrap_or_default()))
+        let next = next.map(|left| format!("; it is tried again in {:.1} s", left as f64 / 1000.0)).unwrap_or_default();
+        let step = step.map(|step| format!(" (next: {step})")).unwrap_or_default();
+        Self::new(code, format!("{error}{next}{step}"))
     }
 }
 
@@ -210,6 +215,7 @@ pub fn main() -> ExitCode {
         }
         Verb::Load(verb) => verb.run(None),
         Verb::Status(verb) => in_runtime(verb.run()),
+        Verb::Clients(verb) => in_runtime(verb.run()),
         Verb::Call(verb) => in_runtime(verb.run()),
         Verb::Tools(verb) => in_runtime(verb.run()),
         Verb::Events(verb) => in_runtime(verb.run()),

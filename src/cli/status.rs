@@ -82,8 +82,8 @@ fn about(reply: &StatusReply) -> String {
     let sandboxed =
         reply.instances.iter().filter(|row| row.isolation.as_ref().is_some_and(|one| one != "none")).count();
     let endpoint = satellite.endpoint.as_ref().map(|endpoint| {
-        let clients = if endpoint.sessions == 1 { "client" } else { "clients" };
-        format!("\n{endpoint} · {} {clients}", endpoint.sessions)
+        let clients = if endpoint.clients == 1 { "client" } else { "clients" };
+        format!("\n{endpoint} · {} {clients}", endpoint.clients)
     });
     let backend = satellite
         .backend
@@ -194,9 +194,18 @@ fn connection(row: &InstanceStatus) -> Option<String> {
     }
 }
 
+/// A message, and the next step where waiting does not help.
+pub(super) fn with_next_step(message: &str, next_step: Option<&str>) -> String {
+    match next_step {
+        Some(step) => format!("{message} (next: {step})"),
+        None => message.to_owned(),
+    }
+}
+
 /// Why it is as it is; the delay counts down.
 fn message(row: &InstanceStatus) -> String {
-    let message = printable(row.status_message.as_deref().unwrap_or_default());
+    let message =
+        with_next_step(&printable(row.status_message.as_deref().unwrap_or_default()), row.next_step.as_deref());
     match (row.connection, row.next_retry_ms) {
         // The connection says it.
         (Some(Connection::Reconnecting), _) | (_, None) => message,

@@ -114,7 +114,12 @@ impl Connector for StdioConnector {
                 withheld.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
             let preparing = launchers.prepare(Arc::clone(&spec), withheld, &processes);
             let Prepared { launch, identity } = preparing.await.map_err(&failed)?;
-            processes.launch(launch, identity).await.map_err(|error| failed(error.to_string()))
+            processes.launch(launch, identity).await.map_err(|error| match &spec.target {
+                Target::Stdio { command, .. } if error.is_missing() && !command.contains('/') => {
+                    OpenError(spec.mask.apply(&format!("executable \"{command}\" not found in PATH")))
+                }
+                Target::Stdio { .. } | Target::Remote { .. } => failed(error.to_string()),
+            })
         })
     }
 

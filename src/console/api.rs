@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::remote::{Connection, Health};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceSpec;
@@ -19,6 +20,8 @@ use serde_json::value::RawValue;
 use crate::connect::process::Usage;
 use crate::delivery::DeliveryStatus;
 use crate::journal::JournalStatus;
+use crate::oauth::is_safe_in_a_command;
+use crate::remedy::next_step;
 
 /// Which instance is meant: a server's slug where that is unique, else the full name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -56,8 +59,14 @@ pub struct Failure {
     /// A stable word: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`,
     /// `reconnecting`, `remote`, `busy`, `server_error`, `bad_input`, `storage`, `authorization`.
     pub kind: String,
-    /// What happened and what to do.
+    /// What failed, and the cause.
     pub message: String,
+    /// The next step, by name; none if there is nothing to do but try again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<Remedy>,
+    /// The next step as a command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_step: Option<String>,
     /// What became of a call that was not answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fate: Option<Fate>,
@@ -85,6 +94,9 @@ pub struct Failure {
     /// When it wants to be asked again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
+    /// The OAuth scopes that the request needs and the authorization lacks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scopes: Vec<String>,
 }
 
 impl From<CallError> for Failure {
@@ -92,7 +104,10 @@ impl From<CallError> for Failure {
         let mut failure =
             Self { kind: error.kind().to_owned(), message: error.to_string(), fate: error.fate(), ..Self::default() };
         match error {
-            CallError::Refused { status, .. } => failure.status = Some(status.to_string()),
+            CallError::Refused { status, remedy, .. } => {
+                failure.status = Some(status.to_string());
+                failure.remedy = remedy;
+            }
             CallError::Reconnecting { last_attempt, next_retry_ms, last_error } => {
                 failure.status = Some(Connection::Reconnecting.to_string());
                 failure.last_attempt = Some(rfc3339(last_attempt));
@@ -102,6 +117,11 @@ impl From<CallError> for Failure {
             CallError::Remote { failure: why, .. } => {
                 failure.http_status = http_status(&why.kind);
                 failure.retry_after_ms = retry_after(&why.kind).map(milliseconds);
+                if let FailureKind::InsufficientScope { scopes } = &why.kind {
+                    failure.remedy = Some(Remedy::Authorize);
+                    failure.scopes =
+                        scopes.split(' ').filter(|scope| is_safe_in_a_command(scope)).map(str::to_owned).collect();
+                }
             }
             CallError::Server { code, data, .. } => {
                 failure.code = Some(code);
@@ -121,6 +141,16 @@ impl Failure {
     /// A failure without a call's particulars.
     pub fn new(kind: &str, message: impl Into<String>) -> Self {
         Self { kind: kind.to_owned(), message: message.into(), ..Self::default() }
+    }
+
+    /// The same, with the next step for this instance as a command.
+    #[must_use]
+    pub fn of(mut self, spec: &InstanceSpec) -> Self {
+        self.next_step = self.remedy.map(|remedy| match &self.scopes[..] {
+            [] => next_step(remedy, spec),
+            scopes => format!("`satellite auth {} --scope {}`", spec.name, scopes.join(" --scope ")),
+        });
+        self
     }
 }
 
@@ -174,6 +204,9 @@ pub struct Reconnected {
     pub status: Status,
     /// And why.
     pub status_message: Option<String>,
+    /// The next step as a command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_step: Option<String>,
 }
 
 /// What the user of an instance gives, or takes back. It holds secrets, and so it has no `Debug`.
@@ -297,6 +330,12 @@ pub struct InstanceStatus {
     pub status: Status,
     /// And why.
     pub status_message: Option<String>,
+    /// The next step, by name; none if there is nothing to do but wait.
+    #[serde(default)]
+    pub remedy: Option<Remedy>,
+    /// The next step as a command.
+    #[serde(default)]
+    pub next_step: Option<String>,
     /// `running` or `stopped`.
     pub want: Want,
     /// Asleep, or being woken.
@@ -363,6 +402,8 @@ impl InstanceStatus {
             transport: spec.transport().to_owned(),
             status: view.status,
             status_message: view.message.clone(),
+            remedy: view.remedy,
+            next_step: view.remedy.map(|remedy| next_step(remedy, spec)),
             want: view.want,
             dormant: view.dormant,
             connection: view.connection,
@@ -481,8 +522,12 @@ pub struct EndpointStatus {
     /// The file that holds a token which the satellite has made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<String>,
-    /// How many clients are connected.
+    /// How many sessions there are, also of clients that left without ending theirs.
     pub sessions: usize,
+    /// How many clients are connected: sessions, and clients without one, of which a request or a stream is open or was
+    /// less than 60 s ago.
+    #[serde(default)]
+    pub clients: usize,
 }
 
 /// One line, for people.

@@ -36,7 +36,7 @@ pub(super) async fn revoke(State(console): State<Arc<Console>>, Json(selector): 
         // A connection that was made with it must not go on; what comes of the attempt is the status.
         match console.runtime.reconnect(&spec.id).await {
             // One that is stopped has no connection.
-            Ok(_) | Err(ControlError::Refused(_) | ControlError::Superseded) => {}
+            Ok(_) | Err(ControlError::Refused { .. } | ControlError::Superseded) => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -28,8 +28,10 @@ use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::delivery::Delivery;
 use crate::endpoint::Endpoint;
+use crate::gateway::clients::ClientStatus;
 use crate::journal::{self, Journal, JournalError, JournalState};
 use crate::oauth::Grants;
+use crate::remedy::next_step;
 use crate::values::{Change, Configurer, Refused};
 
 /// Arguments of a call may be as large as a message of a server.
@@ -84,11 +86,23 @@ impl From<ControlError> for Refusal {
     fn from(error: ControlError) -> Self {
         let kind = match error {
             ControlError::NotFound => "not_found",
-            ControlError::Refused(_) => "refused",
+            ControlError::Refused { .. } => "refused",
             ControlError::Superseded => "superseded",
             ControlError::Closing => "closing",
         };
-        Failure::new(kind, error.to_string()).into()
+        let remedy = match error {
+            ControlError::Refused { remedy, .. } => remedy,
+            ControlError::NotFound | ControlError::Superseded | ControlError::Closing => None,
+        };
+        Failure { remedy, ..Failure::new(kind, error.to_string()) }.into()
+    }
+}
+
+impl Refusal {
+    /// A request that was refused for this instance, with the next step as a command.
+    fn of(error: ControlError, view: &InstanceView) -> Self {
+        let Self(status, failure) = error.into();
+        Self(status, Box::new(failure.of(&view.spec)))
     }
 }
 
@@ -112,6 +126,7 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
     let router = axum::Router::new()
         .route("/v1/status", get(status))
         .route("/v1/tools", get(tools))
+        .route("/v1/clients", get(clients))
         .route("/v1/call", post(call))
         .route("/v1/start", post(start))
         .route("/v1/stop", post(stop))
@@ -183,6 +198,10 @@ async fn tools(State(console): State<Arc<Console>>, Query(filter): Query<Filter>
     Json(entries)
 }
 
+async fn clients(State(console): State<Arc<Console>>) -> Json<Vec<ClientStatus>> {
+    Json(console.endpoint.clients())
+}
+
 async fn call(State(console): State<Arc<Console>>, Json(request): Json<CallRequest>) -> Result<Response, Refusal> {
     let view = resolve(&console, &request.selector)?;
     if let Some(arguments) = &request.arguments
@@ -192,34 +211,36 @@ async fn call(State(console): State<Arc<Console>>, Json(request): Json<CallReque
     }
     let timeout = request.timeout_ms.map(Duration::from_millis);
     let result = console.runtime.call(&view.spec.id, &request.tool, request.arguments, timeout).await;
-    let result = result.map_err(Failure::from)?;
+    let result = result.map_err(|error| Failure::from(error).of(&view.spec))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], result.get().to_owned()).into_response())
 }
 
 async fn start(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
     let view = resolve(&console, &selector)?;
-    console.runtime.start(&view.spec.id).await?;
+    console.runtime.start(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
     shown(&console, &view)
 }
 
 async fn stop(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
     let view = resolve(&console, &selector)?;
-    console.runtime.stop(&view.spec.id).await?;
+    console.runtime.stop(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
     shown(&console, &view)
 }
 
 async fn restart(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
     let view = resolve(&console, &selector)?;
-    console.runtime.restart(&view.spec.id).await?;
+    console.runtime.restart(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
     shown(&console, &view)
 }
 
 async fn reconnect(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Reconnected> {
     let view = resolve(&console, &selector)?;
-    let outcome = console.runtime.reconnect(&view.spec.id).await?;
+    let outcome = console.runtime.reconnect(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
     let instance = view.spec.name.to_string();
     let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
-    Ok(Json(Reconnected { instance, success, status, status_message }))
+    let view = console.runtime.status(&view.spec.id);
+    let next_step = view.and_then(|view| Some(next_step(view.remedy?, &view.spec)));
+    Ok(Json(Reconnected { instance, success, status, status_message, next_step }))
 }
 
 async fn configure(State(console): State<Arc<Console>>, Json(request): Json<ConfigureRequest>) -> Answer<Configured> {
@@ -230,7 +251,7 @@ async fn configure(State(console): State<Arc<Console>>, Json(request): Json<Conf
         console.configurer.configure(view.spec.id.clone(), change).await.map_err(|refused| match refused {
             Refused::BadInput(why) => Refusal::from(Failure::new("bad_input", format!("`{}`: {why}", view.spec.name))),
             Refused::Storage(_) => Failure::new("storage", refused.to_string()).into(),
-            Refused::Control(error) => error.into(),
+            Refused::Control(error) => Refusal::of(error, &view),
         })?;
     let Json(instance) = shown(&console, &view)?;
     Ok(Json(Configured { instance, required }))

@@ -47,22 +47,22 @@ impl Faces for Behind {
 
     fn initialize(
         &self,
-        _user: Arc<User>,
+        user: Arc<User>,
         endpoint: Endpoint,
         greeting: Greeting,
     ) -> BoxFuture<'static, Result<Welcome, RpcError>> {
         match endpoint {
             Endpoint::Instance(id) => self.instances.initialize(id, greeting),
-            Endpoint::Tools => Tools::initialize(&greeting),
-            Endpoint::Flat => Flat::initialize(&greeting),
+            Endpoint::Tools => self.tools.initialize(&user, &greeting),
+            Endpoint::Flat => self.flat.initialize(&user, &greeting),
         }
     }
 
-    fn discover(&self, _user: Arc<User>, endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>> {
+    fn discover(&self, user: Arc<User>, endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>> {
         let told = match endpoint {
             Endpoint::Instance(id) => return self.instances.discover(id),
-            Endpoint::Tools => Tools::discover(),
-            Endpoint::Flat => Flat::discover(),
+            Endpoint::Tools => self.tools.discover(&user),
+            Endpoint::Flat => self.flat.discover(&user),
         };
         ready(Ok(told)).boxed()
     }
@@ -79,8 +79,11 @@ impl Faces for Behind {
     fn listen(&self, session: &Arc<Session>, wanted: Filter) -> BoxFuture<'static, Result<Filter, RpcError>> {
         match &session.opening.endpoint {
             Endpoint::Instance(id) => self.instances.listen(session, id.clone(), wanted),
-            // The six tools are always the same.
-            Endpoint::Tools => ready(Ok(Filter::default())).boxed(),
+            // The six tools are always the same; what is lost and returns is logged.
+            Endpoint::Tools => {
+                self.tools.listen(session);
+                ready(Ok(Filter::default())).boxed()
+            }
             Endpoint::Flat => self.flat.listen(session, wanted),
         }
     }
@@ -109,6 +112,9 @@ impl Faces for Behind {
     fn notification(&self, session: &Arc<Session>, message: Message) {
         match &session.opening.endpoint {
             Endpoint::Instance(id) => self.instances.notification(session, id, message),
+            Endpoint::Tools | Endpoint::Flat if message.method() == Some("notifications/initialized") => {
+                self.instances.brings_roots_to_all(session);
+            }
             Endpoint::Tools | Endpoint::Flat => notification(&self.runtime, session, &message),
         }
     }
@@ -116,7 +122,7 @@ impl Faces for Behind {
     fn ended(&self, session: &Arc<Session>) {
         match &session.opening.endpoint {
             Endpoint::Instance(id) => self.instances.ended(session, id),
-            Endpoint::Tools => {}
+            Endpoint::Tools => self.tools.ended(session),
             Endpoint::Flat => self.flat.ended(session),
         }
     }

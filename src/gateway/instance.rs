@@ -159,6 +159,17 @@ impl Instances {
         }
     }
 
+    /// A client that stands in front of several servers is ready to be asked: those that asked for roots before are told that
+    /// there are some now.
+    pub(super) fn brings_roots_to_all(&self, session: &Session) {
+        for id in self.rooms.rootless_before(session) {
+            let told = Message::read(Bytes::from_static(ROOTS_CHANGED)).map(|message| self.runtime.tell(&id, message));
+            if let Ok(Err(error)) = told {
+                tracing::debug!(session_id = session.public_id(), %error, "a server was not told that there are roots now");
+            }
+        }
+    }
+
     pub(super) fn ended(&self, session: &Arc<Session>, id: &InstanceId) {
         self.rooms.leave(session, id);
     }

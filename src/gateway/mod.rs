@@ -14,6 +14,7 @@ pub mod access;
 pub mod behind;
 pub mod budget;
 mod call;
+pub mod clients;
 mod era;
 pub mod face;
 pub mod flat;
@@ -21,6 +22,7 @@ mod forward;
 mod front;
 pub mod guard;
 mod instance;
+mod instructions;
 mod listen;
 mod metadata;
 pub mod names;
@@ -49,6 +51,7 @@ use tokio::time::{Duration, Instant, timeout};
 use crate::config::{Answers, GatewayLimits, GatewayPlan, Listen, Tls};
 use access::Access;
 use call::Form;
+use clients::ClientStatus;
 use face::{Endpoint, Faces};
 use front::Front;
 use guard::Guard;
@@ -207,6 +210,11 @@ impl Gateway {
     /// How many sessions there are.
     pub fn sessions(&self) -> usize {
         self.front.sessions.len()
+    }
+
+    /// The clients that are connected.
+    pub fn clients(&self) -> Vec<ClientStatus> {
+        self.front.sessions.clients(Instant::now())
     }
 
     /// Another place for it, if `listen` names one: taken already, to be given to [`apply`](Self::apply).

@@ -3,12 +3,14 @@
 
 use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, RuntimeHandle};
 use serde::Serialize;
 
 use super::face::{Answer, RpcError};
 use super::tools::raw::written;
+use crate::remedy::command;
 
 /// Code of an error of ours that JSON-RPC has no code for.
 pub const SERVER_ERROR: i64 = -32000;
@@ -53,13 +55,21 @@ pub struct State {
     pub next_retry_ms: Option<u64>,
 }
 
-/// The server that a call was for, and what its caller can do about it.
+/// The server that a call was for, as its caller and people know it.
 #[derive(Debug, Clone, Copy)]
-pub enum Whose<'a> {
-    /// The caller has the six tools, which know the server by this name.
-    Label(&'a str),
-    /// It has nothing but the server, whose instance people know by this name.
-    Name(&'a str),
+pub struct CallTarget<'a> {
+    /// The server's name among the six tools, where the caller has those.
+    pub label: Option<&'a str>,
+    /// The instance's full name, for commands.
+    pub name: &'a str,
+    /// The values that its user must give.
+    pub missing: &'a [String],
+}
+
+impl CallTarget<'_> {
+    fn command(&self, remedy: Remedy) -> String {
+        command(remedy, self.name, self.missing)
+    }
 }
 
 impl Refusal {
@@ -111,13 +121,15 @@ impl Refusal {
     ) -> Self {
         let view = runtime.status(id);
         let name = view.as_ref().map_or("", |view| &*view.spec.name);
-        Self::of_call(error, view.as_ref().map(|view| view.status), label.map_or(Whose::Name(name), Whose::Label))
+        let missing = view.as_ref().map_or(&[][..], |view| &view.spec.missing);
+        let target = CallTarget { label, name, missing };
+        Self::of_call(error, view.as_ref().map(|view| view.status), &target)
     }
 
     /// A call came to nothing; `status` is that of its instance, now.
-    pub fn of_call(error: &CallError, status: Option<Status>, whose: Whose<'_>) -> Self {
+    pub fn of_call(error: &CallError, status: Option<Status>, target: &CallTarget<'_>) -> Self {
         let status = status.filter(|_| error.fate() == Some(Fate::NotSent));
-        let mut refusal = Self::new(error.kind(), error.to_string()).then(next_step(error, status, whose));
+        let mut refusal = Self::new(error.kind(), error.to_string()).then(next_step(error, status, target));
         let state = &mut *refusal.state;
         state.fate = error.fate();
         match error {
@@ -139,10 +151,13 @@ impl Refusal {
     }
 
     /// A connection could not be made anew.
-    pub(super) fn of_control(error: &ControlError, label: &str) -> Self {
+    pub(super) fn of_control(error: &ControlError, target: &CallTarget<'_>) -> Self {
         let kind = match error {
-            ControlError::NotFound => return Self::not_found("server", label),
-            ControlError::Refused(_) => "refused",
+            ControlError::NotFound => return Self::not_found("server", target.label.unwrap_or(target.name)),
+            ControlError::Refused { remedy: Some(remedy), .. } => {
+                return Self::new("refused", error.to_string()).then(step_of(*remedy, target));
+            }
+            ControlError::Refused { remedy: None, .. } => "refused",
             ControlError::Superseded => "superseded",
             ControlError::Closing => "closing",
         };
@@ -192,49 +207,51 @@ impl Refusal {
     }
 }
 
-fn next_step(error: &CallError, status: Option<Status>, whose: Whose<'_>) -> String {
-    let reconnect = match whose {
-        Whose::Label(label) => format!("call reconnect_server with name `{label}`"),
-        Whose::Name(name) => format!("ask the user to run `satellite reconnect {name}`"),
-    };
+/// How the caller has a server connected anew.
+fn reconnect(target: &CallTarget<'_>) -> String {
+    match target.label {
+        Some(label) => format!("call reconnect_server with name `{label}`"),
+        None => format!("ask the user to run {}", target.command(Remedy::Reconnect)),
+    }
+}
+
+/// A remedy in words for a model.
+fn step_of(remedy: Remedy, target: &CallTarget<'_>) -> String {
+    let command = target.command(remedy);
+    match remedy {
+        // A model that is told a secret may repeat it.
+        Remedy::Configure => {
+            format!("Ask the user to run {command}. It asks for the value by itself: nobody has to tell it to you.")
+        }
+        Remedy::Authorize => {
+            let reconnect = reconnect(target);
+            format!(
+                "Ask the user to renew its credentials in the configuration, or to run {command} if its server takes \
+                 OAuth; then {reconnect}."
+            )
+        }
+        Remedy::Restart => match target.label {
+            Some(label) => {
+                format!("Call reconnect_server with name `{label}` to start it again, best when the cause is fixed.")
+            }
+            None => {
+                format!("Ask the user to look at {}, and to run {command}.", target.command(Remedy::ReadLogs))
+            }
+        },
+        Remedy::Start => {
+            format!("A person has stopped it: ask the user whether it should run; {command} starts it.")
+        }
+        Remedy::Reconnect => format!("Call again later; if that does not help, {}.", reconnect(target)),
+        Remedy::ReadLogs => format!("Call again later; if that does not help, ask the user to look at {command}."),
+    }
+}
+
+fn next_step(error: &CallError, status: Option<Status>, target: &CallTarget<'_>) -> String {
+    let reconnect = reconnect(target);
     match error {
         CallError::NotFound { .. } => "List again what there is, and use a name of that list.".to_owned(),
-        CallError::Refused { status, .. } => match status {
-            // A model that is told a secret may repeat it.
-            Status::AwaitingUserConfig => {
-                "Ask the user to run the `satellite configure` command of this message. It asks \
-                 for the value by itself: nobody has to tell it to you."
-                    .to_owned()
-            }
-            Status::RequiresReauth => match whose {
-                Whose::Label(label) => format!(
-                    "Ask the user to renew its credentials in the configuration, then call reconnect_server with name `{label}`."
-                ),
-                Whose::Name(name) => format!(
-                    "Ask the user to renew its credentials in the configuration, and to run `satellite reconnect {name}`."
-                ),
-            },
-            Status::PermanentlyFailed => match whose {
-                Whose::Label(label) => {
-                    format!(
-                        "Call reconnect_server with name `{label}` to start it again, best when the cause is mended."
-                    )
-                }
-                Whose::Name(name) => {
-                    format!("Ask the user to look at `satellite logs {name}`, and to run `satellite restart {name}`.")
-                }
-            },
-            // What is offline for another reason is tried.
-            Status::Offline => "A person has stopped it: ask the user whether it should run.".to_owned(),
-            Status::Error => format!("Call again later; if that does not help, {reconnect}."),
-            Status::Provisioning
-            | Status::CommandReceived
-            | Status::Connecting
-            | Status::DiscoveringTools
-            | Status::SyncingTools
-            | Status::Restarting
-            | Status::Online => "Call again in a few seconds.".to_owned(),
-        },
+        CallError::Refused { remedy: Some(remedy), .. } => step_of(*remedy, target),
+        CallError::Refused { remedy: None, .. } => "Call again in a few seconds.".to_owned(),
         CallError::Terminated { fate, .. } | CallError::TimedOut { fate, .. } | CallError::Remote { fate, .. } => {
             match fate {
                 Fate::NotSent => {
@@ -274,7 +291,10 @@ mod tests {
 
     fn errors() -> Vec<CallError> {
         let (after, reason) = (Duration::from_secs(30), "exited with code 1".to_owned());
-        let refused = |status: Status| CallError::Refused { status, message: format!("`files-a` is {status}") };
+        let refused = |status: Status| {
+            let remedy = Remedy::of(status, status == Status::Offline, false);
+            CallError::Refused { status, message: format!("`files-a` is {status}"), remedy }
+        };
         let reconnecting = |next_retry_ms| CallError::Reconnecting {
             last_attempt: Timestamp::UNIX_EPOCH,
             next_retry_ms,
@@ -299,12 +319,13 @@ mod tests {
 
     #[test]
     fn every_refusal_says_what_to_do_next_in_both_forms() {
-        let mut table = String::new();
+        let (mut table, missing) = (String::new(), ["API_KEY".to_owned()]);
         for error in errors() {
-            for whose in [Whose::Label("files"), Whose::Name("files-acme-alice-a")] {
-                let refusal = Refusal::of_call(&error, Some(Status::Connecting), whose);
+            for label in [Some("files"), None] {
+                let target = CallTarget { label, name: "files-acme-alice-a", missing: &missing };
+                let refusal = Refusal::of_call(&error, Some(Status::Connecting), &target);
                 let step = refusal.next_step.as_deref().unwrap();
-                assert!(step.ends_with('.') && !step.contains("satellite auth"), "{step}");
+                assert!(step.ends_with('.'), "{step}");
                 let (rpc, result): (_, Value) = (refusal.rpc(), serde_json::from_str(&refusal.result()).unwrap());
                 let data: Value = serde_json::from_str(rpc.data.as_deref().unwrap()).unwrap();
                 assert_eq!(data, result["_meta"]["mcp-satellite/error"]);
@@ -319,11 +340,11 @@ mod tests {
 
     #[test]
     fn a_status_is_told_where_the_call_did_not_get_past_it() {
-        let told =
-            |error: &CallError| Refusal::of_call(error, Some(Status::Connecting), Whose::Label("a")).state.status;
+        let target = CallTarget { label: Some("a"), name: "a-acme-alice-a", missing: &[] };
+        let told = |error: &CallError| Refusal::of_call(error, Some(Status::Connecting), &target).state.status;
         let late = CallError::TimedOut { after: Duration::from_secs(1), fate: Fate::NotSent };
         assert_eq!(told(&late), Some("connecting"));
-        let stopped = CallError::Refused { status: Status::Offline, message: String::new() };
+        let stopped = CallError::Refused { status: Status::Offline, message: String::new(), remedy: None };
         assert_eq!(told(&stopped), Some("offline"));
         assert_eq!(told(&CallError::BadInput(String::new())), None);
     }

@@ -10,7 +10,8 @@
 //!              asked                    ──► whom it can only mean, or nobody
 //! ```
 //!
-//! A client of `/mcp` is in no room: it hears what belongs to its own calls. What is said while such a call is the only one
+//! A client of `/mcp` is in no room: it hears what belongs to its own calls, and is asked for its roots on behalf of no call
+//! where nobody is connected to the server directly. What is said while such a call is the only one
 //! in flight the room hears as well.
 
 use std::collections::{BTreeMap, HashMap};
@@ -30,6 +31,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Duration, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::face::Endpoint;
 use super::reply::METHOD_NOT_FOUND;
 use super::session::Session;
 use super::session::guest::words;
@@ -309,6 +311,29 @@ impl Rooms {
         session.opening.greeting.roots && self.house.table().rootless.remove(id).is_some()
     }
 
+    /// A client in front of several servers has said that it is ready to be asked. Returns its user's servers that asked for
+    /// roots before anybody was there who has any, if it has some.
+    pub(super) fn rootless_before(&self, session: &Session) -> Vec<InstanceId> {
+        if !session.opening.greeting.roots {
+            return Vec::new();
+        }
+        let (user, mut table) = (session.user(), self.house.table());
+        let of_user = table.rootless.extract_if(|id, _| id.team == user.team && id.user == user.user);
+        of_user.map(|(id, _)| id).collect()
+    }
+
+    /// The clients of an instance's user that stand in front of all of that user's servers and have roots. What a server asks
+    /// on behalf of no call can only mean them if nobody is connected to it directly.
+    fn have_roots(&self, id: &InstanceId) -> impl Iterator<Item = Arc<Session>> {
+        let sessions = self.sessions.of(&id.team, &id.user).into_iter();
+        sessions.filter(|session| {
+            !matches!(session.opening.endpoint, Endpoint::Instance(_))
+                && !session.is_guest()
+                && session.ended().is_none()
+                && session.opening.greeting.roots
+        })
+    }
+
     /// It is not connected any more: what it alone wanted the server does no longer.
     pub(super) fn leave(&self, session: &Arc<Session>, id: &InstanceId) {
         let mut table = self.house.table();
@@ -365,7 +390,8 @@ impl Rooms {
     /// Whether nobody is there who has roots: then whoever brings some is news to this run.
     fn is_rootless(&self, of: &Source) -> bool {
         let mut table = self.house.table();
-        let is_rootless = table.of.get(&of.id).is_none_or(|room| room.able("roots/list").next().is_none());
+        let is_rootless = table.of.get(&of.id).is_none_or(|room| room.able("roots/list").next().is_none())
+            && self.have_roots(&of.id).next().is_none();
         if is_rootless {
             table.rootless.insert(of.id.clone(), of.run);
         }
@@ -390,9 +416,14 @@ impl Rooms {
             Cause::Call(_) | Cause::Client(_) | Cause::Nobody => {}
         }
         let (table, method) = (self.house.table(), question.method().unwrap_or_default());
-        let mut able = table.of.get(id).into_iter().flat_map(|room| room.able(method));
+        let mut able: Vec<_> = table.of.get(id).into_iter().flat_map(|room| room.able(method)).cloned().collect();
+        drop(table);
+        if method == "roots/list" && able.is_empty() {
+            able.extend(self.have_roots(id));
+        }
+        let mut able = able.into_iter();
         match (able.next(), able.count()) {
-            (Some(session), 0) => Ok((session.clone(), None)),
+            (Some(session), 0) => Ok((session, None)),
             (None, _) => Err("no client is attached that could answer".to_owned()),
             (Some(_), others) => {
                 Err(format!("{} clients are attached that could answer, and it is not said which of them", others + 1))

@@ -483,6 +483,12 @@ impl Session {
         !self.state().calls.is_empty()
     }
 
+    /// How many requests and streams are open.
+    pub(crate) fn open_count(&self) -> usize {
+        let state = self.state();
+        state.calls.len() + usize::from(state.unasked.stream.is_heard())
+    }
+
     /// Since when nothing was open, if nothing is.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
@@ -594,6 +600,7 @@ impl Session {
             return;
         }
         let Some(mut closed) = state.calls.remove(&call) else { return };
+        state.active_at = Instant::now();
         let said = if closed.ear.stream.is_done() { Ok(()) } else { state.ask_again(call) };
         drop(state);
         closed.ear.end();

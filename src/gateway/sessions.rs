@@ -11,6 +11,9 @@ use tokio::time::Instant;
 
 use super::access::User;
 use super::budget::Budget;
+use super::clients::{self, ClientStatus, Visitors};
+use super::face::Greeting;
+use super::session::guest::Presence;
 use super::session::{End, Opening, Place, Session};
 use super::stream::is_crowded;
 use crate::config::GatewayLimits;
@@ -35,6 +38,8 @@ struct Table {
     of: HashMap<Owner, HashSet<u64>>,
     /// Those that are there for one request. They are counted as what their user asks, and not as sessions.
     guests: HashMap<u64, Arc<Session>>,
+    /// The clients of guests.
+    visitors: Visitors,
 }
 
 /// See the module. Made before the runtime, because a server's messages find their clients here.
@@ -59,6 +64,9 @@ fn owner(user: &User) -> Owner {
 impl Table {
     fn remove(&mut self, number: u64) -> Option<Arc<Session>> {
         let session = self.all.remove(&number)?;
+        if session.is_guest() {
+            self.visitors.leave(&session.opening, Instant::now());
+        }
         let owner = owner(session.user());
         if let Some(numbers) = self.of.get_mut(&owner) {
             numbers.remove(&number);
@@ -111,6 +119,9 @@ impl Sessions {
         }
         let session = self.made(&table, opening, now)?;
         let number = session.number();
+        if session.is_guest() {
+            table.visitors.enter(&session.opening, false, now);
+        }
         table.all.insert(number, session.clone());
         table.of.entry(owner).or_default().insert(number);
         drop(table);
@@ -124,6 +135,9 @@ impl Sessions {
     pub(crate) fn guest(&self, opening: Opening, now: Instant) -> Result<Arc<Session>, Full> {
         let mut table = self.table();
         let guest = self.made(&table, opening, now)?;
+        let calls_tool =
+            matches!(&guest.opening.presence, Presence::Request { method, .. } if &**method == "tools/call");
+        table.visitors.enter(&guest.opening, calls_tool, now);
         table.guests.insert(guest.number(), guest.clone());
         Ok(guest)
     }
@@ -131,7 +145,25 @@ impl Sessions {
     /// A guest's request is over.
     pub(crate) fn goes(&self, guest: &Session) {
         guest.end(End::Closed);
-        self.table().guests.remove(&guest.number());
+        let mut table = self.table();
+        if table.guests.remove(&guest.number()).is_some() {
+            table.visitors.leave(&guest.opening, Instant::now());
+        }
+    }
+
+    /// A client without a session has asked something that is answered at once.
+    pub(crate) fn saw(&self, user: &User, client: &Greeting, now: Instant) {
+        self.table().visitors.seen(user, client, now);
+    }
+
+    /// The clients that are connected.
+    pub(crate) fn clients(&self, now: Instant) -> Vec<ClientStatus> {
+        let table = self.table();
+        let sessions = table.all.values().filter(|session| !session.is_guest());
+        let mut clients: Vec<_> = sessions.filter_map(|session| clients::of_session(session, now)).collect();
+        clients.extend(table.visitors.list(now));
+        clients.sort_by(|one, other| one.order().cmp(&other.order()));
+        clients
     }
 
     fn made(&self, table: &Table, opening: Opening, now: Instant) -> Result<Arc<Session>, Full> {
@@ -208,6 +240,7 @@ impl Sessions {
             session.ended().is_some()
         };
         let mut table = self.table();
+        table.visitors.forget(now);
         let numbers: Vec<u64> = table.all.values().filter(over).map(|session| session.number()).collect();
         numbers.into_iter().filter_map(|number| table.remove(number)).collect()
     }
@@ -259,8 +292,7 @@ pub(super) mod tests {
     use mcp_satellite_actors::model::ids::{InstallationId, InstanceId};
 
     use super::super::access::{Access, Pass};
-    use super::super::face::{Endpoint, Greeting};
-    use super::super::session::guest::Presence;
+    use super::super::face::Endpoint;
     use super::super::stream::UNASKED;
     use super::*;
     use crate::config::{GatewayPlan, GatewayUser, TokenHash};

@@ -15,6 +15,7 @@ mod token;
 
 pub(crate) use self::flow::{Answered, Begun, Wanted};
 pub(crate) use self::keeper::{Grants, Teller};
+pub(crate) use self::rules::is_safe_in_a_command;
 
 /// Why there is no token. Nothing of it is a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

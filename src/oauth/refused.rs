@@ -48,23 +48,17 @@ impl Grants {
         held.lacking = rules::union(held.lacking.iter().chain(&wanted));
         held.lacking.truncate(rules::SCOPES_MAX);
         let scopes = wanted.join(" ");
-        // What cannot stand in a command is asked for all the same: it is remembered.
-        let named = wanted.iter().filter(|scope| rules::is_safe_in_a_command(scope));
-        let next = if plan.machine {
-            // Nobody can be asked, and the operator says what a machine may do.
-            format!("satellite reconnect {}, with these in `scopes` of its `oauth`", holder.name)
-        } else {
-            named.fold(next(holder), |command, scope| format!("{command} --scope {scope}"))
-        };
         if refusal.first {
-            let why = format!("its authorization lacks the scopes `{scopes}` (HTTP 403)");
-            return Err(FailureKind::Ungranted { why, next });
+            // Nobody can be asked, and the operator says what a machine may do.
+            let cure = if plan.machine { "; add them to `scopes` of its `oauth`" } else { "" };
+            let why = format!("its authorization lacks the scopes `{scopes}` (HTTP 403){cure}");
+            return Err(FailureKind::Ungranted { why });
         }
-        Err(FailureKind::InsufficientScope { scopes, next })
+        Err(FailureKind::InsufficientScope { scopes })
     }
 
     async fn unauthorized(&self, holder: &Holder, refusal: Refusal) -> Result<Option<Secret>, FailureKind> {
-        let ungranted = |why: &str| FailureKind::Ungranted { why: why.to_owned(), next: next(holder) };
+        let ungranted = |why: &str| FailureKind::Ungranted { why: why.to_owned() };
         let challenge = Challenge::read(&refusal, &holder.url);
         // It may be that a person has just authorized it.
         let joined = self.under_way(&holder.id).filter(|(of, _)| of.url == holder.url);
@@ -116,9 +110,4 @@ impl Challenge {
         let read = WWWAuthenticateParams::parse(text, &url);
         Some(Self { scope: read.scope, error: read.error })
     }
-}
-
-/// The command that gives it another authorization.
-fn next(holder: &Holder) -> String {
-    format!("satellite auth {}", holder.name)
 }

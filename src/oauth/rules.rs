@@ -61,7 +61,7 @@ pub(super) fn scopes_of(text: &str, told: impl Fn(&str) -> bool) -> Vec<String> 
 
 /// Whether a person, or whatever runs commands for one, can be told to run a command with this scope in it: it is one word
 /// in every shell, and no option.
-pub(super) fn is_safe_in_a_command(scope: &str) -> bool {
+pub(crate) fn is_safe_in_a_command(scope: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/+-".contains(&byte);
     scope.bytes().all(is_plain) && scope.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
 }

@@ -90,7 +90,7 @@ fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses()
     let row = row_of(&home, "alice", "notes");
     let command = "`satellite configure notes-acme-alice-n1 API_KEY PIN`";
     assert_eq!(row["status"], "awaiting_user_config");
-    assert!(row["status_message"].as_str().unwrap().contains(command), "{row:#}");
+    assert_eq!((&row["remedy"], &row["next_step"]), (&"configure".into(), &command.into()), "{row:#}");
     let outcome = home.satellite(&["call", "notes", "echo", "--user", "alice"]).exits(1);
     assert!(outcome.stderr.contains(command), "{outcome:#?}");
     let listed = configure(&home, &["notes", "--user", "alice"]).exits(0).stdout;
@@ -437,7 +437,7 @@ fn a_model_is_told_what_the_user_is_to_type() {
     client.initialize();
     let answer = client.call("execute_mcp_tool", &json!({"tool_path": "notes:echo", "arguments": {}}));
     let text = answer["result"]["content"][0]["text"].as_str().unwrap();
-    assert!(text.contains("`satellite configure notes-acme-alice-n1 API_KEY PIN`. Ask the user to run"), "{text}");
+    assert!(text.contains("Ask the user to run `satellite configure notes-acme-alice-n1 API_KEY PIN`."), "{text}");
 
     // The command does as it is written, up to the value.
     let command = text.split('`').find(|part| part.starts_with("satellite configure")).unwrap().to_owned();

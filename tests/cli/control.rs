@@ -24,6 +24,45 @@ fn gone(pid: i32) -> bool {
 }
 
 #[test]
+fn every_place_that_shows_a_failure_states_its_cause_and_the_next_step() {
+    let home = Home::new();
+    let config = home.write(
+        "mcp.json",
+        r#"{"mcpServers": {
+            "typo": {"command": "npxx-no-such-command"},
+            "python": {"command": "sh", "args": ["-c", "echo noise >&2; echo no such module >&2; exit 1"]},
+            "chatty": {"command": "sh", "args": ["-c", "echo Listening on port 3000; exit 1"]}
+        }}"#,
+    );
+    let satellite = home.run(&["--mcp-json", config.to_str().unwrap()]);
+    for (server, cause) in [
+        ("typo", "executable \"npxx-no-such-command\" not found in PATH"),
+        ("python", "exited with code 1: no such module"),
+        ("chatty", "exited with code 1: Listening on port 3000"),
+    ] {
+        let row = home.wait_status(server, "permanently_failed");
+        let message = format!("Process crashed 3 times in 5 minutes; last: {cause}. Manual restart required.");
+        let next = format!("`satellite restart {}`", row["instance"].as_str().unwrap());
+        assert_eq!(row["status_message"], message);
+        assert_eq!((&row["remedy"], &row["next_step"]), (&"restart".into(), &next.clone().into()));
+        let table = home.satellite(&["status"]).exits(0).stdout;
+        assert!(table.contains(cause) && table.contains(&next), "{table}");
+        let refused = home.satellite(&["call", server, "echo"]).exits(1).stderr;
+        assert!(refused.contains(&message) && refused.contains(&next), "{refused}");
+        let failed = |event: &Value| event["data"]["server_slug"] == server;
+        let event = home.wait_event(0, "mcp.server.permanently_failed", failed);
+        assert_eq!((&event["data"]["message"], &event["data"]["remedy"]), (&message.into(), &"restart".into()));
+        let logs = home.satellite(&["logs", server]).exits(0).stdout;
+        assert!(logs.contains("did not start: "), "{logs}");
+    }
+    for (server, line) in [("typo", "npxx-no-such-command"), ("chatty", "Listening on port 3000")] {
+        let logs = home.satellite(&["logs", server]).exits(0).stdout;
+        assert!(logs.contains(line), "{logs}");
+    }
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn a_server_that_is_killed_comes_back_by_itself_and_every_step_is_told() {
     let home = Home::new();
     let satellite = with(&home, "[policy.restart]\ndelays = [\"2s\"]", &[("notes", &[]), ("other", &[])]);
@@ -113,7 +152,10 @@ args = ["-c", "test -e '{}' || exit 3; exec \"$@\"", "{}", "SATELLITE", "SIM"]
     );
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let row = home.wait_status("notes", "permanently_failed");
-    assert_eq!(row["status_message"], "Process crashed 3 times in 5 minutes. Manual restart required.");
+    assert_eq!(
+        row["status_message"],
+        "Process crashed 3 times in 5 minutes; last: exited with code 3. Manual restart required."
+    );
     assert_eq!((&row["exits_in_window"], &row["restarts"]), (&3.into(), &2.into()), "{row:#}");
     let event = home.wait_event(0, "mcp.server.permanently_failed", |_| true);
     assert_eq!(

@@ -51,7 +51,8 @@ fn the_demo_works_as_it_says() {
     );
 
     let crash = home.wait_event(0, "mcp.server.crashed", |event| event["data"]["server_slug"] == "flaky");
-    assert_eq!(crash["data"]["reason"], "exited with code 1", "{crash:#}");
+    let reason = "exited with code 1: error: this server crashes on purpose after 20 s";
+    assert_eq!(crash["data"]["reason"], reason, "{crash:#}");
     events.wait_stdout(|text| text.contains("exited with code 1"));
     typed("restart flaky").finish().exits(0);
 

@@ -76,6 +76,12 @@ fn a_client_of_an_mcp_json_comes_in_with_the_token_that_the_satellite_keeps() {
 
     let status = home.satellite(&["status"]).exits(0).stdout;
     assert!(status.contains(&format!("MCP: {url}")) && status.contains("2 clients"), "{status}");
+    let clients = home.satellite(&["clients", "--json"]).exits(0).json();
+    let told: Vec<_> = clients.as_array().unwrap().iter().map(|one| (&one["client"], &one["endpoint"])).collect();
+    let (name, tools, direct) = (json!("small"), json!("tools"), json!("files"));
+    assert!(told.len() == 2 && told.contains(&(&name, &tools)) && told.contains(&(&name, &direct)), "{clients:#}");
+    let table = home.satellite(&["clients"]).exits(0).stdout;
+    assert!(table.contains("small 1") && table.contains("2025-11-25"), "{table}");
     let connected = home.wait_event(0, "mcp.client.connected", |_| true);
     assert_eq!(connected["data"]["client_type"], "small/1", "{connected:#}");
     assert_eq!(home.wait_event(0, "mcp.tool.executed", |_| true)["data"]["tool_name"], "echo");

@@ -4,11 +4,12 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 18] = [
+const VERBS: [&str; 19] = [
     "run",
     "demo",
     "check",
     "status",
+    "clients",
     "call",
     "tools",
     "events",

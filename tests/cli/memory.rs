@@ -90,7 +90,10 @@ fn goes_on(end: impl FnOnce(Satellite<'_>)) {
 
     let second = home.run(&["--config", &config]);
     let row = home.wait_status("broken", "permanently_failed");
-    assert_eq!(row["status_message"], "Process crashed 3 times in 5 minutes. Manual restart required.");
+    assert_eq!(
+        row["status_message"],
+        "Process crashed 3 times in 5 minutes; last: exited with code 3. Manual restart required."
+    );
     assert_eq!((&row["exits_in_window"], &row["last_exit"]), (&json!(3), &json!("exited with code 3")));
     let row = home.wait_row("stopped", "stopped", |row| row["want"] == "stopped");
     assert_eq!(row["status"], "offline");

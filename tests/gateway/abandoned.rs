@@ -72,10 +72,10 @@ impl Satellite {
     /// As `satellite status` tells it.
     fn sessions(&self) -> Option<usize> {
         let mut status = Command::new(env!("CARGO_BIN_EXE_satellite"));
-        let told = status.args(["status", "--data-dir", "data"]).current_dir(self.dir.path()).output().unwrap();
-        let told = String::from_utf8(told.stdout).unwrap();
-        let (_, clients) = told.lines().find(|line| line.starts_with("MCP: "))?.rsplit_once("\u{b7} ")?;
-        clients.split(' ').next()?.parse().ok()
+        let args = ["status", "--satellite", "--json", "--data-dir", "data"];
+        let told = status.args(args).current_dir(self.dir.path()).output().unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&told.stdout).ok()?;
+        usize::try_from(told["endpoint"]["sessions"].as_u64()?).ok()
     }
 
     fn reload(&self, session_idle: &str) {

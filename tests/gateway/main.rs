@@ -18,6 +18,7 @@ mod guests;
 mod house;
 mod lossless;
 mod mixed;
+mod notices;
 mod pair;
 mod played;
 mod questions;

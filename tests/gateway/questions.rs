@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Duration, timeout};
 
-use super::client::{Guest, notification, request};
+use super::client::{Client, Guest, notification, request};
 use super::whole::{Attached, DONE, GIVE_UP, Server, Whole, example, hello, say};
 
 fn question(method: &str) -> String {
@@ -300,10 +300,8 @@ async fn a_question_ends_with_its_client_and_with_its_server() {
     whole.end().await;
 }
 
-#[tokio::test]
-async fn a_server_that_asked_for_roots_too_early_hears_of_the_first_client_that_has_some() {
-    // The shell is a server that asks as soon as it may, and says all that it then reads.
-    let script = r#"
+/// The shell is a server that asks as soon as it may, and says all that it then reads.
+const ASKS_EARLY: &str = r#"
         read -r line; id=${line#*\"id\":}; id=${id%%,*}
         printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"sh","version":"1"}}}\n' "$id"
         read -r initialized
@@ -315,8 +313,32 @@ async fn a_server_that_asked_for_roots_too_early_hears_of_the_first_client_that_
                case $line in *roots/list_changed*) printf '{"jsonrpc":"2.0","id":"again","method":"roots/list"}\n' ;; esac ;;
             esac
         done"#;
+
+#[tokio::test]
+async fn a_server_that_asked_for_roots_too_early_hears_of_a_client_in_front_of_several_servers_too() {
+    for path in ["/mcp?mode=flat", "/mcp"] {
+        let whole = Whole::begin().await;
+        whole.online(Server::command("asks", "/bin/sh", &["-c", ASKS_EARLY])).await;
+        let mut bystander = whole.client("asks", json!({})).await;
+        // It has asked by now: it reads this after it did.
+        bystander.tell(&notification("notifications/first", json!({})).to_string()).await;
+        while bystander.hears_json().await["params"]["method"] != "notifications/first" {}
+        let mut posts = Client::connect(whole.address).await;
+        path.clone_into(&mut posts.path);
+        let mut client = Attached::begin(posts, json!({"roots": {}})).await;
+        let asked = client.hears_json().await;
+        assert_eq!(asked["method"], "roots/list", "{path}");
+        client.tell(&result(&asked["id"], json!({"roots": [{"uri": "file:///a"}]}))).await;
+        assert_eq!(bystander.hears_json().await["params"]["method"], "notifications/roots/list_changed");
+        assert_eq!(bystander.hears_json().await["params"]["result"], json!({"roots": [{"uri": "file:///a"}]}));
+        whole.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_asked_for_roots_too_early_hears_of_the_first_client_that_has_some() {
     let whole = Whole::begin().await;
-    whole.online(Server::command("asks", "/bin/sh", &["-c", script])).await;
+    whole.online(Server::command("asks", "/bin/sh", &["-c", ASKS_EARLY])).await;
     let mut bystander = whole.client("asks", json!({})).await;
     bystander.tell(&notification("notifications/first", json!({})).to_string()).await;
     let mut read = bystander.hears_json().await;

@@ -22,7 +22,7 @@ async fn stage() -> (Played, Caller) {
 #[tokio::test]
 async fn a_client_is_told_what_it_stands_before_and_how_to_use_it() {
     let (played, mut caller) = stage().await;
-    assert_eq!(caller.welcome["capabilities"], json!({"tools": {}}));
+    assert_eq!(caller.welcome["capabilities"], json!({"tools": {}, "logging": {}}));
     assert_eq!(caller.welcome["protocolVersion"], "2025-11-25");
     assert!(caller.welcome["instructions"].as_str().unwrap().contains("discover_mcp_tools"));
     let listed = caller.asks("tools/list", json!({})).await;
@@ -35,11 +35,13 @@ async fn a_client_is_told_what_it_stands_before_and_how_to_use_it() {
     // There is one page.
     assert!(caller.asks("tools/list", json!({"cursor": null})).await["result"].is_object());
     assert_eq!(caller.asks("tools/list", json!({"cursor": "2"})).await["error"]["code"], -32602);
-    for method in ["prompts/list", "resources/list", "logging/setLevel", "completion/complete", "tasks/list"] {
+    for method in ["prompts/list", "resources/list", "completion/complete", "tasks/list"] {
         let answer = caller.asks(method, json!({})).await;
         assert_eq!(answer["error"]["code"], -32601, "{answer}");
         assert_eq!(answer["error"]["message"], format!("there is no method `{method}` here"));
     }
+    assert_eq!(caller.asks("logging/setLevel", json!({"level": "loud"})).await["error"]["code"], -32602);
+    assert_eq!(caller.asks("logging/setLevel", json!({"level": "error"})).await["result"], json!({}));
     for method in ["notifications/roots/list_changed", "notifications/unknown", "notifications/progress"] {
         let told = notification(method, json!({"progressToken": 7, "progress": 1}));
         assert_eq!(caller.client.post(&told).await.head.status, 202);

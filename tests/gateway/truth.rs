@@ -3,9 +3,10 @@
 
 use mcp_satellite::actors::model::exit::{CallError, Fate};
 use mcp_satellite::actors::model::policy::ReconnectPolicy;
+use mcp_satellite::actors::model::remedy::Remedy;
 use mcp_satellite::actors::model::spec::Keep;
 use mcp_satellite::actors::model::status::Status;
-use mcp_satellite::gateway::refusal::{Refusal, Whose};
+use mcp_satellite::gateway::refusal::{CallTarget, Refusal};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -50,11 +51,14 @@ fn refused(answer: &Value, kind: &str, status: Value, happened: &str, next_step:
 /// What a caller is told to do who has nothing but this server.
 fn next_step(error: &CallError, status: Status, name: &str) -> String {
     let full = format!("{name}-acme-alice-{name}");
-    Refusal::of_call(error, Some(status), Whose::Name(&full)).next_step.unwrap()
+    let missing = ["API_KEY".to_owned()];
+    let target = CallTarget { label: None, name: &full, missing: &missing };
+    Refusal::of_call(error, Some(status), &target).next_step.unwrap()
 }
 
 fn next_step_in(status: Status, name: &str) -> String {
-    next_step(&CallError::Refused { status, message: String::new() }, status, name)
+    let remedy = Remedy::of(status, status == Status::Offline, false);
+    next_step(&CallError::Refused { status, message: String::new(), remedy }, status, name)
 }
 
 #[tokio::test]

@@ -128,7 +128,7 @@ async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
             "incomplete",
             "refused",
             "awaiting_user_config",
-            "`satellite configure files-acme-alice-incomplete KEY`. Ask the user to run",
+            "Ask the user to run `satellite configure files-acme-alice-incomplete KEY`. It asks",
         ),
         ("stopped", "refused", "offline", "`satellite start files-acme-alice-stopped`"),
         ("failed", "refused", "permanently_failed", "Call reconnect_server with name `files-acme-alice-failed`"),

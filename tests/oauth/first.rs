@@ -10,7 +10,8 @@ fn a_server_that_wants_oauth_says_which_command_it_takes_and_goes_on_by_itself_o
     let satellite = yard.run("");
     let row = yard.home.wait_status("files", "requires_reauth");
     let name = "files-acme-alice-f1";
-    assert_eq!(row["status_message"], format!("it has to be authorized (HTTP 401); run: satellite auth {name}"));
+    assert_eq!(row["status_message"], "it has to be authorized (HTTP 401)");
+    assert_eq!(row["remedy"], "authorize");
     assert!(yard.call("whoami").contains(&format!("satellite auth {name}")));
 
     let outcome = yard.authorize(&[]).exits(0);

@@ -151,7 +151,7 @@ fn a_roll_out_of_a_command_that_does_not_exist_leaves_the_old_one_in_place() {
         .await;
         let view = server.until("known not to come up", |view| view.last_error.is_some()).await;
         let message = view.message.as_deref().unwrap();
-        let why = "the new configuration did not come up: cannot start `no-such-mcp-server`: No such file or directory; \
+        let why = "the new configuration did not come up: executable \"no-such-mcp-server\" not found in PATH; \
                    the old one stays";
         assert!(message.starts_with(why), "{message}");
         assert_eq!((view.status, view.pid), (Status::Online, Some(old)));

@@ -10,7 +10,7 @@ use crate::support::{GIVE_UP, Instance, Server, real, until};
 /// The log once it has its last line, the summary; and how many lines that says were dropped.
 async fn log_with_summary(server: &Instance) -> (Vec<LogLine>, usize) {
     let dropped =
-        |line: &LogLine| line.message.strip_suffix(" lines of stderr over 20 a second were dropped")?.parse().ok();
+        |line: &LogLine| line.message.strip_suffix(" lines of output over 20 a second were dropped")?.parse().ok();
     let summary = |event: &Event| match event {
         Event::ServerLogs { logs, .. } => logs.iter().find_map(dropped),
         _ => None,
@@ -68,9 +68,13 @@ fn the_last_words_of_a_dying_server_are_in_its_log() {
         // However loaded the machine: what is tried here is the order, not the patience.
         let dying = dying.policy(|policy| policy.session.exit_drain = GIVE_UP);
         let server = satellite.install(dying).await;
-        assert_eq!(server.crashed().await.0, "exited with code 9");
+        assert_eq!(server.crashed().await.0, "exited with code 9: fatal error: no database");
         let told: Vec<_> = server.log().into_iter().map(|line| (line.level, line.message)).collect();
-        let expected = [(LogLevel::Info, "starting"), (LogLevel::Error, "fatal error: no database")];
+        let expected = [
+            (LogLevel::Info, "starting"),
+            (LogLevel::Error, "fatal error: no database"),
+            (LogLevel::Error, "did not start: exited with code 9"),
+        ];
         assert_eq!(told, expected.map(|(level, text)| (level, text.to_owned())));
 
         let events = server.events();

@@ -61,7 +61,7 @@ fn a_server_that_dies_before_the_handshake_is_tried_until_its_budget_is_spent() 
     real(async |satellite| {
         let broken = satellite.install(Server::sim(&["--exit-before-handshake", "--exit-code=3"])).await;
         let view = broken.permanently_failed().await;
-        let message = "Process crashed 3 times in 5 minutes. Manual restart required.";
+        let message = "Process crashed 3 times in 5 minutes; last: exited with code 3. Manual restart required.";
         assert_eq!(view.message.as_deref(), Some(message));
         assert_eq!(view.last_error.as_deref(), Some("exited with code 3"));
         told_to_have_failed(&broken).await;
@@ -73,7 +73,7 @@ fn a_server_that_dies_before_the_handshake_is_tried_until_its_budget_is_spent() 
 fn code_0_before_the_handshake_is_an_exit_that_is_charged_all_the_same() {
     real(async |satellite| {
         let broken = satellite.install(Server::sim(&["--exit-before-handshake"])).await;
-        let message = "Process exited 3 times in 5 minutes. Manual restart required.";
+        let message = "Process exited 3 times in 5 minutes; last: exited with code 0. Manual restart required.";
         assert_eq!(broken.permanently_failed().await.message.as_deref(), Some(message));
         told_to_have_failed(&broken).await;
         assert_eq!(ends(&broken), [(Some(0), true), (Some(0), true), (Some(0), false)]);
@@ -95,7 +95,7 @@ fn refusal(server: impl FnOnce(&Place) -> Server, expected: &str) {
 
 #[test]
 fn a_missing_command_is_told_by_its_name() {
-    let expected = "cannot start `no-such-mcp-server`: No such file or directory";
+    let expected = "executable \"no-such-mcp-server\" not found in PATH";
     refusal(|_| Server::command("no-such-mcp-server", &["--token", "hidden"]), expected);
 }
 

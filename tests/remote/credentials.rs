@@ -2,6 +2,7 @@
 
 use mcp_satellite_actors::Installed;
 use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 
 use super::peer::{Deed, Peer, Record, When};
@@ -47,10 +48,12 @@ async fn an_instance_that_is_not_let_in_waits_for_other_credentials_and_then_mov
         instance.status(Status::RequiresReauth).await;
         for _ in 0..5 {
             let refused = instance.call("echo").await;
-            let Err(CallError::Refused { status: Status::RequiresReauth, message }) = refused else {
+            let Err(CallError::Refused { status: Status::RequiresReauth, message, remedy: Some(Remedy::Authorize) }) =
+                refused
+            else {
                 panic!("{refused:?}")
             };
-            assert!(message.contains("Give it other credentials"), "{message}");
+            assert!(message.contains("requires_reauth"), "{message}");
         }
         peer.seen(|seen| assert_eq!(seen.requests.len(), 1, "it asks once, and nobody else asks"));
 

@@ -89,7 +89,7 @@ fn exit_codes_and_signals_are_the_servers(yard: &Yard) {
     for (_, name, _) in names {
         let (crash, row) = running.crash_of(name);
         assert_eq!((&crash["exit_code"], &crash["signal"]), (&4.into(), &Value::Null), "{crash:#}");
-        assert_eq!(row["last_exit"], "exited with code 4");
+        assert_eq!(row["last_exit"], "exited with code 4: gone");
     }
     let (crash, row) = running.crash_of("three");
     assert_eq!((&crash["exit_code"], &crash["signal"]), (&3.into(), &Value::Null), "{crash:#}");
@@ -125,7 +125,8 @@ fn a_limit_that_ends_it_is_named(yard: &Yard) {
     let named = |server: &str, how: &str| {
         let (crash, row) = running.crash_of(server);
         for said in [&crash["reason"], &row["last_exit"]] {
-            assert_eq!(said, how, "{crash:#} {row:#}");
+            // The last line of its stderr may follow.
+            assert!(said.as_str().unwrap().starts_with(how), "{crash:#} {row:#}");
         }
     };
     match yard.sandbox {

@@ -4,6 +4,7 @@ use futures::future::join_all;
 use mcp_satellite::connect::sim::{Script, SimPlan};
 use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -264,15 +265,16 @@ async fn who_cannot_be_served_is_refused_at_once_with_what_to_do() {
     fleet.runtime.stop(&stopped).await.unwrap();
     fleet.until(&failed, Status::PermanentlyFailed).await;
     let began = Instant::now();
-    for (id, status, words) in [
-        (&failed, Status::PermanentlyFailed, ["permanently_failed", "`satellite restart files-acme-alice-failed`"]),
-        (&waiting, Status::AwaitingUserConfig, ["awaiting_user_config", "API_KEY"]),
-        (&stopped, Status::Offline, ["is stopped", "`satellite start files-acme-alice-stopped`"]),
+    for (id, status, next, words) in [
+        (&failed, Status::PermanentlyFailed, Remedy::Restart, ["permanently_failed", "last: exited with code 1"]),
+        (&waiting, Status::AwaitingUserConfig, Remedy::Configure, ["awaiting_user_config", "API_KEY"]),
+        (&stopped, Status::Offline, Remedy::Start, ["files-acme-alice-stopped", "is stopped"]),
     ] {
-        let CallError::Refused { status: told, message } = fleet.call(id, "echo", json!({})).await.unwrap_err() else {
+        let error = fleet.call(id, "echo", json!({})).await.unwrap_err();
+        let CallError::Refused { status: told, message, remedy } = error else {
             panic!("{id} was not refused");
         };
-        assert_eq!(told, status);
+        assert_eq!((told, remedy, fleet.view(id).remedy), (status, Some(next), Some(next)));
         for word in words {
             assert!(message.contains(word), "{message}");
         }

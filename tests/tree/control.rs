@@ -5,6 +5,9 @@ use std::time::Duration;
 use futures::future::join_all;
 use mcp_satellite::connect::sim::{Grandchild, Script, SimPlan};
 use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::failure::FailureKind;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::Want;
 use mcp_satellite_actors::{ControlError, Installed, Uninstalled};
@@ -80,8 +83,9 @@ async fn only_a_start_undoes_a_stop() {
     let id = fleet.online(server.clone()).await;
     fleet.runtime.stop(&id).await.unwrap();
     fleet.runtime.stop(&id).await.unwrap();
-    let Err(ControlError::Refused(why)) = fleet.runtime.restart(&id).await else { panic!("a restart is refused") };
-    assert!(why.contains("`satellite start`"), "{why}");
+    let message = "cannot restart `files-acme-alice-a`: it was stopped on request".to_owned();
+    let remedy = Some(Remedy::Start);
+    assert_eq!(fleet.runtime.restart(&id).await, Err(ControlError::Refused { message, remedy }));
     assert_eq!(fleet.runtime.install(server.env("NEW", "1").spec).await, Ok(Installed::Updated));
     sleep(seconds(60.0)).await;
     assert_eq!(fleet.world.openings(&id).len(), 1, "neither restart nor update nor call starts it");
@@ -242,6 +246,35 @@ async fn a_shutdown_ends_all_teams_in_parallel_and_says_so() {
     fleet.finish_after_shutdown().await;
 }
 
+/// What the events of an instance's removal say: whether it was active, and whether it was asleep.
+pub(crate) async fn removals(fleet: &Fleet, id: &InstanceId) -> Vec<(bool, bool)> {
+    let stopped = fleet.told(id, "mcp.server.stopped").await;
+    let removed = stopped.iter().filter(|event| event["kind"] == "uninstall");
+    removed.map(|event| (event["active"].as_bool().unwrap(), event["dormant"].as_bool().unwrap())).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_is_told_once_of_what_was_at_rest_and_of_a_connection_too() {
+    let fleet = Fleet::start().await;
+    let remote = fleet.online(Server::remote("remote")).await;
+    let away = fleet.online(Server::remote("away")).await;
+    fleet.remote(&away).kill(FailureKind::Refused);
+    fleet.remote(&away).lose(FailureKind::Cut);
+    fleet.until(&away, Status::Offline).await;
+    let stopped = fleet.online(Server::new("stopped")).await;
+    fleet.runtime.stop(&stopped).await.unwrap();
+    let incomplete = fleet.add(Server::new("incomplete").missing("KEY")).await;
+    for (id, active) in [(&remote, true), (&away, false), (&stopped, false), (&incomplete, false)] {
+        fleet.runtime.uninstall(id).await.unwrap();
+        assert_eq!(removals(&fleet, id).await, [(active, false)], "{id}");
+    }
+    for id in [&remote, &away] {
+        let gone = fleet.told(id, "mcp.server.disconnected").await;
+        assert_eq!(gone.last().unwrap()["was_intentional"], true, "{id}");
+    }
+    fleet.finish().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_uninstall_answers_what_it_found_and_leaves_nothing() {
     let fleet = Fleet::start().await;
@@ -257,7 +290,9 @@ async fn an_uninstall_answers_what_it_found_and_leaves_nothing() {
     }
     assert_eq!(fleet.world.sim.alive(), 0);
     assert!(fleet.runtime.snapshot().is_empty(), "who has removed something sees that it is gone");
-    assert_eq!(fleet.told(&running, "mcp.server.stopped").await[0]["kind"], "uninstall");
+    for (id, active, dormant) in [(&running, true, false), (&asleep, false, true), (&failed, false, false)] {
+        assert_eq!(removals(&fleet, id).await, [(active, dormant)], "{id}");
+    }
 
     let again = fleet.online(Server::new("failed")).await;
     let view = fleet.view(&again);

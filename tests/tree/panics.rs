@@ -12,6 +12,7 @@ use mcp_satellite_actors::{Installed, Part, RuntimeHandle};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::control::removals;
 use crate::support::{Fleet, LONG, Mood, Server, exits, seconds, tenths};
 
 /// Casts the panic after what was cast before it, without a pause.
@@ -203,6 +204,7 @@ async fn what_is_asked_while_a_team_has_no_supervisor_is_done_when_it_has_one() 
     let view = fleet.view(&stop);
     assert_eq!((view.status, view.want), (Status::Offline, Want::Stopped));
     assert!(fleet.runtime.snapshot().get(&remove).is_none());
+    assert_eq!(removals(&fleet, &remove).await, [(false, false)]);
     fleet.finish().await;
 }
 
@@ -222,6 +224,7 @@ async fn an_uninstall_survives_a_panic_of_the_team() {
     sleep(seconds(60.0)).await;
     assert!(fleet.runtime.snapshot().get(&id).is_none());
     assert_eq!((fleet.world.openings(&id).len(), fleet.world.sim.alive()), (1, 1));
+    assert_eq!(removals(&fleet, &id).await, [(false, false)]);
     fleet.finish().await;
 }
 

@@ -125,7 +125,7 @@ async fn what_is_stopped_is_started_by_it_and_what_cannot_be_is_refused() {
 
     let unconfigured = fleet.add(Server::remote("b").missing("Authorization")).await;
     let refused = fleet.runtime.reconnect(&unconfigured).await;
-    assert!(matches!(refused, Err(ControlError::Refused(_))), "{refused:?}");
+    assert!(matches!(refused, Err(ControlError::Refused { .. })), "{refused:?}");
     let unknown = InstanceId::new("acme".into(), "alice".into(), "unknown".into());
     assert_eq!(fleet.runtime.reconnect(&unknown).await, Err(ControlError::NotFound));
 

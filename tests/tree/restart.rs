@@ -4,13 +4,15 @@ use mcp_satellite::connect::sim::{Script, SimPlan};
 use mcp_satellite_actors::Installed;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::remedy::Remedy;
+use mcp_satellite_actors::model::secret::Mask;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{Fleet, Server, exits, seconds, tenths};
 
-const GAVE_UP: &str = "Process crashed 3 times in 5 minutes. Manual restart required.";
+const GAVE_UP: &str = "Process crashed 3 times in 5 minutes; last: exited with code 3. Manual restart required.";
 
 fn generous(server: Server) -> Server {
     server.policy(|policy| policy.restart.max_crashes = 100)
@@ -215,7 +217,7 @@ async fn a_clean_exit_before_online_is_respawned_and_charged_all_the_same() {
     let fleet = Fleet::start().await;
     let script = Script { exit_before_handshake: true, ..Script::default() };
     let id = failed(&fleet, Server::new("a").script(script)).await;
-    let message = "Process exited 3 times in 5 minutes. Manual restart required.";
+    let message = "Process exited 3 times in 5 minutes; last: exited with code 0. Manual restart required.";
     assert_eq!(fleet.view(&id).message.as_deref(), Some(message), "none of them was a crash");
     assert_eq!(fleet.world.gaps(&id), [1.0, 5.0]);
     assert_eq!(fleet.told(&id, "mcp.server.exited").await.len(), 3);
@@ -305,6 +307,57 @@ async fn a_server_that_cannot_be_started_says_what_the_system_said_and_is_charge
     assert_eq!(fleet.told(&id, "mcp.server.permanently_failed").await[0]["last_error"], why);
     let refused = fleet.call(&id, "echo", json!({})).await.unwrap_err();
     assert!(matches!(refused, CallError::Refused { status: Status::PermanentlyFailed, .. }), "{refused:?}");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_states_its_cause_and_the_last_line_of_stderr_and_its_logs_say_that_it_did_not_start() {
+    let fleet = Fleet::start().await;
+    let says = "\u{1b}[31mModuleNotFoundError:\u{1b}[0m No module named \u{202e}'{env:KEY}'\n".to_owned();
+    let script =
+        Script { exit_before_handshake: true, exit_code: 1, stderr_text: Some(says.repeat(2)), ..Script::default() };
+    let mut server = Server::new("a").env("KEY", "a-secret-value").script(script);
+    server.spec.mask = Mask::new(["a-secret-value"]);
+    let id = failed(&fleet, server).await;
+    let cause = "exited with code 1: ModuleNotFoundError: No module named '[secret]'";
+    let message = format!("Process crashed 3 times in 5 minutes; last: {cause}. Manual restart required.");
+    let view = fleet.view(&id);
+    assert_eq!((view.message.as_deref(), view.remedy), (Some(&*message), Some(Remedy::Restart)));
+    assert_eq!((view.last_error.as_deref(), view.last_exit.as_deref()), (Some(cause), Some(cause)));
+    let failures = fleet.told(&id, "mcp.server.permanently_failed").await;
+    assert_eq!((&failures[0]["message"], &failures[0]["remedy"]), (&json!(message), &json!("restart")));
+    assert_eq!(fleet.told(&id, "mcp.server.crashed").await[0]["reason"], cause);
+    let CallError::Refused { message: refused, .. } = fleet.call(&id, "echo", json!({})).await.unwrap_err() else {
+        panic!("the call was not refused")
+    };
+    assert_eq!(refused, format!("`files-acme-alice-a` is permanently_failed: {message}"));
+    let logs = fleet.told(&id, "mcp.server.logs").await;
+    let lines: Vec<&serde_json::Value> = logs.iter().flat_map(|logs| logs["logs"].as_array().unwrap()).collect();
+    let not_started = lines.iter().filter(|line| line["metadata"]["source"] == "satellite");
+    let told: Vec<_> = not_started.map(|line| line["message"].as_str().unwrap()).collect();
+    assert_eq!(told, ["did not start: exited with code 1"; 3]);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_server_prints_on_stdout_is_in_its_logs_and_in_its_status_until_it_is_online() {
+    let fleet = Fleet::start().await;
+    let script = Script { stdout_garbage_at_start: 1, handshake_delay: seconds(5.0), ..Script::default() };
+    let id = fleet.add(Server::new("a").script(script)).await;
+    let says = "starting; its stdout is not JSON-RPC: npm warn deprecated";
+    let view = fleet.until_view(&id, |view| view.message.as_deref() == Some(says)).await;
+    assert_eq!(view.status, Status::Connecting);
+    let view = fleet.until(&id, Status::Online).await;
+    assert_eq!(view.message, None);
+    fleet.runtime.stop(&id).await.unwrap();
+    let logs = fleet.told(&id, "mcp.server.logs").await;
+    let line = &logs[0]["logs"][0];
+    assert_eq!((&line["message"], &line["metadata"]["source"]), (&json!("npm warn deprecated"), &json!("stdout")));
+
+    let script = Script { stdout_garbage_at_start: 1, handshake_never: true, ..Script::default() };
+    let id = failed(&fleet, Server::new("b").script(script)).await;
+    let message = fleet.view(&id).message.clone().unwrap();
+    assert!(message.contains("no answer to initialize within 30 s: npm warn deprecated"), "{message}");
     fleet.finish().await;
 }
 

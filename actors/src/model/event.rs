@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::catalogue::Aspect;
 use super::ids::{InstallationId, Slug, TeamId, UserId};
+use super::remedy::Remedy;
 use super::spec::InstanceSpec;
 use super::status::Status;
 
@@ -112,7 +113,7 @@ pub struct LogLine {
     pub level: LogLevel,
     /// The line, with the instance's secrets masked.
     pub message: String,
-    /// What else is known: `{"source": "stderr"}`.
+    /// `source`: `stderr`, `stdout` (what was not JSON there) or `satellite` (why it did not start).
     pub metadata: Value,
     /// When it was read.
     #[serde(with = "rfc3339")]
@@ -184,6 +185,9 @@ pub enum Event {
         of: Arc<Subject>,
         status: Status,
         status_message: Option<String>,
+        /// The next step, where waiting does not help.
+        #[serde(default)]
+        remedy: Option<Remedy>,
     },
     #[serde(rename = "mcp.server.started")]
     Started {
@@ -202,6 +206,12 @@ pub enum Event {
         exit_code: Option<i32>,
         signal: Option<i32>,
         forced: bool,
+        /// With `uninstall`: whether it had a process or a connection, or one was under way.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        active: Option<bool>,
+        /// With `uninstall`: whether it was asleep.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        dormant: Option<bool>,
     },
     #[serde(rename = "mcp.server.exited")]
     Exited {
@@ -240,6 +250,9 @@ pub enum Event {
         total_crashes: usize,
         last_error: String,
         message: String,
+        /// The next step.
+        #[serde(default)]
+        remedy: Option<Remedy>,
         #[serde(with = "rfc3339")]
         #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]
         failed_at: Timestamp,

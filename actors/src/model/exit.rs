@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::failure::Failure;
+use super::remedy::Remedy;
 use super::status::Status;
 
 /// Why a run ended, as its worker tells its team's supervisor.
@@ -25,6 +26,9 @@ pub struct WorkerExit {
     pub pid: Option<u32>,
     /// The limit that ended it, where one did.
     pub limit: Option<Limit>,
+    /// The last line of its output: of stderr, or of what was not JSON on stdout if stderr had nothing. See
+    /// [`output::excerpt`](crate::rules::output::excerpt).
+    pub last_line: Option<String>,
 }
 
 /// A limit that ended a process.
@@ -82,7 +86,7 @@ pub enum ExitCause {
 impl WorkerExit {
     /// An exit for a cause that is not the process's own.
     pub fn because(cause: ExitCause) -> Self {
-        Self { cause, code: None, signal: None, forced: false, ran: None, pid: None, limit: None }
+        Self { cause, code: None, signal: None, forced: false, ran: None, pid: None, limit: None, last_line: None }
     }
 
     /// Whether this is a crash. An unasked exit with code 0 is an exit, not a crash.
@@ -99,8 +103,16 @@ impl WorkerExit {
         }
     }
 
-    /// What happened, in a few words for a status message: `exited with code 1`, `killed by SIGKILL`.
+    /// The cause and the last line of output, for a status message: `exited with code 1: no such table`.
     pub fn reason(&self) -> String {
+        match &self.last_line {
+            Some(line) => format!("{}: {line}", self.cause()),
+            None => self.cause(),
+        }
+    }
+
+    /// The cause alone: `exited with code 1`, `killed by SIGKILL`.
+    pub fn cause(&self) -> String {
         match &self.cause {
             ExitCause::Asked => "stopped".to_owned(),
             ExitCause::Exited => match self.limit {
@@ -173,8 +185,10 @@ pub enum CallError {
     Refused {
         /// Its status.
         status: Status,
-        /// The status and what to do about it.
+        /// The status and its cause.
         message: String,
+        /// The next step.
+        remedy: Option<Remedy>,
     },
     /// The run ended, or could not take the call, before an answer came.
     #[error("terminated: {reason}")]
@@ -231,6 +245,11 @@ pub enum CallError {
     /// The arguments are not what the method takes.
     #[error("{0}")]
     BadInput(String),
+}
+
+/// Returns the message of a refused call: the instance, its status and the cause.
+pub fn refused_because(name: &str, status: Status, why: &str) -> String {
+    format!("`{name}` is {status}: {why}")
 }
 
 /// As a person gave it: what was left of it after a few microseconds is the same.
@@ -307,6 +326,10 @@ mod tests {
         assert_eq!(because(ExitCause::Handshake("no answer".into())), "handshake failed: no answer");
         assert_eq!(because(ExitCause::Wire("stdout closed".into())), "connection broken: stdout closed");
         assert_eq!(because(ExitCause::Unresponsive), "unresponsive");
+        let last_line = Some("ModuleNotFoundError: No module named 'x'".to_owned());
+        let exit = WorkerExit { last_line, ..exited(Some(1), None) };
+        assert_eq!(exit.reason(), "exited with code 1: ModuleNotFoundError: No module named 'x'");
+        assert_eq!(exit.cause(), "exited with code 1");
     }
 
     #[test]
@@ -321,7 +344,7 @@ mod tests {
 
     #[test]
     fn the_fate_of_a_call_is_known_unless_it_was_answered() {
-        let refused = CallError::Refused { status: Status::PermanentlyFailed, message: String::new() };
+        let refused = CallError::Refused { status: Status::PermanentlyFailed, message: String::new(), remedy: None };
         let terminated = CallError::Terminated { fate: Fate::MaybeExecuted, reason: String::new() };
         let answered = CallError::Server { code: -32000, message: String::new(), data: None };
         assert_eq!(refused.fate(), Some(Fate::NotSent));

@@ -44,15 +44,11 @@ pub enum FailureKind {
     Ungranted {
         /// What is the matter with it.
         why: String,
-        /// The command that gives it another one.
-        next: String,
     },
     /// 403: the authorization does not reach as far as this one request.
     InsufficientScope {
-        /// What it would take, as far as the server says.
+        /// The scopes that it would take, as far as the server says, separated by spaces.
         scopes: String,
-        /// The command that asks for that.
-        next: String,
     },
     /// The authorization is to be renewed, and whoever does that cannot be asked, and why. Nothing is wrong with it.
     NotRenewed(String),
@@ -159,12 +155,12 @@ impl fmt::Display for FailureKind {
             Self::Cut => f.write_str("the answer broke off"),
             Self::Unauthorized { .. } => f.write_str("Authentication failed (HTTP 401)"),
             Self::Forbidden { .. } => f.write_str("Access forbidden (HTTP 403)"),
-            Self::Ungranted { why, next } => write!(f, "{why}; run: {next}"),
-            Self::InsufficientScope { scopes, next } if scopes.is_empty() => {
-                write!(f, "the authorization does not reach as far as this (HTTP 403); run: {next}")
+            Self::Ungranted { why } => f.write_str(why),
+            Self::InsufficientScope { scopes } if scopes.is_empty() => {
+                f.write_str("the authorization does not reach as far as this (HTTP 403)")
             }
-            Self::InsufficientScope { scopes, next } => {
-                write!(f, "the authorization lacks the scopes `{scopes}` (HTTP 403); run: {next}")
+            Self::InsufficientScope { scopes } => {
+                write!(f, "the authorization lacks the scopes `{scopes}` (HTTP 403)")
             }
             Self::NotRenewed(why) => write!(f, "its authorization cannot be renewed: {why}"),
             Self::SessionExpired { status, said: None } => write!(f, "the session has expired (HTTP {status})"),

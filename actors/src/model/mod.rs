@@ -8,6 +8,7 @@ pub mod failure;
 pub mod ids;
 pub mod memo;
 pub mod policy;
+pub mod remedy;
 pub mod remote;
 pub mod secret;
 pub mod snapshot;

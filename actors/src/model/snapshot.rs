@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::catalogue::{Catalogue, Revisions};
 use super::event::Subject;
 use super::ids::{InstallationId, InstanceId, TeamId, UserId};
+use super::remedy::Remedy;
 use super::remote::{Connection, Health, ServerInfo};
 use super::spec::InstanceSpec;
 use super::status::Status;
@@ -44,6 +45,8 @@ pub struct InstanceView {
     pub status: Status,
     /// And why.
     pub message: Option<String>,
+    /// The next step, where waiting does not help.
+    pub remedy: Option<Remedy>,
     /// What a person wants of it.
     pub want: Want,
     /// Whether it sleeps or is being woken; shown beside `online`.
@@ -167,6 +170,7 @@ mod tests {
             spec,
             status,
             message: None,
+            remedy: None,
             want: Want::Running,
             dormant: false,
             connection: None,

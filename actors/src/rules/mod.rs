@@ -8,6 +8,7 @@ pub mod jitter;
 pub mod mirror;
 pub mod origin;
 pub mod outbox;
+pub mod output;
 pub mod permits;
 pub mod request_log;
 pub mod restart;

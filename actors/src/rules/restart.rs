@@ -99,10 +99,11 @@ fn counts(policy: &RestartPolicy, now: Instant, charge: &Charge) -> bool {
     now.duration_since(charge.at) < policy.window
 }
 
-/// `Process crashed 3 times in 5 minutes. Manual restart required.`
-pub fn give_up_message(policy: &RestartPolicy, exits: usize, crashed: bool) -> String {
+/// `Process crashed 3 times in 5 minutes; last: exited with code 1: no such table. Manual restart required.`
+pub fn give_up_message(policy: &RestartPolicy, exits: usize, crashed: bool, last: &str) -> String {
     let verb = if crashed { "crashed" } else { "exited" };
-    format!("Process {verb} {exits} times in {}. Manual restart required.", in_words(policy.window))
+    let (window, last) = (in_words(policy.window), last.trim_end_matches('.'));
+    format!("Process {verb} {exits} times in {window}; last: {last}. Manual restart required.")
 }
 
 /// `5 s`, `1.5 s`, `250 ms`.
@@ -157,8 +158,20 @@ mod tests {
         let _ = history.charge(&policy, start + seconds(299), false, QUICK);
         let verdict = history.charge(&policy, start + seconds(299), false, QUICK);
         assert_eq!(verdict, Verdict::GiveUp { exits: 3, crashed: false });
-        assert_eq!(give_up_message(&policy, 3, false), "Process exited 3 times in 5 minutes. Manual restart required.");
-        assert_eq!(give_up_message(&policy, 3, true), "Process crashed 3 times in 5 minutes. Manual restart required.");
+        for (crashed, last, message) in [
+            (
+                false,
+                "exited with code 0",
+                "Process exited 3 times in 5 minutes; last: exited with code 0. Manual restart required.",
+            ),
+            (
+                true,
+                "executable \"npxx\" not found in PATH.",
+                "Process crashed 3 times in 5 minutes; last: executable \"npxx\" not found in PATH. Manual restart required.",
+            ),
+        ] {
+            assert_eq!(give_up_message(&policy, 3, crashed, last), message);
+        }
     }
 
     #[test]

@@ -121,15 +121,6 @@ pub fn again_after(
     (delay < left).then_some(delay)
 }
 
-/// What a caller of an instance that needs other credentials is told.
-pub fn reauth_message(name: &str, why: &str) -> String {
-    format!(
-        "`{name}` is requires_reauth: {why}. Give it other credentials in the configuration (a `file:` is read again by \
-         itself), or `satellite auth {name}` if its server takes OAuth; `satellite reconnect {name}` tries what it has \
-         once more."
-    )
-}
-
 /// Whether a server says in this way that it does not know what it was asked for.
 pub fn is_unknown(kind: &FailureKind) -> bool {
     matches!(
@@ -180,8 +171,8 @@ mod tests {
         for kind in [
             FailureKind::Unauthorized { challenge: None },
             FailureKind::Forbidden { challenge: None },
-            FailureKind::Ungranted { why: String::new(), next: String::new() },
-            FailureKind::InsufficientScope { scopes: String::new(), next: String::new() },
+            FailureKind::Ungranted { why: String::new() },
+            FailureKind::InsufficientScope { scopes: String::new() },
             FailureKind::NotRenewed(String::new()),
             FailureKind::expired(404),
             FailureKind::Throttled { retry_after: None },

@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use bytestring::ByteString;
 use serde_json::value::RawValue;
+use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
 use self::envelope::{Envelope, Who};
@@ -42,6 +43,7 @@ use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
 use crate::rpc::{Kind as Sort, View, text_of};
 use crate::rules::jitter::Dice;
+use crate::rules::output::excerpt;
 use crate::rules::{era, restart, retry};
 use crate::seam::Routing;
 
@@ -52,11 +54,15 @@ const INTERNAL_ERROR: i64 = -32603;
 const MALFORMED_LOGGED: u64 = 5;
 /// Of what a server sent, this much is quoted in a log or a message.
 const QUOTED_MAX: usize = 200;
+/// Of a line of stdout that is not JSON-RPC, so many bytes are looked at.
+const PRINTED_BYTES_MAX: usize = 4 * 1024;
 
 /// News of a session, told to the team as they happen.
 #[derive(Debug)]
 pub(crate) enum News {
     FirstByte,
+    /// A line on stdout before the handshake was done that is not JSON-RPC.
+    Printed(String),
     /// What the server said of itself: the handshake is done.
     Initialized(Arc<ServerInfo>),
     Discovered(Arc<Catalogue>),
@@ -93,7 +99,7 @@ pub(crate) enum Control {
 pub(crate) struct Basis {
     pub(crate) spec: Arc<InstanceSpec>,
     pub(crate) port: PortEnd,
-    pub(crate) control: tokio::sync::mpsc::UnboundedReceiver<Control>,
+    pub(crate) control: mpsc::UnboundedReceiver<Control>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) wall: WallClock,
     /// When the start began: the handshake's time counts from here.
@@ -105,6 +111,8 @@ pub(crate) struct Basis {
     /// For what is not to happen to all at once.
     pub(crate) dice: Dice,
     pub(crate) news: Box<dyn Fn(News) + Send>,
+    /// Takes lines of stdout that are not JSON-RPC, to be logged; none of a remote server.
+    pub(crate) printed: Option<mpsc::Sender<String>>,
     /// Who hears what the server says by itself.
     pub(crate) stage: Stage,
 }
@@ -186,6 +194,7 @@ struct Conversation<O> {
     wall: WallClock,
     dice: Dice,
     news: Box<dyn Fn(News) + Send>,
+    printed: Option<mpsc::Sender<String>>,
     discover: bool,
     /// Requests that wait for room, in order: some may have been given up meanwhile.
     unsent: VecDeque<(u64, Wanted)>,
@@ -202,8 +211,8 @@ struct Conversation<O> {
 }
 
 impl<O: Outlet> Conversation<O> {
-    fn new(basis: Basis, outlet: O) -> (Self, tokio::sync::mpsc::UnboundedReceiver<Control>) {
-        let Basis { spec, port, control, counters, wall, since, discover, era, dice, news, stage } = basis;
+    fn new(basis: Basis, outlet: O) -> (Self, mpsc::UnboundedReceiver<Control>) {
+        let Basis { spec, port, control, counters, wall, since, discover, era, dice, news, printed, stage } = basis;
         let mut this = Self {
             spec,
             outlet,
@@ -212,6 +221,7 @@ impl<O: Outlet> Conversation<O> {
             wall,
             dice,
             news,
+            printed,
             discover,
             unsent: VecDeque::new(),
             calls: Calls::default(),
@@ -540,6 +550,17 @@ impl<O: Outlet> Conversation<O> {
             let text = quoted(&self.spec.mask, &String::from_utf8_lossy(&message[..message.len().min(64 * 1024)]));
             let why = quoted(&self.spec.mask, why);
             tracing::warn!(installation_name = %self.spec.name, why, line = text, count = before + 1, "what the server sent is skipped");
+            if self.initialized.is_none()
+                && self.printed.is_some()
+                && let Some(line) = excerpt(&text, &self.spec.mask)
+            {
+                (self.news)(News::Printed(line));
+            }
+        }
+        // A line that there is no room for is counted, and in the log of the satellite if it is one of the first.
+        if let Some(Ok(place)) = self.printed.as_ref().map(mpsc::Sender::try_reserve) {
+            let line = String::from_utf8_lossy(&message[..message.len().min(PRINTED_BYTES_MAX)]);
+            place.send(quoted(&self.spec.mask, line.trim_end()));
         }
         Heard::Nothing
     }

@@ -17,9 +17,10 @@ use super::{
     Basis, Control, Conversation, Heard, INTERNAL_ERROR, Late, METHOD_NOT_FOUND, News, Outlet, Use, sleep_until,
 };
 use crate::model::era::Era;
-use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit};
+use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit, refused_because};
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::policy::HealthCheck;
+use crate::model::remedy::Remedy;
 use crate::model::status::Status;
 use crate::rules::era;
 use crate::rules::health::{Checks, Verdict};
@@ -405,7 +406,8 @@ impl Session {
             Class::Unreachable if failure.sent && repeatable => CallError::Remote { fate, failure: failure.clone() },
             Class::Unauthorized => CallError::Refused {
                 status: Status::RequiresReauth,
-                message: retry::reauth_message(&self.talk.spec.name, &failure.to_string()),
+                message: refused_because(&self.talk.spec.name, Status::RequiresReauth, &failure.to_string()),
+                remedy: Some(Remedy::Authorize),
             },
             Class::Unreachable | Class::Expired => CallError::Terminated { fate, reason: disconnected(&failure) },
         };
@@ -659,6 +661,7 @@ mod tests {
                 era: None,
                 dice: Dice::new(1, "a"),
                 news: Box::new(|_| {}),
+                printed: None,
                 stage: Stage { audience: Arc::new(Unattended), source: Source { id: spec().id.clone(), run: Run(1) } },
             };
             run(Args { basis, line: Box::new(line) }).await

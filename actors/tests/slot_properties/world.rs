@@ -373,7 +373,7 @@ impl World {
         }
         let away = std::mem::take(&mut self.away);
         let denied = self.handle(if reconnect { Input::Reconnect } else { Input::Restart });
-        if denied.iter().any(|effect| matches!(effect, Effect::Denied(_))) {
+        if denied.iter().any(|effect| matches!(effect, Effect::Denied { .. })) {
             assert_eq!(before, (self.slot.phase.clone(), self.slot.status), "a denied request does nothing");
             self.away = away;
         } else {
@@ -552,7 +552,7 @@ impl World {
         let effects = self.handle(Input::Ended(run, exit));
         let answered = effects
             .iter()
-            .any(|effect| matches!(effect, Effect::Refuse(_) | Effect::Unreachable { .. } | Effect::Admit(_)));
+            .any(|effect| matches!(effect, Effect::Refuse { .. } | Effect::Unreachable { .. } | Effect::Admit(_)));
         self.caller_waits |= waits && !answered;
         effects
     }
@@ -604,7 +604,7 @@ impl World {
         } else {
             self.comes_to(loss, connected, reconnecting);
             let again = effects.iter().any(
-                |effect| matches!(effect, Effect::Status { status, message } if (*status, message.clone()) == said),
+                |effect| matches!(effect, Effect::Status { status, message, .. } if (*status, message.clone()) == said),
             );
             assert!(!again, "the same is told twice");
         }
@@ -879,7 +879,7 @@ impl World {
                     self.last_activity = self.now;
                 }
                 Effect::TrySleep { run, idle } => self.try_sleep(run, idle),
-                Effect::Refuse(_) => self.caller_waits = false,
+                Effect::Refuse { .. } => self.caller_waits = false,
                 Effect::Remove => {
                     assert!(self.ending && !self.removed);
                     assert!(self.workers.is_empty(), "something is left: {:?}", self.workers);
@@ -921,7 +921,7 @@ impl World {
                 Effect::Tell(Told::PermanentlyFailed { .. }) => {
                     assert!(!self.slot.spec.is_remote(), "a remote one never fails for good");
                 }
-                Effect::Status { .. } | Effect::ChargeTeam | Effect::Tell(_) | Effect::Denied(_) => {}
+                Effect::Status { .. } | Effect::ChargeTeam | Effect::Tell(_) | Effect::Denied { .. } => {}
             }
         }
     }

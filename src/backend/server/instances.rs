@@ -43,7 +43,7 @@ pub(super) fn told(
     now: Timestamp,
 ) -> Result<bool, Refusal> {
     match event {
-        Event::StatusChanged { of, status, status_message } => {
+        Event::StatusChanged { of, status, status_message, .. } => {
             if is_old(db, satellite, &of.process_id, seq, at)? {
                 return Ok(false);
             }

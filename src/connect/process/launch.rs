@@ -78,6 +78,13 @@ pub(in crate::connect) enum LaunchError {
     Thread,
 }
 
+impl LaunchError {
+    /// Whether the command does not exist.
+    pub(in crate::connect) fn is_missing(&self) -> bool {
+        matches!(self, Self::System(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 /// What the system says, without the `(os error 2)` that means nothing to a reader, and with a cure where there is one.
 fn reason(error: &io::Error) -> String {
     let Some(errno) = error.raw_os_error().map(Errno::from_raw) else { return error.to_string() };

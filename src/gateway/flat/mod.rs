@@ -26,6 +26,7 @@ use super::access::User;
 use super::era::change;
 use super::face::{Answer, Call, Greeting, RpcError, Welcome};
 use super::forward::forward;
+use super::instructions::aggregated;
 use super::names;
 use super::refusal::{INVALID_PARAMS, Refusal};
 use super::session::Session;
@@ -59,12 +60,16 @@ impl Flat {
         Self { runtime, callers, desks: Arc::default() }
     }
 
-    pub(super) fn initialize(greeting: &Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
-        ready(Ok(welcome(greeting, CAPABILITIES, INSTRUCTIONS))).boxed()
+    pub(super) fn initialize(&self, user: &User, greeting: &Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        ready(Ok(welcome(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
     }
 
-    pub(super) fn discover() -> String {
-        change::own_discovery(CAPABILITIES, INSTRUCTIONS)
+    pub(super) fn discover(&self, user: &User) -> String {
+        change::own_discovery(CAPABILITIES, &self.instructions(user))
+    }
+
+    fn instructions(&self, user: &User) -> String {
+        aggregated(INSTRUCTIONS, &self.callers.of(self.runtime.snapshot(), &user.team, &user.user))
     }
 
     /// The definition of a tool, as it is listed now.

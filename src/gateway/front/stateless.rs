@@ -82,6 +82,7 @@ impl Front {
         let admission = pass.user.call().map_err(|limited| Refused::new(reply::limited(Some(&id), &limited)))?;
         if method == "server/discover" {
             let _work = self.work.token();
+            self.sessions.saw(&pass.user, &client, Instant::now());
             let told = match self.faces.discover(pass.user.clone(), endpoint).await {
                 Ok(told) => Answer::Result(told),
                 Err(error) => Answer::Error(error),
@@ -90,7 +91,8 @@ impl Front {
             return Ok(reply::answer_as(status, &told, &id));
         }
         let listens = method == "subscriptions/listen";
-        let presence = if listens { Presence::Listening } else { Presence::Request { method: method.into(), level } };
+        let presence =
+            if listens { Presence::Listening { level } } else { Presence::Request { method: method.into(), level } };
         let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
         let (pass, version) = (pass.clone(), client.version.clone());
         let opening = Opening { pass, endpoint, name: name.into(), greeting: client, version, user_agent, presence };

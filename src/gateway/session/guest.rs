@@ -9,7 +9,7 @@ use mcp_satellite_actors::audience::{Question, Source};
 use mcp_satellite_actors::rpc::{Message, joined};
 
 use super::super::era::{change, may_ask_back, terms};
-use super::super::face::{Answer, RpcError};
+use super::super::face::{Answer, Endpoint, RpcError};
 use super::super::refusal::SERVER_ERROR;
 use super::super::stream::UNASKED;
 use super::super::subscription::Filter;
@@ -30,7 +30,10 @@ pub(crate) enum Presence {
         level: Option<Level>,
     },
     /// For as long as it listens.
-    Listening,
+    Listening {
+        /// From which level on it hears notices of the endpoint; none without.
+        level: Option<Level>,
+    },
 }
 
 /// What a guest listens for, and under which id.
@@ -95,11 +98,14 @@ impl Session {
                     self.say(call, &[message.text()]);
                 }
             }
-            Presence::Listening => {
+            Presence::Listening { level } => {
+                // Servers log on behalf of requests; what is logged for a listener is ours, and comes only to `/mcp`.
+                let is_notice = method == "notifications/message"
+                    && self.opening.endpoint == Endpoint::Tools
+                    && level.is_some_and(|from| Level::of(message).is_none_or(|level| from <= level));
+                let hears = |hearing: &&Hearing| is_notice || hearing.filter.lets_in(message);
                 let mut state = self.state();
-                let Some(hearing) = state.hearing.as_ref().filter(|hearing| hearing.filter.lets_in(message)) else {
-                    return;
-                };
+                let Some(hearing) = state.hearing.as_ref().filter(hears) else { return };
                 let Some(tagged) = change::tagged(message, &hearing.id) else { return };
                 let said = state.say(None, &[&tagged]);
                 drop(state);
@@ -136,7 +142,7 @@ impl Session {
                 Some(what) => format!("the client that it is asked of has no {what}"),
             },
             Presence::Request { method: own, .. } => format!("nothing can be asked for the sake of a `{own}`"),
-            Presence::Listening => "the client only listens".to_owned(),
+            Presence::Listening { .. } => "the client only listens".to_owned(),
         };
         Err(why)
     }

@@ -10,13 +10,16 @@ use mcp_satellite_actors::rpc::{Message, joined, member};
 use super::Tools;
 use super::raw::quoted;
 use super::schema::{INSTRUCTIONS, TOOLS};
+use crate::gateway::access::User;
 use crate::gateway::era::{self, change};
 use crate::gateway::face::{Answer, Call, Greeting, RpcError, Welcome};
+use crate::gateway::instructions::aggregated;
 use crate::gateway::refusal::INVALID_PARAMS;
 use crate::gateway::reply::METHOD_NOT_FOUND;
 use crate::gateway::session::Session;
+use crate::gateway::wishes::Level;
 
-const CAPABILITIES: &str = r#"{"tools":{}}"#;
+const CAPABILITIES: &str = r#"{"tools":{},"logging":{}}"#;
 
 /// The answer of a server of our own to `initialize`. `capabilities` are JSON text.
 pub(in crate::gateway) fn welcome(greeting: &Greeting, capabilities: &str, instructions: &str) -> Welcome {
@@ -58,17 +61,39 @@ pub(in crate::gateway) fn notification(runtime: &RuntimeHandle, session: &Sessio
 }
 
 impl Tools {
-    pub(in crate::gateway) fn initialize(greeting: &Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
-        ready(Ok(welcome(greeting, CAPABILITIES, INSTRUCTIONS))).boxed()
+    pub(in crate::gateway) fn initialize(
+        &self,
+        user: &User,
+        greeting: &Greeting,
+    ) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        ready(Ok(welcome(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
     }
 
-    pub(in crate::gateway) fn discover() -> String {
-        change::own_discovery(CAPABILITIES, INSTRUCTIONS)
+    pub(in crate::gateway) fn discover(&self, user: &User) -> String {
+        change::own_discovery(CAPABILITIES, &self.instructions(user))
     }
 
-    pub(in crate::gateway) fn began(&self, session: &Session) {
+    fn instructions(&self, user: &User) -> String {
+        aggregated(INSTRUCTIONS, &self.caller(&user.team, &user.user))
+    }
+
+    pub(in crate::gateway) fn began(&self, session: &Arc<Session>) {
         let user = session.user();
         self.warm(&user.team, &user.user);
+        self.listen(session);
+    }
+
+    /// A client hears from now on which servers are lost and return.
+    pub(in crate::gateway) fn listen(&self, session: &Arc<Session>) {
+        self.notices.enter(session, &self.runtime, &self.callers);
+        // One that had to make room for another may have ended before it began here.
+        if session.ended().is_some() {
+            self.notices.leave(session);
+        }
+    }
+
+    pub(in crate::gateway) fn ended(&self, session: &Session) {
+        self.notices.leave(session);
     }
 
     pub(in crate::gateway) fn request(
@@ -82,6 +107,13 @@ impl Tools {
                 Some("tools/call") => tools.call((&session.user().team, &session.user().user), call).await,
                 Some("tools/list") => whole(call.message.params(), || TOOLS.to_owned()),
                 Some("ping") => Answer::Result("{}".to_owned()),
+                Some("logging/setLevel") => match Level::of(&call.message) {
+                    Some(level) => {
+                        tools.notices.hear_from(&session, level);
+                        Answer::Result("{}".to_owned())
+                    }
+                    None => Answer::Error(RpcError::new(INVALID_PARAMS, "`level` is missing, or none of the levels")),
+                },
                 method => unknown(method),
             }
         }

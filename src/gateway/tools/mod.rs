@@ -11,6 +11,7 @@ mod caller;
 mod discover;
 mod execute;
 pub(super) mod face;
+mod notices;
 pub(super) mod raw;
 pub(super) mod resources;
 pub mod schema;
@@ -28,6 +29,7 @@ use serde_json::value::RawValue;
 pub use self::caller::{Caller, Callers, Offered};
 use self::discover::discover;
 use self::execute::{Asked, execute};
+use self::notices::Notices;
 use self::resources::{list as list_resources, read as read_resource};
 use self::servers::{list as list_servers, reconnect};
 use super::face::{Answer, Call, RpcError};
@@ -40,12 +42,13 @@ pub struct Tools {
     runtime: RuntimeHandle,
     callers: Arc<Callers>,
     indexes: Arc<Indexes>,
+    notices: Notices,
 }
 
 impl Tools {
     /// Over these servers.
     pub fn new(runtime: RuntimeHandle, callers: Arc<Callers>) -> Self {
-        Self { runtime, callers, indexes: Arc::default() }
+        Self { runtime, callers, indexes: Arc::default(), notices: Notices::default() }
     }
 
     fn caller(&self, team: &TeamId, user: &UserId) -> Caller {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::arguments::Arguments;
 use super::caller::Caller;
 use super::structured;
-use crate::gateway::refusal::Refusal;
+use crate::gateway::refusal::{CallTarget, Refusal};
 
 #[derive(Serialize)]
 struct Servers {
@@ -133,7 +133,8 @@ pub(super) async fn reconnect(
     if view.want == Want::Stopped {
         return Err(stopped(&view.spec.name));
     }
-    let outcome = runtime.reconnect(&view.spec.id).await.map_err(|error| Refusal::of_control(&error, &name))?;
+    let target = CallTarget { label: Some(&name), name: &view.spec.name, missing: &view.spec.missing };
+    let outcome = runtime.reconnect(&view.spec.id).await.map_err(|error| Refusal::of_control(&error, &target))?;
     let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
     Ok(structured(&Reconnected { success, status, status_message }))
 }

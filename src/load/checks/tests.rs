@@ -66,7 +66,7 @@ impl Told {
     }
 
     fn status(&mut self, nth: u32, status: Status) {
-        self.tell(Event::StatusChanged { of: Self::subject(nth), status, status_message: None });
+        self.tell(Event::StatusChanged { of: Self::subject(nth), status, status_message: None, remedy: None });
     }
 
     fn start(&mut self, nth: u32) {
@@ -360,8 +360,15 @@ fn a_start_after_sleep_or_a_stop_or_a_panic_of_the_team_is_charged_to_nobody() {
     };
     assert_eq!(run(&|_| ()), 1);
     let of = Told::subject(0);
-    let stopped =
-        Event::Stopped { of: of.clone(), kind: StopKind::Manual, exit_code: None, signal: None, forced: false };
+    let stopped = Event::Stopped {
+        of: of.clone(),
+        kind: StopKind::Manual,
+        exit_code: None,
+        signal: None,
+        forced: false,
+        active: None,
+        dormant: None,
+    };
     assert_eq!(run(&|told| told.tell(stopped.clone())), 0);
     let last_activity_at = Timestamp::UNIX_EPOCH;
     let dormant = Event::Dormant { of, pid: None, idle_duration_seconds: 1, last_activity_at };

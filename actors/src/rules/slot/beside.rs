@@ -196,7 +196,10 @@ impl Slot {
                 self.refuses(spec, reason, out);
             }
             Some(Beside::Leaving { kind, next, .. }) => {
-                out.push(Effect::Tell(Told::Stopped { kind, exit }));
+                // A removal is told once, when the last of its runs has ended.
+                if self.removal.is_none() {
+                    out.push(Effect::Tell(Told::Stopped { kind, exit }));
+                }
                 if let Some(spec) = next {
                     out.push(Effect::RequestPermit { urgent: false });
                     self.beside = Some(Beside::Queued { spec });

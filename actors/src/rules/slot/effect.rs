@@ -9,6 +9,7 @@ use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::WorkerExit;
 use crate::model::ids::Run;
+use crate::model::remedy::Remedy;
 use crate::model::remote::ServerInfo;
 use crate::model::spec::InstanceSpec;
 use crate::model::status::{Cause, Status};
@@ -41,6 +42,8 @@ pub enum Input {
     Spawned(Run, Option<u32>),
     /// The handshake is done, and what the server said of itself.
     Initialized(Run, Arc<ServerInfo>),
+    /// Its process wrote a line to stdout that is not JSON-RPC.
+    Printed(Run, String),
     /// All lists were read.
     Discovered(Run, Arc<Catalogue>),
     /// The lists could not be read; the link is alive.
@@ -117,6 +120,8 @@ pub enum Effect {
         status: Status,
         /// In a few words, for people.
         message: Option<String>,
+        /// The next step, where waiting does not help.
+        remedy: Option<Remedy>,
     },
     /// A transition made no sense; to be logged.
     Refused {
@@ -131,8 +136,13 @@ pub enum Effect {
     Tell(Told),
     /// The callers that wait may use this run.
     Admit(Run),
-    /// The callers that wait are refused, with the status and what to do.
-    Refuse(String),
+    /// Refuse the callers that wait, with the status, its cause and the next step.
+    Refuse {
+        /// The status and its cause.
+        message: String,
+        /// The next step.
+        remedy: Option<Remedy>,
+    },
     /// The callers that wait are told that the attempt has failed, and when the next one is.
     Unreachable {
         /// Why it failed.
@@ -140,8 +150,13 @@ pub enum Effect {
         /// The next one; none if none comes by itself.
         retry_at: Option<Instant>,
     },
-    /// The person who asked is told why nothing happens, and what to do instead.
-    Denied(String),
+    /// Tell the person who asked why nothing happens, and the next step.
+    Denied {
+        /// The request that failed and its cause.
+        message: String,
+        /// The next step.
+        remedy: Option<Remedy>,
+    },
     /// The slot is over: drop it.
     Remove,
 }
@@ -168,8 +183,8 @@ impl Effect {
             | Self::Hurry(_)
             | Self::Refused { .. }
             | Self::Admit(_)
-            | Self::Refuse(_)
-            | Self::Denied(_) => false,
+            | Self::Refuse { .. }
+            | Self::Denied { .. } => false,
         }
     }
 }
@@ -244,6 +259,15 @@ pub enum Told {
         /// How.
         exit: WorkerExit,
     },
+    /// Removed on request: the one event of a removal, whatever the instance was doing.
+    Removed {
+        /// Whether it had a process or a connection, or one was under way.
+        active: bool,
+        /// Whether it was asleep.
+        dormant: bool,
+        /// How its last process ended, if it had one.
+        exit: Option<WorkerExit>,
+    },
     /// A new configuration did not come up beside the old one, which stays.
     NotTaken {
         /// Why.
@@ -271,7 +295,9 @@ pub enum Told {
         exits: usize,
         /// The last of them.
         last_error: String,
-        /// What to do.
+        /// The status message.
         message: String,
+        /// The next step.
+        remedy: Remedy,
     },
 }

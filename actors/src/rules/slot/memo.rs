@@ -156,7 +156,7 @@ impl Slot {
         slot.revisions_told = memo.revisions_told;
         let mut out = Vec::new();
         if memo.made.is_some() && slot.spec.missing.is_empty() {
-            out.push(Effect::Status { status: Status::Provisioning, message: None });
+            out.push(Effect::Status { status: Status::Provisioning, message: None, remedy: None });
         }
         slot.tell_disconnected(memo.stopped, &mut out);
         if memo.stopped {

@@ -40,11 +40,12 @@ pub use remote::HealthNews;
 use super::idle;
 use super::jitter::Dice;
 use super::restart::History;
-use super::retry;
 use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
+use crate::model::exit::{WorkerExit, refused_because};
 use crate::model::ids::Run;
+use crate::model::remedy::Remedy;
 use crate::model::remote::{Health, ServerInfo};
 use crate::model::spec::{InstanceSpec, Keep};
 use crate::model::status::{self, Cause, Status};
@@ -116,6 +117,8 @@ pub struct Slot {
     attempts: u32,
     /// The run that is a connection, not a process: an update may have made one of what was the other.
     dialled: Option<Run>,
+    /// Set while it is being removed: whether it was active, and whether it was asleep.
+    removal: Option<(bool, bool)>,
 }
 
 impl Slot {
@@ -124,7 +127,7 @@ impl Slot {
         let mut slot = Self::blank(spec, dice);
         let mut out = Vec::new();
         if slot.spec.missing.is_empty() {
-            out.push(Effect::Status { status: Status::Provisioning, message: None });
+            out.push(Effect::Status { status: Status::Provisioning, message: None, remedy: None });
             slot.take(&mut out);
         } else {
             slot.await_config(&mut out);
@@ -244,6 +247,7 @@ impl Slot {
                 }
                 self.on_spawned_beside(run, pid);
             }
+            Input::Printed(run, line) => self.on_printed(run, &line, &mut out),
             Input::Initialized(run, server) => self.on_initialized(now, run, server, &mut out),
             Input::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
             Input::DiscoveryFailed(run, why, pause) => self.on_discovery_failed(now, run, why, pause, &mut out),
@@ -315,6 +319,7 @@ impl Slot {
             revisions_told: Revisions::default(),
             attempts: 0,
             dialled: None,
+            removal: None,
             was_ready: false,
         }
     }
@@ -427,10 +432,8 @@ impl Slot {
 
     /// What is said beside a status as long as the configuration is one that did not come up.
     fn refusal(&self) -> Option<String> {
-        let (name, Refusal { reason, .. }) = (&self.spec.name, self.refused.as_ref()?);
-        Some(format!(
-            "the new configuration did not come up: {reason}; the old one stays (`satellite restart {name}` ends it and starts the new one)"
-        ))
+        let Refusal { reason, .. } = self.refused.as_ref()?;
+        Some(format!("the new configuration did not come up: {reason}; the old one stays until a restart"))
     }
 
     fn sleeps(&mut self, since: Instant, not_before: Instant) {
@@ -451,21 +454,30 @@ impl Slot {
     }
 
     fn missing_message(&self) -> String {
-        let (name, missing) = (&self.spec.name, &self.spec.missing);
-        format!(
-            "waiting for its user to give {}: `satellite configure {name} {}`",
-            missing.join(", "),
-            missing.join(" ")
-        )
+        format!("waiting for its user to give {}", self.spec.missing.join(", "))
     }
 
-    fn over(&mut self, out: &mut Vec<Effect>) {
+    /// Ends its life. A removal is told here, once, with the end of its last process.
+    fn over(&mut self, exit: Option<WorkerExit>, out: &mut Vec<Effect>) {
         self.phase = Phase::Over;
+        if let Some((active, dormant)) = self.removal.take() {
+            out.push(Effect::Tell(Told::Removed { active, dormant, exit }));
+        }
         out.push(Effect::Remove);
     }
 
-    fn denied(&self, why: &str) -> Effect {
-        Effect::Denied(format!("nothing was done with `{}`: {why}", self.spec.name))
+    fn denied(&self, verb: &str, why: &str, remedy: Option<Remedy>) -> Effect {
+        Effect::Denied { message: format!("cannot {verb} `{}`: {why}", self.spec.name), remedy }
+    }
+
+    /// Returns the next step for its user; `None` if there is nothing to do but wait.
+    pub fn remedy(&self) -> Option<Remedy> {
+        if matches!(self.phase, Phase::Over | Phase::Stopping { then: Then::Over, .. }) {
+            return None;
+        }
+        // The restart ends the old configuration and starts the new one.
+        let refused = self.refused.as_ref().map(|_| Remedy::Restart);
+        Remedy::of(self.status, self.want == Want::Stopped, self.is_remote()).or(refused)
     }
 
     /// One start at a time holds a permit: an earlier one is on its way out.
@@ -482,24 +494,15 @@ impl Slot {
         }
     }
 
-    /// The callers that wait are refused with what the status asks of them.
+    /// Refuses the callers that wait with the status, its cause and the next step.
     fn refuse(&mut self, out: &mut Vec<Effect>) {
         self.called = false;
         let name = &self.spec.name;
-        let message = self.message.as_deref().unwrap_or_default();
-        out.push(Effect::Refuse(match self.status {
-            Status::PermanentlyFailed => {
-                format!("`{name}` is permanently_failed: {message} Run `satellite restart {name}` when it is mended.")
-            }
-            Status::AwaitingUserConfig => {
-                format!("`{name}` is awaiting_user_config: {message}")
-            }
-            Status::Offline if self.want == Want::Stopped => {
-                format!("`{name}` is stopped. Run `satellite start {name}` to have it back.")
-            }
-            Status::RequiresReauth => retry::reauth_message(name, message),
-            status => format!("`{name}` is {status}: {message}"),
-        }));
+        let message = match self.status {
+            Status::Offline if self.want == Want::Stopped => format!("`{name}` is stopped"),
+            status => refused_because(name, status, self.message.as_deref().unwrap_or_default()),
+        };
+        out.push(Effect::Refuse { message, remedy: self.remedy() });
     }
 
     fn moves(&mut self, cause: Cause, message: Option<String>, out: &mut Vec<Effect>) {
@@ -512,12 +515,12 @@ impl Slot {
     fn becomes(&mut self, status: Status, message: Option<String>, out: &mut Vec<Effect>) {
         self.status = status;
         self.message.clone_from(&message);
-        out.push(Effect::Status { status, message });
+        out.push(Effect::Status { status, message, remedy: self.remedy() });
     }
 }
 
 fn refuse_ending(kind: StopKind) -> Effect {
-    Effect::Refuse(ending(kind).to_owned())
+    Effect::Refuse { message: ending(kind).to_owned(), remedy: None }
 }
 
 fn ending(kind: StopKind) -> &'static str {

@@ -163,11 +163,11 @@ impl Slot {
             Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => self.on_start(out),
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
                 self.called = waited_for;
-                out.push(self.denied("values of its user are missing"));
+                out.push(self.denied_unconfigured("reconnect"));
             }
             Phase::Stopping { then: Then::Over, .. } | Phase::Over => {
                 self.called = waited_for;
-                out.push(self.denied("it is being removed"));
+                out.push(self.denied_removed("reconnect"));
             }
             // A process's.
             Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {}

@@ -8,6 +8,7 @@ use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::ids::Run;
+use crate::model::remedy::Remedy;
 use crate::model::remote::{Health, ServerInfo};
 use crate::model::spec::Keep;
 use crate::model::status::{Cause, Status};
@@ -68,6 +69,17 @@ impl Slot {
                 self.phase = Phase::Undiscovered { run, why, since, attempt: 0, retry_at: None };
                 out.push(Effect::Admit(run));
             }
+        }
+    }
+
+    /// Its process printed something that is not JSON-RPC before it was online: the status says so, because this may be why
+    /// it never answers.
+    pub(super) fn on_printed(&mut self, run: Run, line: &str, out: &mut Vec<Effect>) {
+        if let Phase::Starting { run: current, why, .. } = &self.phase
+            && *current == run
+            && !matches!(why, Why::Wake { .. })
+        {
+            self.remark(Some(format!("starting; its stdout is not JSON-RPC: {line}")), out);
         }
     }
 
@@ -197,8 +209,8 @@ impl Slot {
                     // That it is removed is told of a connection in every state.
                     self.told_connected |= kind == StopKind::Uninstall;
                     self.tell_disconnected(true, out);
-                } else {
-                    out.push(Effect::Tell(Told::Stopped { kind, exit }));
+                } else if self.removal.is_none() {
+                    out.push(Effect::Tell(Told::Stopped { kind, exit: exit.clone() }));
                 }
                 if self.lingers(kind, &then, out) {
                     return;
@@ -209,7 +221,7 @@ impl Slot {
                         self.refuse(out);
                     }
                     Then::AwaitConfig => self.await_config(out),
-                    Then::Over => self.over(out),
+                    Then::Over => self.over(Some(exit), out),
                     Then::Again(why) => self.again(why, out),
                 }
             }
@@ -261,10 +273,11 @@ impl Slot {
         match verdict {
             Verdict::GiveUp { exits, crashed } => {
                 out.push(tell(exits, false));
-                let message = restart::give_up_message(policy, exits, crashed);
+                let message = restart::give_up_message(policy, exits, crashed, &reason);
                 self.phase = Phase::Failed;
                 self.moves(Cause::BudgetSpent, Some(message.clone()), out);
-                out.push(Effect::Tell(Told::PermanentlyFailed { exits, last_error: reason, message }));
+                let remedy = Remedy::Restart;
+                out.push(Effect::Tell(Told::PermanentlyFailed { exits, last_error: reason, message, remedy }));
                 self.refuse(out);
             }
             Verdict::Restart { delay, attempt } if sleeps => {

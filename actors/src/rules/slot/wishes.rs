@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::remote::differ_in_credentials_only;
-use super::{Effect, Phase, Slot, Then, Want, Why, ending, refuse_ending};
+use super::{Beside, Effect, Phase, Slot, Then, Want, Why, ending, refuse_ending};
 use crate::model::event::{RestartReason, StopKind};
+use crate::model::remedy::Remedy;
 use crate::model::spec::{InstanceSpec, OnUpdate};
 use crate::model::status::{Cause, Status};
 
@@ -36,13 +37,15 @@ impl Slot {
                 }
             }
             // It takes a decision, not a wish, to leave these.
-            Phase::Failed => out.push(self.denied("it is permanently_failed; `satellite restart` leaves that")),
+            Phase::Failed => out.push(self.denied("start", "it failed permanently", Some(Remedy::Restart))),
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
-                out.push(self.denied("values of its user are missing"));
+                out.push(self.denied_unconfigured("start"));
             }
-            Phase::Reauth => out.push(self.denied("it is requires_reauth; `satellite reconnect` leaves that")),
+            Phase::Reauth => {
+                out.push(self.denied("start", "its server refused the credentials", Some(Remedy::Authorize)));
+            }
             Phase::Exhausted { .. } => self.on_reconnect(out),
-            Phase::Stopping { then: Then::Over, .. } => out.push(self.denied("it is being removed")),
+            Phase::Stopping { then: Then::Over, .. } => out.push(self.denied_removed("start")),
             // Wanted already.
             Phase::Queued { .. }
             | Phase::Starting { .. }
@@ -125,13 +128,22 @@ impl Slot {
             // A start is on its way already; the clean slate is what is new.
             Phase::Queued { .. } | Phase::Stopping { then: Then::Again(_), .. } => self.history.clear(),
             Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => {
-                out.push(self.denied("it is stopped; only `satellite start` undoes that"));
+                out.push(self.denied("restart", "it was stopped on request", Some(Remedy::Start)));
             }
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
-                out.push(self.denied("values of its user are missing"));
+                out.push(self.denied_unconfigured("restart"));
             }
-            Phase::Stopping { then: Then::Over, .. } | Phase::Over => out.push(self.denied("it is being removed")),
+            Phase::Stopping { then: Then::Over, .. } | Phase::Over => out.push(self.denied_removed("restart")),
         }
+    }
+
+    pub(super) fn denied_unconfigured(&self, verb: &str) -> Effect {
+        let why = format!("values of its user are missing: {}", self.spec.missing.join(", "));
+        self.denied(verb, &why, Some(Remedy::Configure))
+    }
+
+    pub(super) fn denied_removed(&self, verb: &str) -> Effect {
+        self.denied(verb, "it is being removed", None)
     }
 
     pub(super) fn on_update(&mut self, now: Instant, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
@@ -239,6 +251,10 @@ impl Slot {
     }
 
     pub(super) fn on_end(&mut self, kind: StopKind, out: &mut Vec<Effect>) {
+        if kind == StopKind::Uninstall && self.phase != Phase::Over && self.removal.is_none() {
+            let beside = self.beside.as_ref().and_then(Beside::run);
+            self.removal = Some((self.run().or(beside).is_some(), self.is_dormant()));
+        }
         self.dismiss(kind, out);
         match &mut self.phase {
             Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
@@ -275,7 +291,7 @@ impl Slot {
         if self.lingers(kind, &Then::Over, out) {
             self.moves(Cause::Stopped, Some(ending(kind).to_owned()), out);
         } else {
-            self.over(out);
+            self.over(None, out);
         }
     }
 

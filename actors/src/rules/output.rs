@@ -1,0 +1,74 @@
+//! A line of a server's output, as a message may quote it.
+
+use crate::model::secret::Mask;
+
+/// Characters of an excerpt.
+const EXCERPT_MAX: usize = 200;
+
+/// Returns a line without terminal sequences, control characters and bidirectional marks, with secrets masked, cut at 200
+/// characters. `None` if nothing is left.
+pub fn excerpt(line: &str, mask: &Mask) -> Option<String> {
+    let plain = plain(line);
+    // Masked after the control characters are gone: they could have stood in the middle of a secret. Cut after that, so that
+    // no part of a secret is left.
+    let text: String = mask.apply(plain.trim()).chars().take(EXCERPT_MAX).collect();
+    (!text.is_empty()).then_some(text)
+}
+
+/// Removes terminal sequences, control characters and bidirectional marks.
+fn plain(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    let mut letters = line.chars();
+    while let Some(letter) = letters.next() {
+        if letter == '\u{1b}' {
+            skip_sequence(&mut letters);
+        } else if letter == '\t' {
+            text.push(' ');
+        } else if !letter.is_control() && !is_bidirectional(letter) {
+            text.push(letter);
+        }
+    }
+    text
+}
+
+/// Skips what follows an escape: `[`, parameters, and the letter that ends them.
+fn skip_sequence(letters: &mut std::str::Chars<'_>) {
+    if letters.as_str().starts_with('[') {
+        letters.next();
+        letters.find(|letter| ('@'..='~').contains(letter));
+    }
+}
+
+fn is_bidirectional(letter: char) -> bool {
+    matches!(
+        letter,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn excerpt_of(line: &str) -> Option<String> {
+        excerpt(line, &Mask::new(["sesame-secret"]))
+    }
+
+    #[test]
+    fn an_excerpt_cannot_move_hide_or_forge_text() {
+        let coloured = "\u{1b}[1;31mError:\u{1b}[0m no\tsuch\u{7} \u{202e}table\u{2069}\r";
+        assert_eq!(excerpt_of(coloured).as_deref(), Some("Error: no such table"));
+        for nothing in ["", "  ", "\u{1b}[2J", "\u{200f}\u{0}"] {
+            assert_eq!(excerpt_of(nothing), None, "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn an_excerpt_has_200_characters_and_no_part_of_a_secret() {
+        assert_eq!(excerpt_of(&"ä".repeat(300)).unwrap_or_default().chars().count(), 200);
+        let at_the_cut = format!("{}sesame-secret", "x".repeat(195));
+        assert!(!excerpt_of(&at_the_cut).unwrap_or_default().contains("sesam"));
+        let broken_up = "key sesame\u{0}-\u{202e}secret";
+        assert!(!excerpt_of(broken_up).unwrap_or_default().contains("sesame"));
+    }
+}

@@ -1,0 +1,52 @@
+//! `satellite clients`
+
+use std::time::Duration;
+
+use clap::Args;
+use humantime::format_duration;
+
+use super::table::{rendered, table};
+use super::{DONE, DataDir, Failed, printable, say, to_json};
+use crate::gateway::clients::ClientStatus;
+
+#[derive(Debug, Args)]
+pub(super) struct Clients {
+    #[command(flatten)]
+    data_dir: DataDir,
+    /// An array of objects, for scripts
+    #[arg(long)]
+    json: bool,
+}
+
+impl Clients {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let clients: Vec<ClientStatus> = self.data_dir.client()?.get("/v1/clients", &()).await?;
+        if self.json {
+            say(&to_json(&clients)?);
+        } else if clients.is_empty() {
+            say("no client is connected");
+        } else {
+            say(&picture(&clients));
+        }
+        Ok(DONE)
+    }
+}
+
+fn picture(clients: &[ClientStatus]) -> String {
+    let mut table = table(&["CLIENT", "TEAM", "USER", "ENDPOINT", "PROTOCOL", "OPEN", "CALLS", "CONNECTED", "IDLE"]);
+    for client in clients {
+        let since = |seconds| format_duration(Duration::from_secs(seconds)).to_string();
+        table.add_row([
+            printable(format!("{} {}", client.client, client.client_version).trim()),
+            client.team.clone(),
+            client.user.clone(),
+            client.endpoint.clone(),
+            client.protocol.clone(),
+            client.open.to_string(),
+            client.tool_calls.to_string(),
+            since(client.connected_seconds),
+            since(client.idle_seconds),
+        ]);
+    }
+    rendered(&table)
+}

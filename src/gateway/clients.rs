@@ -1,0 +1,240 @@
+//! The clients that are connected, as `satellite status` counts them and `satellite clients` lists them.
+//!
+//! A session is one client. Without sessions, all requests of one user whose client gives the same name and version are one
+//! client. Either counts while one of its requests or streams is open, and for [`PRESENT_FOR`] after the last one.
+
+use std::collections::HashMap;
+
+use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Duration, Instant};
+
+use super::access::User;
+use super::face::{Endpoint, Greeting};
+use super::session::{Opening, Session};
+
+/// A client counts for so long after its last request or stream.
+pub const PRESENT_FOR: Duration = Duration::from_secs(60);
+/// Clients without sessions that are remembered. A name costs a client nothing, so there is a limit.
+const VISITORS_MAX: usize = 1024;
+/// Characters of a client's name and version that are kept.
+const NAME_MAX: usize = 64;
+
+/// One client in `satellite clients --json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// Team slug.
+    pub team: String,
+    /// User slug.
+    pub user: String,
+    /// The name that the client gives.
+    pub client: String,
+    /// The version that the client gives.
+    pub client_version: String,
+    /// The protocol version.
+    pub protocol: String,
+    /// `tools`, `flat`, or the instance of `/i/{instance}/mcp`: where its last request went.
+    pub endpoint: String,
+    /// The public half of the session's id; none without a session.
+    pub session_id: Option<String>,
+    /// Requests and streams that are open.
+    pub open: usize,
+    /// Tools that it has called.
+    pub tool_calls: u64,
+    /// Since it was first seen.
+    pub connected_seconds: u64,
+    /// Since its last request or stream ended; 0 while one is open.
+    pub idle_seconds: u64,
+}
+
+impl ClientStatus {
+    /// Sorts by team, user and client.
+    pub(super) fn order(&self) -> (&str, &str, &str, u64) {
+        (&self.team, &self.user, &self.client, self.connected_seconds)
+    }
+}
+
+/// A client without sessions.
+type Key = (TeamId, UserId, String, String);
+
+#[derive(Debug)]
+struct Visitor {
+    status: ClientStatus,
+    since: Instant,
+    last: Instant,
+}
+
+/// The clients without sessions that are connected, or were a moment ago.
+#[derive(Debug, Default)]
+pub(super) struct Visitors(HashMap<Key, Visitor>);
+
+impl Visitors {
+    /// Counts a request that begins.
+    pub(super) fn enter(&mut self, opening: &Opening, calls_tool: bool, now: Instant) {
+        if let Some(status) = self.seen(&opening.pass.user, &opening.greeting, now) {
+            status.endpoint = endpoint_of(opening);
+            status.open += 1;
+            status.tool_calls += u64::from(calls_tool);
+        }
+    }
+
+    /// Counts a request that is answered at once.
+    pub(super) fn seen(&mut self, user: &User, client: &Greeting, now: Instant) -> Option<&mut ClientStatus> {
+        let key = key_of(user, client);
+        if self.0.len() >= VISITORS_MAX && !self.0.contains_key(&key) {
+            self.forget(now);
+            if self.0.len() >= VISITORS_MAX {
+                return None;
+            }
+        }
+        let (name, version) = (key.2.clone(), key.3.clone());
+        let visitor = self.0.entry(key).or_insert_with(|| Visitor {
+            status: ClientStatus {
+                team: user.team_slug.to_string(),
+                user: user.slug.to_string(),
+                client: name,
+                client_version: version,
+                protocol: client.version.clone(),
+                endpoint: String::new(),
+                session_id: None,
+                open: 0,
+                tool_calls: 0,
+                connected_seconds: 0,
+                idle_seconds: 0,
+            },
+            since: now,
+            last: now,
+        });
+        visitor.last = now;
+        Some(&mut visitor.status)
+    }
+
+    /// Counts the end of a request.
+    pub(super) fn leave(&mut self, opening: &Opening, now: Instant) {
+        if let Some(visitor) = self.0.get_mut(&key_of(&opening.pass.user, &opening.greeting)) {
+            visitor.status.open = visitor.status.open.saturating_sub(1);
+            visitor.last = now;
+        }
+    }
+
+    /// Forgets those that do not count any more.
+    pub(super) fn forget(&mut self, now: Instant) {
+        self.0.retain(|_, visitor| visitor.is_present(now));
+    }
+
+    /// Lists those that count.
+    pub(super) fn list(&self, now: Instant) -> impl Iterator<Item = ClientStatus> {
+        self.0.values().filter(move |visitor| visitor.is_present(now)).map(move |visitor| ClientStatus {
+            connected_seconds: now.saturating_duration_since(visitor.since).as_secs(),
+            idle_seconds: visitor.idle(now).as_secs(),
+            ..visitor.status.clone()
+        })
+    }
+}
+
+impl Visitor {
+    fn idle(&self, now: Instant) -> Duration {
+        if self.status.open > 0 { Duration::ZERO } else { now.saturating_duration_since(self.last) }
+    }
+
+    fn is_present(&self, now: Instant) -> bool {
+        self.idle(now) < PRESENT_FOR
+    }
+}
+
+/// The client of a session, if it counts.
+pub(super) fn of_session(session: &Session, now: Instant) -> Option<ClientStatus> {
+    let idle = session.idle_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+    let opening = &session.opening;
+    let (user, greeting) = (session.user(), &opening.greeting);
+    (idle < PRESENT_FOR && session.ended().is_none()).then(|| ClientStatus {
+        team: user.team_slug.to_string(),
+        user: user.slug.to_string(),
+        client: short(&greeting.name),
+        client_version: short(&greeting.client_version),
+        protocol: opening.version.clone(),
+        endpoint: endpoint_of(opening),
+        session_id: Some(session.public_id()),
+        open: session.open_count(),
+        tool_calls: session.tool_count(),
+        connected_seconds: now.saturating_duration_since(session.began()).as_secs(),
+        idle_seconds: idle.as_secs(),
+    })
+}
+
+fn key_of(user: &User, client: &Greeting) -> Key {
+    (user.team.clone(), user.user.clone(), short(&client.name), short(&client.client_version))
+}
+
+fn short(text: &str) -> String {
+    text.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect()
+}
+
+fn endpoint_of(opening: &Opening) -> String {
+    match &opening.endpoint {
+        Endpoint::Instance(_) => opening.name.to_string(),
+        Endpoint::Tools => "tools".to_owned(),
+        Endpoint::Flat => "flat".to_owned(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::super::session::End;
+    use super::super::session::guest::Presence;
+    use super::super::sessions::Sessions;
+    use super::super::sessions::tests::{opening, user};
+    use super::*;
+    use crate::config::GatewayLimits;
+
+    fn visit(name: &str, client: &str) -> Opening {
+        let info = format!(r#"{{"name":"{client}","version":"1"}}"#);
+        let greeting = Greeting::of("2026-07-28".to_owned(), None, Some(&info));
+        let presence = Presence::Request { method: "tools/call".into(), level: None };
+        Opening { greeting, presence, ..opening(&user(name), Endpoint::Tools) }
+    }
+
+    #[tokio::test]
+    async fn a_session_counts_while_something_is_open_and_a_minute_longer() {
+        let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
+        let limits = GatewayLimits::default();
+        let (session, _) = sessions.open(opening(&alice, Endpoint::Flat), &limits, start).unwrap();
+        let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
+        assert_eq!((count(0), count(59), count(61)), (1, 1, 0), "its client is gone and did not say so");
+        let listening = session.listen(super::super::stream::UNASKED, None, PRESENT_FOR).unwrap();
+        assert_eq!(count(3600), 1, "who listens is there");
+        drop(listening);
+        assert_eq!(count(3600), 0);
+        let status = &sessions.clients(start)[0];
+        assert_eq!((&*status.user, &*status.endpoint, status.session_id.is_some()), ("alice", "flat", true));
+        sessions.close(&session, End::Closed);
+        assert_eq!(count(0), 0);
+    }
+
+    #[tokio::test]
+    async fn without_sessions_a_client_is_a_user_and_what_its_client_says_of_itself() {
+        let (sessions, start) = (Sessions::new(), Instant::now());
+        let open = |name: &str, client: &str| sessions.guest(visit(name, client), start).unwrap();
+        let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
+        let (first, second) = (open("alice", "cursor"), open("alice", "cursor"));
+        assert_eq!((count(0), count(3600)), (1, 1), "two requests of one client");
+        assert_eq!((sessions.clients(start)[0].open, sessions.clients(start)[0].tool_calls), (2, 2));
+        let (other, bobs) = (open("alice", "claude"), open("bob", "cursor"));
+        assert_eq!(count(0), 3);
+        for guest in [first, second, other, bobs] {
+            sessions.goes(&guest);
+        }
+        assert_eq!((count(50), count(120)), (3, 0));
+    }
+
+    #[test]
+    fn names_that_cost_nothing_are_not_kept_without_a_limit() {
+        let (mut visitors, now) = (Visitors::default(), Instant::now());
+        for number in 0..VISITORS_MAX + 10 {
+            visitors.enter(&visit("alice", &number.to_string()), false, now);
+        }
+        assert_eq!(visitors.list(now).count(), VISITORS_MAX);
+        assert_eq!(short(&"\u{1b}x".repeat(100)), "x".repeat(NAME_MAX));
+    }
+}

@@ -1,0 +1,68 @@
+//! The instructions of an endpoint that stands in front of several servers: its own, and those that the servers give, each
+//! under its server's name and within limits, because a client puts all of them into its context.
+
+use std::fmt::Write as _;
+
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::status::Status;
+
+use super::tools::Caller;
+
+/// Characters of the instructions of one server.
+const EACH_MAX: usize = 1_000;
+/// Characters of the instructions of all servers.
+const ALL_MAX: usize = 8_000;
+
+/// Returns `own`, followed by the instructions of the caller's servers that are online and have some.
+pub(super) fn aggregated(own: &str, caller: &Caller) -> String {
+    let given = caller.servers().filter(|(_, view)| view.status == Status::Online);
+    joined(own, given.filter_map(|(label, view)| Some((label, given_by(view)?))))
+}
+
+/// The instructions of a server, without its secrets; `None` if it gives none.
+fn given_by(view: &InstanceView) -> Option<String> {
+    let text = view.server.as_ref()?.instructions.as_deref()?;
+    let text = view.spec.mask.apply(text.trim());
+    (!text.is_empty()).then_some(text)
+}
+
+fn joined<'a>(own: &str, given: impl Iterator<Item = (&'a str, String)>) -> String {
+    let (mut text, mut left, mut dropped) = (own.to_owned(), ALL_MAX, 0);
+    for (label, instructions) in given {
+        let count = instructions.chars().count();
+        if count.min(EACH_MAX) > left {
+            dropped += 1;
+            continue;
+        }
+        left -= count.min(EACH_MAX);
+        let cut: String = instructions.chars().take(EACH_MAX).collect();
+        let mark = if count > EACH_MAX { "…" } else { "" };
+        // Writing to a string does not fail.
+        let _ = write!(text, "\n\nInstructions of the server `{label}`:\n{cut}{mark}");
+    }
+    if dropped > 0 {
+        let _ = write!(text, "\n\nThe instructions of {dropped} more servers are left out.");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_instructions_of_each_server_stand_under_its_name_and_within_limits() {
+        let of = |given: &[(&'static str, usize)]| {
+            joined("Own.", given.iter().map(|(label, count)| (*label, "ä".repeat(*count))))
+        };
+        assert_eq!(of(&[]), "Own.");
+        let text = of(&[("files", 3), ("mail", EACH_MAX + 1)]);
+        assert!(
+            text.starts_with("Own.\n\nInstructions of the server `files`:\näää\n\nInstructions of the server `mail`:")
+        );
+        assert!(text.ends_with("ä…") && text.matches('ä').count() == EACH_MAX + 3);
+        let text = of(&[("one", EACH_MAX); 10]);
+        assert_eq!(text.matches('ä').count(), ALL_MAX);
+        assert!(text.ends_with("\n\nThe instructions of 2 more servers are left out."), "{text}");
+    }
+}

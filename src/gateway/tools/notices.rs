@@ -1,0 +1,292 @@
+//! Tells clients behind the six tools that a server of theirs was lost or has returned, by `notifications/message`. The list
+//! of the six tools stays the same.
+//!
+//! There is one watcher for each user with such clients. A server is lost when it was online and has not been for
+//! [`LOST_AFTER`]. At most [`NOTICES_MAX`] notices are sent in [`NOTICES_WINDOW`]; what is still true after that is sent then.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::Message;
+use serde::Serialize;
+use tokio::time::{Duration, Instant, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::caller::{Caller, Callers};
+use super::raw::written;
+use crate::gateway::session::Session;
+use crate::gateway::session::guest::Presence;
+use crate::gateway::wishes::Level;
+
+/// A server that is online again in less was never away.
+const LOST_AFTER: Duration = Duration::from_secs(2);
+const NOTICES_MAX: usize = 20;
+const NOTICES_WINDOW: Duration = Duration::from_secs(60);
+/// Snapshots may follow each other quickly; the watcher looks at one in so much time.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A server that was lost or has returned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Notice {
+    level: Level,
+    server: String,
+    status: Status,
+    message: String,
+}
+
+/// A server as it is in a snapshot.
+struct Seen<'a> {
+    id: &'a InstanceId,
+    label: &'a str,
+    status: Status,
+    message: Option<&'a str>,
+}
+
+/// What the clients of one user know of their servers.
+#[derive(Debug, Default)]
+struct Known {
+    servers: HashMap<InstanceId, Told>,
+    sent: VecDeque<Instant>,
+}
+
+#[derive(Debug)]
+struct Told {
+    /// Whether it is online, as far as the clients know; `None` while it starts for the first time.
+    online: Option<bool>,
+    /// Since when it is not as the clients know it.
+    differs_since: Option<Instant>,
+}
+
+impl Known {
+    /// Returns the notices that are due, and when to look again. A server that was not known before is not news.
+    fn look<'a>(&mut self, seen: impl Iterator<Item = Seen<'a>>, now: Instant) -> (Vec<Notice>, Option<Instant>) {
+        let (mut notices, mut again_at) = (Vec::new(), None::<Instant>);
+        let mut known = std::mem::take(&mut self.servers);
+        while self.sent.front().is_some_and(|at| now.duration_since(*at) >= NOTICES_WINDOW) {
+            self.sent.pop_front();
+        }
+        for Seen { id, label, status, message } in seen {
+            let online = status == Status::Online;
+            let settled = (!status.is_transitional()).then_some(online);
+            let mut told = known.remove(id).unwrap_or(Told { online: settled, differs_since: None });
+            if told.online.is_none_or(|known| known == online) {
+                told = Told { online: told.online.or(settled), differs_since: None };
+            } else {
+                let since = *told.differs_since.get_or_insert(now);
+                let due = if online { since } else { since + LOST_AFTER };
+                let free = if self.sent.len() < NOTICES_MAX { None } else { self.sent.front() };
+                let due = free.map_or(due, |first| due.max(*first + NOTICES_WINDOW));
+                if now >= due {
+                    told = Told { online: Some(online), differs_since: None };
+                    self.sent.push_back(now);
+                    let (level, default) =
+                        if online { (Level::Notice, "online") } else { (Level::Warning, "not online") };
+                    let message = message.filter(|_| !online).unwrap_or(default).to_owned();
+                    notices.push(Notice { level, server: label.to_owned(), status, message });
+                } else {
+                    again_at = Some(again_at.map_or(due, |at| at.min(due)));
+                }
+            }
+            self.servers.insert(id.clone(), told);
+        }
+        (notices, again_at)
+    }
+}
+
+fn seen(caller: &Caller) -> impl Iterator<Item = Seen<'_>> {
+    caller.servers().map(|(label, view)| Seen {
+        id: &view.spec.id,
+        label,
+        status: view.status,
+        message: view.message.as_deref(),
+    })
+}
+
+impl Notice {
+    fn message(&self) -> Option<Message> {
+        #[derive(Serialize)]
+        struct Data<'a> {
+            server: &'a str,
+            status: Status,
+            message: &'a str,
+        }
+        let data = written(&Data { server: &self.server, status: self.status, message: &self.message });
+        let level = self.level.as_str();
+        let text = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/message","params":{{"level":"{level}","logger":"mcp-satellite","data":{data}}}}}"#
+        );
+        Message::read(text.into()).ok()
+    }
+}
+
+/// The clients of one user, and the lowest level that each wants to hear.
+#[derive(Debug, Default)]
+struct Clients(Mutex<HashMap<u64, (Arc<Session>, Option<Level>)>>);
+
+impl Clients {
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, (Arc<Session>, Option<Level>)>> {
+        // Nothing is called in between that could leave it half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, notice: &Notice) {
+        let Some(message) = notice.message() else { return };
+        let hears = |from: &Option<Level>| from.is_none_or(|from| from <= notice.level);
+        let hearers: Vec<_> = self.all().values().filter(|(_, from)| hears(from)).map(|(one, _)| one.clone()).collect();
+        for session in hearers {
+            session.hear(None, &message);
+        }
+    }
+}
+
+type ByUser = HashMap<(TeamId, UserId), (Arc<Clients>, AbortOnDropHandle<()>)>;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Notices(Mutex<ByUser>);
+
+impl Notices {
+    fn users(&self) -> MutexGuard<'_, ByUser> {
+        // Nothing is called in between that could leave it half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A client connects: a session, or a client without one that listens and names a log level.
+    pub(super) fn enter(&self, session: &Arc<Session>, runtime: &RuntimeHandle, callers: &Arc<Callers>) {
+        let level = match &session.opening.presence {
+            Presence::Session => None,
+            Presence::Listening { level: Some(level) } => Some(*level),
+            Presence::Listening { level: None } | Presence::Request { .. } => return,
+        };
+        let key = (session.user().team.clone(), session.user().user.clone());
+        let mut users = self.users();
+        let (clients, _) = users.entry(key.clone()).or_insert_with(|| {
+            let clients = Arc::<Clients>::default();
+            // Seen now: what is lost before the watcher first runs is news.
+            let mut known = Known::default();
+            known.look(seen(&callers.of(runtime.snapshot(), &key.0, &key.1)), Instant::now());
+            let watcher = watch(known, clients.clone(), runtime.clone(), callers.clone(), key);
+            (clients, AbortOnDropHandle::new(tokio::spawn(watcher)))
+        });
+        clients.all().insert(session.number(), (session.clone(), level));
+    }
+
+    /// A client wants to hear from this level on.
+    pub(super) fn hear_from(&self, session: &Session, level: Level) {
+        if let Some((clients, _)) = self.users().get(&key_of(session))
+            && let Some((_, from)) = clients.all().get_mut(&session.number())
+        {
+            *from = Some(level);
+        }
+    }
+
+    /// A client is gone; with the last one the watcher.
+    pub(super) fn leave(&self, session: &Session) {
+        let (key, mut users) = (key_of(session), self.users());
+        let is_empty = users.get(&key).is_some_and(|(clients, _)| {
+            let mut clients = clients.all();
+            clients.remove(&session.number());
+            clients.is_empty()
+        });
+        if is_empty {
+            users.remove(&key);
+        }
+    }
+}
+
+fn key_of(session: &Session) -> (TeamId, UserId) {
+    (session.user().team.clone(), session.user().user.clone())
+}
+
+async fn watch(
+    mut known: Known,
+    clients: Arc<Clients>,
+    runtime: RuntimeHandle,
+    callers: Arc<Callers>,
+    (team, user): (TeamId, UserId),
+) {
+    let mut snapshots = runtime.watch();
+    loop {
+        let caller = callers.of(snapshots.borrow_and_update().clone(), &team, &user);
+        let (notices, again_at) = known.look(seen(&caller), Instant::now());
+        drop(caller);
+        for notice in notices {
+            clients.tell(&notice);
+        }
+        sleep_until(Instant::now() + LOOK_INTERVAL).await;
+        tokio::select! {
+            changed = snapshots.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks at servers `(name, status)` so many milliseconds after the start.
+    fn look(
+        known: &mut Known,
+        start: Instant,
+        ms: u64,
+        servers: &[(&str, Status)],
+    ) -> (Vec<(String, Status)>, Option<u64>) {
+        let ids: Vec<InstanceId> =
+            servers.iter().map(|(name, _)| InstanceId::new("t".into(), "u".into(), (*name).into())).collect();
+        let seen =
+            servers.iter().zip(&ids).map(|((label, status), id)| Seen { id, label, status: *status, message: None });
+        let (notices, again_at) = known.look(seen, start + Duration::from_millis(ms));
+        let again = again_at.and_then(|at| u64::try_from(at.duration_since(start).as_millis()).ok());
+        (notices.into_iter().map(|notice| (notice.server, notice.status)).collect(), again)
+    }
+
+    #[test]
+    fn a_server_is_lost_after_two_seconds_and_returns_at_once() {
+        use Status::{Connecting, Offline, Online};
+        let (mut known, start) = (Known::default(), Instant::now());
+        let mut look = |ms, status| look(&mut known, start, ms, &[("a", status)]);
+        let lost = |status| vec![("a".to_owned(), status)];
+        assert_eq!(look(0, Online), (vec![], None), "how it is at first is no news");
+        assert_eq!(look(1000, Connecting), (vec![], Some(3000)));
+        assert_eq!(look(2500, Online), (vec![], None), "it was never away");
+        assert_eq!(look(4000, Connecting), (vec![], Some(6000)));
+        assert_eq!(look(5000, Offline), (vec![], Some(6000)));
+        assert_eq!(look(6000, Offline), (lost(Offline), None));
+        assert_eq!(look(7000, Connecting), (vec![], None), "it is lost already");
+        assert_eq!(look(8000, Online), (lost(Online), None));
+    }
+
+    #[test]
+    fn a_first_start_is_no_news_and_what_was_away_at_first_returns() {
+        use Status::{Connecting, Offline, Online};
+        let (mut known, start) = (Known::default(), Instant::now());
+        for (ms, status) in [(0, Connecting), (60_000, Connecting), (61_000, Online)] {
+            let servers = [("starts", status), ("away", Offline)];
+            assert_eq!(look(&mut known, start, ms, &servers), (vec![], None), "{ms}");
+        }
+        let servers = [("starts", Online), ("away", Online)];
+        assert_eq!(look(&mut known, start, 62_000, &servers), (vec![("away".to_owned(), Online)], None));
+    }
+
+    #[test]
+    fn a_user_has_so_many_notices_a_minute_and_the_rest_after_that() {
+        let (mut known, start) = (Known::default(), Instant::now());
+        let names: Vec<String> = (0..NOTICES_MAX + 5).map(|number| number.to_string()).collect();
+        let all = |status| names.iter().map(|name| (name.as_str(), status)).collect::<Vec<_>>();
+        look(&mut known, start, 0, &all(Status::Online));
+        look(&mut known, start, 1000, &all(Status::Offline));
+        let (notices, again) = look(&mut known, start, 3000, &all(Status::Offline));
+        assert_eq!((notices.len(), again), (NOTICES_MAX, Some(63_000)));
+        assert_eq!(look(&mut known, start, 50_000, &all(Status::Offline)).0.len(), 0);
+        let (notices, again) = look(&mut known, start, 63_000, &all(Status::Offline));
+        assert_eq!((notices.len(), again), (5, None));
+    }
+}

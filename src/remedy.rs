@@ -1,0 +1,26 @@
+//! The commands that carry out a remedy, for people at a terminal.
+
+use mcp_satellite_actors::model::remedy::Remedy;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+
+/// Returns the command for a remedy of the instance with this full name, in backquotes. `missing` are the values that its
+/// user must give.
+pub fn command(remedy: Remedy, name: &str, missing: &[String]) -> String {
+    match remedy {
+        Remedy::Restart => format!("`satellite restart {name}`"),
+        Remedy::Start => format!("`satellite start {name}`"),
+        Remedy::Configure => format!("`satellite configure {name} {}`", missing.join(" ")),
+        Remedy::Authorize => format!("`satellite auth {name}`"),
+        Remedy::Reconnect => format!("`satellite reconnect {name}`"),
+        Remedy::ReadLogs => format!("`satellite logs {name}`"),
+    }
+}
+
+/// Returns the next step as a short sentence for a table or the end of a message.
+pub fn next_step(remedy: Remedy, spec: &InstanceSpec) -> String {
+    let command = command(remedy, &spec.name, &spec.missing);
+    match remedy {
+        Remedy::Authorize => format!("{command} if it takes OAuth, else other credentials in the configuration"),
+        Remedy::Restart | Remedy::Start | Remedy::Configure | Remedy::Reconnect | Remedy::ReadLogs => command,
+    }
+}
