@@ -141,7 +141,7 @@ impl Keeper {
     }
 
     fn keep(&mut self, level: LogLevel, message: String) {
-        tracing::debug!(target: "mcp_satellite::server", installation_name = %self.of.process_id, "{message}");
+        tracing::debug!(target: "mcp_satellite::server", instance = %self.of.process_id, "{message}");
         let timestamp = self.events.wall();
         self.batch.push(LogLine { level, message, metadata: json!({"source": "stderr"}), timestamp });
         if self.batch.len() >= self.policy.batch_lines_max {

@@ -593,9 +593,11 @@ impl State {
                 Want::Running => (Status::Connecting, Some("its supervisor is being restarted".to_owned())),
                 Want::Stopped => (Status::Offline, view.message.clone()),
             };
+            let since = if status == view.status { view.since } else { self.args.events.wall() };
             let view = InstanceView {
                 status,
                 message,
+                since,
                 dormant,
                 port: None,
                 draining: None,

@@ -4,8 +4,9 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 18] = [
+const VERBS: [&str; 19] = [
     "run",
+    "down",
     "demo",
     "check",
     "status",

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use jiff::Timestamp;
+
 use super::catalogue::{Catalogue, Revisions};
 use super::event::Subject;
 use super::ids::{InstallationId, InstanceId, TeamId, UserId};
@@ -44,6 +46,8 @@ pub struct InstanceView {
     pub status: Status,
     /// And why.
     pub message: Option<String>,
+    /// The time at which the instance entered this status.
+    pub since: Timestamp,
     /// What a person wants of it.
     pub want: Want,
     /// Whether it sleeps or is being woken; shown beside `online`.
@@ -78,7 +82,7 @@ pub struct InstanceView {
     pub(crate) draining: Option<CallPort>,
     /// Live counters.
     pub counters: Arc<Counters>,
-    /// What went wrong last.
+    /// The last failure; `None` once the instance is healthy again.
     pub last_error: Option<String>,
     /// How the last run ended.
     pub last_exit: Option<String>,
@@ -167,6 +171,7 @@ mod tests {
             spec,
             status,
             message: None,
+            since: Timestamp::UNIX_EPOCH,
             want: Want::Running,
             dormant: false,
             connection: None,
