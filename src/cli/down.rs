@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::{DONE, DataDir, Failed, say};
@@ -29,7 +30,7 @@ impl Down {
         let last = Stat::read(pid).filter(|_| !reaper::is_orphan(pid)).map_or(pid, |stat| stat.parent);
         let process = i32::try_from(last).ok().and_then(Pid::from_raw);
         let watched = process.and_then(|process| pidfd_open(process, PidfdFlags::NONBLOCK).ok());
-        match watched.and_then(|watched| AsyncFd::new(watched).ok()) {
+        match watched.and_then(|watched| AsyncFd::with_interest(watched, Interest::READABLE).ok()) {
             // A process descriptor is readable once the process has ended.
             Some(watched) => drop(watched.readable().await?),
             None => silence(&client).await?,

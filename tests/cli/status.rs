@@ -28,7 +28,7 @@ fn the_table_is_plain_where_stdout_is_no_terminal() {
     assert!(!outcome.stdout.contains('\x1b'), "{:?}", outcome.stdout);
     let mut lines = outcome.stdout.lines();
     let head: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
-    assert_eq!(head[..5], ["SERVER", "TEAM", "USER", "STATUS", "PID"]);
+    assert_eq!(head[..6], ["SERVER", "TEAM", "USER", "STATUS", "SINCE", "PID"]);
     let rows: Vec<Vec<&str>> = lines.by_ref().take(4).map(|line| line.split_whitespace().collect()).collect();
     let names: Vec<_> = rows.iter().map(|row| row[..4].join(" ")).collect();
     assert_eq!(
@@ -80,8 +80,8 @@ fn a_team_or_a_user_is_shown_alone_by_slug_or_id() {
     assert_eq!(shown(&["--team", "acme", "--user", "bob"]), ["notes-acme-bob-n1"]);
     for (args, said) in [
         (&["--team", "acm"][..], "there is no team `acm`; did you mean `acme`?"),
-        (&["--team", "nobody"], "there is no team `nobody`; use one of: acme, globex"),
-        (&["--team", "globex", "--user", "bob"], "there is no user `bob`"),
+        (&["--team", "nobody"][..], "there is no team `nobody`; use one of: acme, globex"),
+        (&["--team", "globex", "--user", "bob"][..], "there is no user `bob`"),
     ] {
         for verb in ["status", "tools"] {
             let outcome = home.satellite(&[&[verb], args].concat()).exits(2);

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
@@ -29,7 +28,7 @@ impl Terminal {
         tcsetwinsize(&master, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
         let path = ptsname(&master, Vec::new()).unwrap();
         let slave = File::options().read(true).write(true).custom_flags(O_NOCTTY).open(path.to_str().unwrap());
-        Self { master: OwnedFd::from(master).into(), slave: slave.unwrap() }
+        Self { master: master.into(), slave: slave.unwrap() }
     }
 
     fn slave(&self) -> File {
@@ -156,11 +155,17 @@ fn with_a_failing_server(home: &Home) -> String {
     home.write("satellite.toml", &format!("{quick}{text}{failing}")).to_str().unwrap().to_owned()
 }
 
+fn settled(home: &Home) {
+    home.wait_status("a-server-with-a-long-name", "permanently_failed");
+    let online = || home.rows().iter().filter(|row| row["status"] == "online").count();
+    wait_for("the others", || (online() == 4).then_some(()), || format!("{:#?}", home.rows()));
+}
+
 #[test]
 fn the_table_fits_the_window_and_messages_are_below_their_server() {
     let home = Home::new();
     let satellite = home.run(&["--config", &with_a_failing_server(&home)]);
-    home.wait_status("a-server-with-a-long-name", "permanently_failed");
+    settled(&home);
     let mut columns = Vec::new();
     for width in [80, 100, 200] {
         let mut command = home.command(&["status"]);
@@ -190,7 +195,7 @@ fn the_table_fits_the_window_and_messages_are_below_their_server() {
 fn watch_draws_on_the_alternate_screen_within_the_window_and_restores_the_terminal() {
     let home = Home::new();
     let satellite = home.run(&["--config", &with_a_failing_server(&home)]);
-    home.wait_status("a-server-with-a-long-name", "permanently_failed");
+    settled(&home);
     let mut command = home.command(&["status", "--watch"]);
     command.arg("--data-dir").arg(home.data_dir());
     let rows = 7;
