@@ -158,7 +158,7 @@ impl CatalogueCache {
                 Err(error) => {
                     if !std::mem::replace(failed, true) {
                         tracing::warn!(
-                            installation_name = %view.spec.name, %error,
+                            instance = %view.spec.name, %error,
                             "cannot keep the tools of a server; trying again"
                         );
                     }
@@ -190,7 +190,7 @@ impl CatalogueCache {
             Ok(catalogue) => Some(Arc::new(catalogue)),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => {
-                tracing::warn!(installation_name = %spec.name, %error, "a cached catalogue cannot be used; the server is started to be discovered");
+                tracing::warn!(instance = %spec.name, %error, "a cached catalogue cannot be used; the server is started to be discovered");
                 None
             }
         }

@@ -30,6 +30,8 @@ mod memories;
 #[cfg(feature = "cli")]
 mod oauth;
 #[cfg(feature = "cli")]
+mod printable;
+#[cfg(feature = "cli")]
 mod private;
 #[cfg(feature = "cli")]
 mod reaper;

@@ -39,7 +39,8 @@ use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
 use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::suspend;
-use crate::console::api::EndpointStatus;
+use crate::console::api::{EndpointStatus, RejectedConfiguration, rfc3339};
+use crate::console::find::Members;
 use crate::console::server::{self, Console};
 use crate::delivery::Delivery;
 use crate::endpoint::{Endpoint, EndpointError};
@@ -69,7 +70,8 @@ const CREDENTIALS_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) enum StartError {
     /// Another one has the data directory.
     #[error(
-        "a satellite is already running on `{data_dir}`{holder}; stop it first, or give this one another --data-dir"
+        "a satellite is already running on `{data_dir}`{holder}; end it with `satellite down --data-dir {data_dir}`, or \
+         give this one another --data-dir"
     )]
     InUse { data_dir: String, holder: String },
     /// The data directory cannot be used.
@@ -95,6 +97,10 @@ pub(crate) struct Satellite {
     memories: Arc<Memories>,
     console: Mutex<Option<JoinHandle<()>>>,
     ending: CancellationToken,
+    /// Cancelled by `satellite down`.
+    down: CancellationToken,
+    members: Arc<Members>,
+    rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     data_dir: PathBuf,
     settings: Settings,
     /// None if there is no backend.
@@ -288,7 +294,8 @@ impl Satellite {
         grants.tell(masks(&runtime, &applied));
         let renewals = AbortOnDropHandle::new(tokio::spawn(grants.clone().tend()));
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
-        let ending = CancellationToken::new();
+        let (ending, down) = (CancellationToken::new(), CancellationToken::new());
+        let (members, rejected) = (Arc::<Members>::default(), Arc::default());
         let console = tokio::spawn(server::serve(
             listener,
             Console {
@@ -308,6 +315,9 @@ impl Satellite {
                 grants: grants.clone(),
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
+                members: members.clone(),
+                rejected: Arc::clone(&rejected),
+                down: down.clone(),
                 ending: ending.clone(),
             },
         ));
@@ -324,6 +334,9 @@ impl Satellite {
             memories,
             console: Mutex::new(Some(console)),
             ending,
+            down,
+            members,
+            rejected,
             data_dir,
             settings,
             link,
@@ -365,6 +378,17 @@ impl Satellite {
     /// why not, be it that of `files`: nothing has changed then. Where what the backend gives is the reason, the files
     /// wait for another document.
     pub(crate) async fn apply(&self, files: Result<Plan, String>) -> Result<(), String> {
+        let outcome = self.try_apply(files).await;
+        let mut rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
+        *rejected = outcome.as_ref().err().map(|errors| {
+            let same = rejected.take().filter(|before| before.errors == *errors);
+            same.unwrap_or_else(|| RejectedConfiguration { since: rfc3339(Timestamp::now()), errors: errors.clone() })
+        });
+        drop(rejected);
+        outcome
+    }
+
+    async fn try_apply(&self, files: Result<Plan, String>) -> Result<(), String> {
         let since = Instant::now();
         let mut applied = self.applied.clone().lock_owned().await;
         applied.waiting = None;
@@ -418,6 +442,7 @@ impl Satellite {
                 "[satellite], [backend], [journal], [events], [policy.team] or [policy.start] has changed: that takes a restart of the satellite"
             );
         }
+        self.members.set(&plan.gateway.users);
         self.connector.withhold(plan.secret_variables);
         let (asked, mut specs) = self.values.merge(plan.instances);
         let config_hash = ConfigHash::of(&specs);
@@ -472,7 +497,7 @@ impl Satellite {
                 let installed = self.runtime.install_known(spec, known).await;
                 match installed {
                     Ok(installed) => changed |= installed != Installed::Unchanged,
-                    Err(error) => tracing::error!(installation_name = %name, %error, "cannot install"),
+                    Err(error) => tracing::error!(instance = %name, %error, "cannot install"),
                 }
             }
             changed
@@ -581,7 +606,7 @@ impl Satellite {
             }
             match self.runtime.update(renewed).await {
                 Ok(_) => servers += 1,
-                Err(error) => tracing::error!(installation_name = %view.spec.name, %error, "cannot renew credentials"),
+                Err(error) => tracing::error!(instance = %view.spec.name, %error, "cannot renew credentials"),
             }
         }
         if self.endpoint.renew(plan.gateway) {
@@ -625,6 +650,11 @@ impl Satellite {
             Some(link) => link.run(self).await,
             None => std::future::pending().await,
         }
+    }
+
+    /// Resolves when `satellite down` was called.
+    pub(crate) async fn asked_to_end(&self) {
+        self.down.cancelled().await;
     }
 
     /// Resolves when the runtime has ended, whoever ended it.

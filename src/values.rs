@@ -414,7 +414,7 @@ impl Configurer {
         let installed = self.runtime.update(after.clone()).await?;
         applied.config_hash = applied.config_hash.exchange(&before, &after);
         let config_hash: ConfigHash = applied.config_hash;
-        tracing::info!(installation_name = %after.name, given, taken_back, %config_hash, "values of a user taken on");
+        tracing::info!(instance = %after.name, given, taken_back, %config_hash, "values of a user taken on");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
             config_hash: config_hash.to_string(),
             server_count: applied.server_count,

@@ -16,7 +16,7 @@ use mcp_satellite::config::{
 };
 use mcp_satellite::journal::Limits;
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, OnDegraded, Policy, ReconnectPolicy};
+use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, IdlePolicy, OnDegraded, Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, OnUpdate, RemoteTransport, Target};
 use miette::{GraphicalReportHandler, GraphicalTheme};
@@ -220,6 +220,81 @@ fn how_a_server_is_kept_updated_and_put_to_sleep_is_read_from_each_tier() {
     assert_eq!((idle.idle, idle.grace, idle.sweep), (60 * second, Duration::ZERO, second));
 }
 
+#[test]
+fn off_is_the_one_word_for_no_limit_and_for_never() {
+    let servers = "command = \"npx\"";
+    let plan = |more: &str| parse(&small(more, servers)).unwrap();
+    assert_eq!(plan("[policy.idle]\nidle = \"off\"").instances[0].policy.idle.idle, IdlePolicy::OFF);
+    assert_eq!(plan("[policy.isolation]\nmemory_max = \"off\"").instances[0].policy.isolation.memory_max, None);
+    let limits = plan("[gateway]\nrequests_per_second = \"off\"\ncalls_per_user_max = \"off\"").gateway.limits;
+    assert_eq!((limits.requests_per_second, limits.calls_per_user_max), (0, 0));
+    for (more, message, hint) in [
+        ("[policy.idle]\nidle = \"never\"", "`idle` is `never`, which is not known here", "write \"off\""),
+        (
+            "[policy.isolation]\nmemory_max = \"unlimited\"",
+            "`memory_max` is `unlimited`, which is not known here",
+            "write \"off\"",
+        ),
+        (
+            "[policy.reconnect]\nattempts_max = \"none\"",
+            "`attempts_max` is `none`, which is not known here",
+            "write \"off\"",
+        ),
+        (
+            "[policy.idle]\nidle = \"0s\"",
+            "`idle` is zero, which makes no sense here",
+            "give a time, such as \"3m\", or \"off\" for never",
+        ),
+        (
+            "[gateway]\nrequests_per_second = 0",
+            "`requests_per_second` is 0, which makes no sense here",
+            "give at least 1, or \"off\" for no limit",
+        ),
+    ] {
+        let items = parse(&small(more, servers)).unwrap_err().items();
+        let found: Vec<_> = items.iter().map(|item| (item.message.as_str(), item.hint.as_str())).collect();
+        assert_eq!(found, [(message, hint)]);
+    }
+}
+
+#[test]
+fn servers_of_an_mcp_json_sleep_only_if_they_or_the_satellites_own_file_say_so() {
+    let minutes = |count: u64| Duration::from_secs(60 * count);
+    let json = r#"{"mcpServers":{
+        "a":{"command":"npx"},
+        "b":{"command":"npx","idle":"5m","keep":"lazy"},
+        "c":{"command":"npx","idle":"off","keep":"always_on"}}}"#;
+    let of = |plan: Plan| plan.instances.iter().map(|one| (one.policy.idle.idle, one.keep)).collect::<Vec<_>>();
+    let own = [(minutes(5), Keep::Lazy), (IdlePolicy::OFF, Keep::AlwaysOn)];
+    let plan = parse_json(json).unwrap();
+    assert!(matches!(&plan.warnings[..], [one] if one.contains("`c` is `always_on`")), "{:?}", plan.warnings);
+    assert_eq!(of(plan), [&[(IdlePolicy::OFF, Keep::Listed)], &own[..]].concat());
+    let base = parse("[policy.idle]\nidle = \"10m\"").unwrap().base;
+    let plan = config::parse_mcp_json("mcp.json", json, &base, &environment).unwrap();
+    assert_eq!(of(plan), [&[(minutes(10), Keep::Listed)], &own[..]].concat());
+    let wrong = parse_json(r#"{"mcpServers":{"a":{"command":"npx","idle":"0s","keep":"lasy"}}}"#).unwrap_err();
+    assert_eq!(messages(&wrong), ["`idle` is zero, which makes no sense here", "`lasy` is no way to keep a server"]);
+}
+
+#[test]
+fn the_only_user_of_an_endpoint_without_a_token_has_one_that_the_satellite_keeps() {
+    let settled = |more: &str, users: &str| {
+        let text = format!("{more}\n[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{users}]\n");
+        parse(&text).unwrap().settled().unwrap()
+    };
+    let one = "{ id = \"u\", slug = \"u\" }";
+    let two = "{ id = \"u\", slug = \"u\" }, { id = \"v\", slug = \"v\" }";
+    let kept = |plan: &Plan| plan.gateway.users.iter().map(|user| user.token_kept).collect::<Vec<_>>();
+    let plan = settled("[gateway]", one);
+    assert!(kept(&plan) == [true] && plan.warnings.is_empty(), "{:?}", plan.warnings);
+    let plan = settled("[gateway]", two);
+    assert_eq!(kept(&plan), [false, false]);
+    assert!(matches!(&plan.warnings[..], [one] if one.contains("no user has a token")), "{:?}", plan.warnings);
+    let plan = settled("[gateway]", "{ id = \"u\", slug = \"u\", token = \"env:ALICE_TOKEN\" }");
+    assert!(kept(&plan) == [false] && plan.warnings.is_empty());
+    assert_eq!(settled("", one).gateway.address(), None, "nobody asked for an endpoint");
+}
+
 const HTTP: &str = "transport = \"http\"\nurl = \"https://example.com/mcp\"";
 
 fn policy(more: &str, installation: &str) -> Policy {
@@ -252,7 +327,7 @@ fn a_mode_sets_the_defaults_of_reconnects_and_of_health_and_single_keys_override
     assert_eq!(reconnect, wanted);
     let (check, on_degraded) = (HealthCheck::ToolsList, OnDegraded::Warn);
     assert_eq!(health, HealthPolicy { check, on_degraded, threshold: 2, ..HealthPolicy::bounded() });
-    assert_eq!(of("[policy.reconnect]\nmode = \"bounded\"\nattempts_max = \"unlimited\"").0.attempts_max, None);
+    assert_eq!(of("[policy.reconnect]\nmode = \"bounded\"\nattempts_max = \"off\"").0.attempts_max, None);
 }
 
 #[test]

@@ -496,8 +496,7 @@ impl Asking<'_> {
             let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
             let spec = &self.port.spec;
             tracing::debug!(
-                installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team,
-                request_id = self.id, method, duration_ms, ok, "request"
+                instance = %spec.name,                 request_id = self.id, method, duration_ms, ok, "request"
             );
         }
         answer

@@ -237,7 +237,7 @@ impl Keeper {
     }
 
     fn keep(&mut self, level: LogLevel, message: String, source: &str) {
-        tracing::debug!(target: "mcp_satellite::server", installation_name = %self.of.process_id, "{message}");
+        tracing::debug!(target: "mcp_satellite::server", instance = %self.of.process_id, "{message}");
         let timestamp = self.events.wall();
         self.batch.push(LogLine { level, message, metadata: json!({ "source": source }), timestamp });
         if self.batch.len() >= self.policy.batch_lines_max {

@@ -606,10 +606,12 @@ impl State {
                 Want::Running => (Status::Connecting, Some("its supervisor is being restarted".to_owned())),
                 Want::Stopped => (Status::Offline, view.message.clone()),
             };
+            let since = if status == view.status { view.since } else { self.args.events.wall() };
             let view = InstanceView {
                 status,
                 message,
                 remedy: Remedy::of(status, view.want == Want::Stopped, view.spec.is_remote()),
+                since,
                 dormant,
                 port: None,
                 draining: None,

@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent, cast};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -162,6 +163,8 @@ struct Instance {
     slot: Slot,
     subject: Arc<Subject>,
     counters: Arc<Counters>,
+    /// The status that was told last, and the time at which it was entered.
+    since: (Status, Timestamp),
     /// Two at most: during a rolling update there is one beside the one that takes calls.
     workers: Vec<Worker>,
     /// While the end of a run is told: whose it was. During a rolling update that is not what is configured now.
@@ -273,10 +276,12 @@ impl State {
             Some(memo) => Slot::revive(spec, dice, &memo),
             None => Slot::new(spec, dice),
         };
+        let since = (slot.status, self.args.events.wall());
         let instance = Instance {
             slot,
             subject,
             counters: Arc::default(),
+            since,
             workers: Vec::new(),
             ended: None,
             deadline: None,
@@ -553,12 +558,15 @@ impl State {
                 }
                 Effect::Discover(run) => instance.tell_session(run, Control::Discover),
                 Effect::Status { status, message, remedy } => {
+                    if instance.since.0 != status {
+                        instance.since = (status, self.args.events.wall());
+                    }
                     log_status(&instance.slot.spec, status, message.as_deref());
                     let of = instance.subject.clone();
                     self.args.events.emit(Event::StatusChanged { of, status, status_message: message, remedy });
                 }
                 Effect::Refused { status, cause } => {
-                    tracing::warn!(installation_name = %instance.slot.spec.name, %status, ?cause, "a transition makes no sense and is refused");
+                    tracing::warn!(instance = %instance.slot.spec.name, %status, ?cause, "a transition makes no sense and is refused");
                 }
                 Effect::ChargeTeam => {
                     let change = self.budget.charge(&self.args.budget, now);
@@ -795,6 +803,7 @@ impl Instance {
             status: slot.status,
             message: slot.message.clone(),
             remedy: slot.remedy(),
+            since: self.since.1,
             want: slot.want,
             dormant: slot.is_dormant(),
             connection: slot.connection(),
@@ -827,46 +836,45 @@ fn denied(effects: &[Effect]) -> Option<ControlError> {
 
 /// Where an instance arrives is news; what it passes through on the way is not, with thousands of them.
 fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
-    let (installation_name, id) = (&spec.name, &spec.id);
+    let instance = &spec.name;
     if status.is_transitional() {
-        tracing::debug!(%installation_name, installation_id = %id.installation, team_id = %id.team, %status, reason = message, "status");
+        tracing::debug!(%instance, %status, reason = message, "status");
     } else {
-        tracing::info!(%installation_name, installation_id = %id.installation, team_id = %id.team, %status, reason = message, "status");
+        tracing::info!(%instance, %status, reason = message, "status");
     }
 }
 
 /// What is told and is no arrival at a status.
 fn log_told(spec: &InstanceSpec, told: &Told) {
-    let (installation_name, id) = (&spec.name, &spec.id);
+    let instance = &spec.name;
     match told {
         Told::NotTaken { reason } => tracing::warn!(
-            %installation_name, installation_id = %id.installation, team_id = %id.team, reason,
+            %instance, reason,
             "the new configuration did not come up; the old one stays"
         ),
         Told::Crashed { exit, will_restart, .. } | Told::Exited { exit, will_restart } => {
             let uptime_seconds = exit.ran.unwrap_or_default().as_secs();
             tracing::warn!(
-                %installation_name, installation_id = %id.installation, team_id = %id.team, pid = exit.pid,
+                %instance, pid = exit.pid,
                 reason = exit.reason(), uptime_seconds, will_restart, "the server ended unasked"
             );
         }
         Told::Dormant { pid, idle, .. } => tracing::info!(
-            %installation_name, installation_id = %id.installation, team_id = %id.team, pid,
+            %instance, pid,
             idle_seconds = idle.as_secs(), "asleep"
         ),
         Told::Respawned { dormant, took } => tracing::info!(
-            %installation_name, installation_id = %id.installation, team_id = %id.team,
-            dormant_seconds = dormant.as_secs(), took_ms = milliseconds(*took), "awake again"
+            %instance, dormant_seconds = dormant.as_secs(), took_ms = milliseconds(*took), "awake again"
         ),
         Told::Health(HealthNews::Degraded { failures, last_error }) => tracing::warn!(
-            %installation_name, installation_id = %id.installation, team_id = %id.team, consecutive_failures = failures,
+            %instance, consecutive_failures = failures,
             last_error, "its health checks fail"
         ),
         Told::Health(HealthNews::Restored { .. }) => tracing::info!(
-            %installation_name, installation_id = %id.installation, team_id = %id.team, "it is well again"
+            %instance, "it is well again"
         ),
         Told::Reconnecting { attempt, after } => tracing::debug!(
-            %installation_name, installation_id = %id.installation, team_id = %id.team, attempt,
+            %instance, attempt,
             next_retry_ms = milliseconds(*after), "not connected"
         ),
         // Their status is logged.

@@ -114,9 +114,7 @@ impl Args {
     /// What is logged of the session is logged in the name of its instance.
     pub(crate) fn span(&self) -> tracing::Span {
         let spec = &self.spec;
-        tracing::info_span!(
-            "instance", installation_name = %spec.name, installation_id = %spec.id.installation, team_id = %spec.id.team
-        )
+        tracing::info_span!("session", instance = %spec.name)
     }
 }
 

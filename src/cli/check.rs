@@ -1,7 +1,7 @@
 //! `satellite check`
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use mcp_satellite_actors::model::spec::Target;
@@ -9,7 +9,7 @@ use mcp_satellite_actors::model::spec::Target;
 use super::{BAD_INPUT, DONE, FAILED, Failed, complain, say};
 use crate::config::Profile;
 use crate::config::{self, Auth, ConfigErrors, GatewayPlan, Listen, Plan};
-use crate::connect::isolation::{Finding, Isolation};
+use crate::connect::isolation::{Finding, Isolation, find_program};
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::watch::Texts;
 
@@ -46,7 +46,7 @@ impl From<Refused> for Failed {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::NoSource => Self::new(BAD_INPUT, NO_SOURCE),
-            Refused::Config(errors) => Self::new(BAD_INPUT, rendered(&errors)),
+            Refused::Config(errors) => Self::styled(BAD_INPUT, rendered(&errors)),
         }
     }
 }
@@ -118,14 +118,20 @@ impl std::fmt::Debug for Rendered<'_> {
 pub(super) struct Check {
     #[command(flatten)]
     sources: Sources,
+    /// Exit with code 1 if there is a warning
+    #[arg(long)]
+    strict: bool,
 }
 
 impl Check {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         let plan = self.sources.load(None)?;
-        for warning in &plan.warnings {
+        let missing = missing(&plan);
+        let warnings = plan.warnings.iter().chain(&missing);
+        for warning in warnings.clone() {
             complain(&format!("warning: {warning}"));
         }
+        let is_good_enough = !self.strict || warnings.count() == 0;
         let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let remote = plan.instances.iter().filter(|instance| matches!(instance.target, Target::Remote { .. })).count();
         let remotes = if remote > 0 { format!(", {remote} of them remote") } else { String::new() };
@@ -136,25 +142,57 @@ impl Check {
             count(plan.instances.len(), "server")
         ));
         say(&endpoint(&plan.gateway));
-        Ok(if machine(&plan).await? { DONE } else { FAILED })
+        Ok(if machine(&plan).await? && is_good_enough { DONE } else { FAILED })
     }
 }
 
 /// Where clients come in, and who can.
 fn endpoint(plan: &GatewayPlan) -> String {
     let Some(address) = plan.address() else {
-        let why = if plan.listen == Listen::Off { "switched off" } else { "not asked for" };
+        let why = if plan.listen == Listen::Off { "switched off" } else { "not asked for; [gateway] serves one" };
         return format!("the MCP endpoint is {why}");
     };
     let who = match (&plan.auth, plan.alone()) {
         (Auth::None(_), Ok(user)) => format!("everybody on this machine is {}/{}", user.team_slug, user.slug),
         (Auth::None(_), Err(why)) => why,
         (Auth::Bearer, _) => {
-            let can = plan.users.iter().filter(|user| !user.tokens.is_empty() || user.token_kept).count();
-            format!("{can} of {} users can come in with a token", plan.users.len())
+            let count = plan.admitted().count();
+            let kept = plan.users.iter().find(|user| user.token_kept).map(|user| {
+                format!("; `satellite run` keeps the token of {}/{} in its data directory", user.team_slug, user.slug)
+            });
+            format!("{count} of {} users can come in with a token{}", plan.users.len(), kept.unwrap_or_default())
         }
     };
     format!("the MCP endpoint is {}: {who}", plan.url(address))
+}
+
+/// Commands and directories of servers that do not exist on this machine, each with its installation.
+fn missing(plan: &Plan) -> Vec<String> {
+    let is_production = plan.profile == Profile::Production;
+    let in_sandbox = match plan.isolation {
+        Isolation::None => false,
+        Isolation::Auto => is_production,
+        Isolation::Nsjail | Isolation::Bubblewrap => true,
+    };
+    let mut warnings: Vec<String> = Vec::new();
+    for config in &plan.instances {
+        let Target::Stdio { command, cwd } = &config.target else { continue };
+        let who = format!("installation `{}` of team `{}`", config.installation, config.team_slug);
+        let spec = config.clone().merge();
+        // A sandbox has directories of its own.
+        let directory = cwd.as_deref().filter(|_| !in_sandbox);
+        let mut found = Vec::new();
+        if let Some(directory) = directory.filter(|directory| !Path::new(directory).is_dir()) {
+            found.push(format!("{who}: directory `{directory}` does not exist; check `cwd`"));
+        } else if let Err(why) = find_program(command, directory, spec.env.get("PATH"), is_production, in_sandbox) {
+            found.push(format!("{who}: cannot find executable `{command}`: {why}; check `command`"));
+        }
+        // The users of an installation share what it starts.
+        let new = found.into_iter().map(|text| spec.mask.apply(&text)).filter(|text| !warnings.contains(text));
+        let new: Vec<String> = new.collect();
+        warnings.extend(new);
+    }
+    warnings
 }
 
 /// What this machine has to hold servers with, found out by trying it. Whether it can start any.

@@ -10,7 +10,7 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::control::{in_words, settled};
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, say, to_json};
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, say, say_json, to_json};
 use crate::console::api::{ConfigureRequest, Configured, GivenBy, Required};
 
 /// What is read from stdin or a file as a value is not longer; the satellite takes less.
@@ -95,7 +95,7 @@ impl Configure {
         let came_up = matches!(row.status, Status::Online | Status::AwaitingUserConfig);
         let failed = is_change && !self.no_wait && !came_up && row.status != Status::Offline;
         match (self.json, failed) {
-            (true, _) => say(&to_json(&configured)?),
+            (true, _) => say_json(&to_json(&configured)?),
             (false, true) => complain(&in_words(row)),
             (false, false) => say(&in_words(row)),
         }

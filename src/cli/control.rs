@@ -8,7 +8,7 @@ use mcp_satellite_actors::model::status::Status;
 use serde_json::value::RawValue;
 
 use super::status::with_next_step;
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say, to_json};
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say, say_json, to_json};
 use crate::console::api::{CallRequest, InstanceStatus, Reconnected, Selector};
 use crate::console::client::{Client, ClientError};
 
@@ -60,12 +60,12 @@ impl Call {
             Ok(result) => result,
             Err(ClientError::Refused(failure)) if self.json => {
                 let failed = Failed::from(ClientError::Refused(failure.clone()));
-                say(&to_json(&serde_json::json!({ "error": failure }))?);
+                say_json(&to_json(&serde_json::json!({ "error": failure }))?);
                 return Ok(failed.code);
             }
             Err(error) => return Err(error.into()),
         };
-        say(&result);
+        say_json(&result);
         let is_error = serde_json::from_str::<serde_json::Value>(&result)
             .ok()
             .and_then(|result| result.get("isError")?.as_bool())
@@ -133,7 +133,7 @@ impl Reconnect {
         let Reconnected { instance, success, status, status_message, next_step } = &outcome;
         let words = with_next_step(&sentence(instance, *status, "", status_message.as_deref()), next_step.as_deref());
         match (self.json, success) {
-            (true, _) => say(&to_json(&outcome)?),
+            (true, _) => say_json(&to_json(&outcome)?),
             (false, true) => say(&words),
             (false, false) => complain(&words),
         }

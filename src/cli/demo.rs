@@ -24,6 +24,9 @@ const EXAMPLE: &str = r#"
 [satellite]
 name = "satellite-demo"
 
+[policy.idle]
+idle = "off"
+
 [servers.notes]
 command = "SELF"
 args = ["sim-server", "--name", "notes", "--tools", "4"]

@@ -9,9 +9,10 @@ use mcp_satellite_actors::model::status::Status;
 use serde::Serialize;
 
 use super::control::in_words as in_words_of;
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say};
-use crate::console::api::{EventQuery, InstanceStatus, Selector};
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say, say_json};
+use crate::console::api::{EventQuery, Filter, InstanceStatus, Selector, StatusReply};
 use crate::console::client::{Client, ClientError};
+use crate::console::find::{hint, is_of_team, stored_team};
 use crate::journal::{self, Logs as Stored};
 
 /// A satellite that is waited for is looked for this often.
@@ -30,7 +31,7 @@ pub(super) struct Events {
     /// Only this type, such as mcp.server.crashed; may be repeated
     #[arg(long = "type", value_name = "TYPE")]
     types: Vec<String>,
-    /// Only this team (id)
+    /// Only this team (slug or id)
     #[arg(long, value_name = "TEAM")]
     team: Option<String>,
     /// One JSON object a line
@@ -57,32 +58,55 @@ pub(super) struct Logs {
 
 impl Events {
     pub(super) async fn run(self) -> Result<u8, Failed> {
-        let types = (!self.types.is_empty()).then(|| self.types.join(","));
-        let query =
-            EventQuery { since: self.since, follow: self.follow, types, team: self.team.clone(), instance: None };
-        let (of_type, team) = (journal::Query { types: self.types, ..journal::Query::default() }, self.team);
-        let of_team = |envelope: &Envelope| match (&team, envelope.event.subject()) {
-            (None, _) => true,
-            (Some(team), Some(of)) => is_of_team(of, team),
-            (Some(team), None) => {
-                journal::Query { team: Some(team.clone()), ..journal::Query::default() }.matches(envelope)
-            }
+        if let Some(unknown) = self.types.iter().find(|kind| !Event::KINDS.contains(&kind.as_str())) {
+            let hint = hint("event", unknown, &Event::KINDS, &Event::KINDS);
+            return Err(Failed::new(BAD_INPUT, format!("there is no type of event `{unknown}`{hint}")));
+        }
+        let team = match &self.team {
+            Some(team) => Some(self.team_id(team).await?),
+            None => None,
         };
+        let types = (!self.types.is_empty()).then(|| self.types.join(","));
+        let query = EventQuery { since: self.since, follow: self.follow, types, team: team.clone(), instance: None };
+        let wanted = journal::Query { types: self.types, team, ..journal::Query::default() };
         let json = self.json;
         read(
             &self.data_dir,
             query,
-            |envelope| of_type.matches(envelope) && of_team(envelope),
+            |envelope| wanted.matches(envelope),
             |envelope| {
                 if json {
                     // An envelope is made of what JSON is made of.
-                    say(&serde_json::to_string(envelope).unwrap_or_default());
+                    say_json(&serde_json::to_string(envelope).unwrap_or_default());
                 } else {
                     say(&in_words(envelope));
                 }
             },
         )
         .await
+    }
+
+    /// The id of the team with this id or slug: from the stored events, which also contain teams that are gone, else
+    /// from the satellite. An unknown team is an error, unless its first event is waited for.
+    async fn team_id(&self, team: &str) -> Result<String, Failed> {
+        let directory = &self.data_dir.data_dir;
+        // Without a directory there are neither events nor teams; the reader says so.
+        let ids = match directory.is_dir().then(|| stored_team(directory, team)).transpose() {
+            Ok(Some(Ok(id))) => return Ok(id),
+            Ok(Some(Err(ids))) => ids,
+            Ok(None) => return Ok(team.to_owned()),
+            Err(error) => return Err(unreadable(&self.data_dir, &error)),
+        };
+        let filter = Filter { team: Some(team.to_owned()), user: None };
+        match self.data_dir.client()?.get::<StatusReply>("/v1/status", &filter).await {
+            Err(ClientError::NotRunning { .. }) if !self.follow => {
+                let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+                let message = format!("no stored event is about a team `{team}`{}", hint("team", team, &ids, &ids));
+                Err(Failed::new(BAD_INPUT, message))
+            }
+            Ok(_) | Err(ClientError::NotRunning { .. }) => Ok(team.to_owned()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -173,7 +197,11 @@ struct Show {
 impl Show {
     fn line<T: Serialize>(self, line: &T, in_words: fn(&T) -> String) {
         // A line was JSON when it was stored.
-        say(&if self.json { serde_json::to_string(line).unwrap_or_default() } else { in_words(line) });
+        if self.json {
+            say_json(&serde_json::to_string(line).unwrap_or_default());
+        } else {
+            say(&in_words(line));
+        }
     }
 
     /// Shows what is stored; the last event that it is of.
@@ -188,12 +216,7 @@ impl Show {
     }
 }
 
-/// By id or by slug. An event has the ids; the slugs are only in the instance's name, SERVER-TEAM-USER-INSTALLATION.
-fn is_of_team(of: &Subject, team: &str) -> bool {
-    of.team_id.as_str() == team || of.process_id.starts_with(&format!("{}-{team}-", of.server_slug))
-}
-
-/// See [`is_of_team`].
+/// Whether an event is about an instance of the user with this id or slug; see [`is_of_team`].
 fn is_of_user(of: &Subject, user: &str) -> bool {
     of.user_id.as_str() == user || of.process_id.ends_with(&format!("-{user}-{}", of.installation_id))
 }
@@ -303,7 +326,7 @@ fn in_words(envelope: &Envelope) -> String {
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     let at = envelope.timestamp;
-    format!("{:>6}  {at:.3}  {:<28} {subject}  {}", envelope.seq, envelope.event.kind(), fields.join(" "))
+    printable(&format!("{:>6}  {at:.3}  {:<28} {subject}  {}", envelope.seq, envelope.event.kind(), fields.join(" ")))
 }
 
 fn log_line(line: &LogLine) -> String {

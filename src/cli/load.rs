@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::check::rendered as drawn;
 use super::run::Count;
 use super::table::{rendered, table};
-use super::{BAD_INPUT, DONE, FAILED, Failed, LAST_TASKS, complain, say, shell_word};
+use super::{BAD_INPUT, DONE, FAILED, Failed, LAST_TASKS, complain, complain_styled, say, say_styled, shell_word};
 use crate::connect::process::raise_descriptor_limit;
 use crate::load::chance::Seed;
 use crate::load::report::{self, Live, Table, headline, tables, verdict};
@@ -82,7 +82,7 @@ pub(super) struct Load {
 
 impl From<ScenarioErrors> for Failed {
     fn from(errors: ScenarioErrors) -> Self {
-        Self::new(BAD_INPUT, drawn(&errors))
+        Self::styled(BAD_INPUT, drawn(&errors))
     }
 }
 
@@ -107,7 +107,7 @@ impl Load {
 
     pub(super) fn run(self, below: Option<Below>) -> Result<u8, Failed> {
         if self.list {
-            say(&list()?);
+            say_styled(&list()?);
             return Ok(DONE);
         }
         if let Some(name) = &self.print_scenario {
@@ -132,7 +132,7 @@ impl Load {
                 return Ok(INTERRUPTED);
             }
             Err(failed) => {
-                complain(&failed.message);
+                complain_styled(&failed.message);
                 repeated(&repeat);
                 return Ok(failed.code);
             }

@@ -10,8 +10,10 @@ mod completions;
 mod configure;
 mod control;
 mod demo;
+mod down;
 mod events;
 mod load;
+mod print;
 mod run;
 mod sim_server;
 mod status;
@@ -19,7 +21,6 @@ mod table;
 mod token;
 mod tools;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,6 +31,7 @@ use crate::console::api::Filter;
 use crate::console::client::{Client, ClientError};
 use crate::huge_pages;
 use crate::reaper::{self, Below};
+use print::{complain, complain_styled, printable, say, say_json, say_styled, tell, to_json};
 
 /// What still runs on a blocking thread at the end is not waited for longer than this.
 const LAST_TASKS: Duration = Duration::from_millis(500);
@@ -63,6 +65,8 @@ struct Cli {
 enum Verb {
     /// Run the servers of a configuration, in the foreground, until SIGTERM or SIGINT
     Run(run::Run),
+    /// End the satellite that runs, and wait until it has ended
+    Down(down::Down),
     /// Run an example: two teams, five users, real child processes
     Demo(demo::Demo),
     /// Report every error of a configuration at once
@@ -167,7 +171,13 @@ struct Failed {
 
 impl Failed {
     fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        let message: String = message.into();
+        Self { code, message: crate::printable::lines(&message) }
+    }
+
+    /// A failure whose message contains styles of our own.
+    fn styled(code: u8, message: String) -> Self {
+        Self { code, message }
     }
 }
 
@@ -214,6 +224,7 @@ pub fn main() -> ExitCode {
             return below_the_reaper(|below| told(verb.run(Some(below))));
         }
         Verb::Load(verb) => verb.run(None),
+        Verb::Down(verb) => in_runtime(verb.run()),
         Verb::Status(verb) => in_runtime(verb.run()),
         Verb::Clients(verb) => in_runtime(verb.run()),
         Verb::Call(verb) => in_runtime(verb.run()),
@@ -257,7 +268,7 @@ fn told(outcome: Result<u8, Failed>) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failed) => {
-            complain(&failed.message);
+            complain_styled(&failed.message);
             ExitCode::from(failed.code)
         }
     }
@@ -267,36 +278,4 @@ fn told(outcome: Result<u8, Failed>) -> ExitCode {
 fn shell_word(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
     if text.bytes().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
-}
-
-/// Prints to stdout. A reader that has left (`| head`) ends the process quietly, as it does any other tool; what could
-/// not be written for another reason was not said.
-fn say(text: &str) {
-    match writeln!(std::io::stdout().lock(), "{text}") {
-        Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(i32::from(DONE)),
-        Err(error) => {
-            complain(&format!("cannot write to stdout: {error}"));
-            std::process::exit(i32::from(FAILED));
-        }
-    }
-}
-
-/// Prints to stdout from a satellite that runs: whether anybody reads it is no reason to end.
-fn tell(text: &str) {
-    let _ = writeln!(std::io::stdout().lock(), "{text}");
-}
-
-/// What a server wrote, as a terminal may be shown it: without control characters, which could move, hide or forge text.
-fn printable(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() && letter != '\t' { '\u{fffd}' } else { letter }).collect()
-}
-
-/// Prints to stderr; if even that is closed there is nobody to tell.
-fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "satellite: {text}");
-}
-
-fn to_json(value: &impl serde::Serialize) -> Result<String, Failed> {
-    serde_json::to_string_pretty(value).map_err(|error| Failed::new(FAILED, format!("cannot write JSON: {error}")))
 }

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -17,6 +18,7 @@ use tracing_subscriber::EnvFilter;
 use super::check::{Refused, Sources};
 use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, tell};
 use crate::config::{Plan, SinkPlan};
+use crate::connect::process::signals::are_ignored;
 use crate::reaper::Below;
 use crate::satellite::{Satellite, StartError};
 use crate::watch::{Texts, Watch};
@@ -139,8 +141,8 @@ impl Files {
 }
 
 /// Runs a plan until a signal ends it. `files` are what it is made of, and what they held then: they are read again when
-/// they change, and on SIGHUP; where there are none that ends it, as a closed terminal means it to. `greet` is called
-/// when all are installed.
+/// they change, and on SIGHUP; where there are none, SIGHUP ends it. SIGHUP also ends it if the controlling terminal is
+/// gone. `greet` is called when all are installed.
 pub(super) async fn supervise(
     plan: Plan,
     data_dir: &Path,
@@ -181,6 +183,7 @@ pub(super) async fn supervise(
                 Box::pin(satellite.kill()).await;
                 return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
             }
+            () = satellite.asked_to_end() => break,
             () = &mut tending => {}
             () = &mut linked => {}
             Some(Tried { texts, outcome }) = OptionFuture::from(reloading.as_mut()) => {
@@ -289,6 +292,17 @@ struct Signals {
     below: Below,
     end: Count,
     reload: Count,
+    /// There was a controlling terminal at the start, and SIGHUP was not ignored: `nohup` ignores it.
+    ends_with_terminal: bool,
+    /// SIGHUP has reported the loss of the terminal. Shell and kernel may both send it: the second one is no second
+    /// request to end.
+    has_lost_terminal: bool,
+}
+
+/// Whether the process has a controlling terminal.
+fn has_terminal() -> bool {
+    let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY;
+    std::fs::File::options().read(true).custom_flags(flags).open("/dev/tty").is_ok()
 }
 
 #[derive(Default)]
@@ -308,7 +322,11 @@ impl Count {
 
 impl Signals {
     fn new(below: Below) -> std::io::Result<Self> {
+        // Our own handler hides whether the signal was ignored.
+        let ends_with_terminal = !are_ignored(nix::sys::signal::Signal::SIGHUP) && has_terminal();
         Ok(Self {
+            ends_with_terminal,
+            has_lost_terminal: false,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
@@ -333,7 +351,13 @@ impl Signals {
                 return Request::End;
             }
             if self.reload.is_new() {
-                return Request::Reload;
+                if !self.ends_with_terminal || has_terminal() {
+                    return Request::Reload;
+                }
+                if !std::mem::replace(&mut self.has_lost_terminal, true) {
+                    tracing::info!("the controlling terminal was closed");
+                    return Request::End;
+                }
             }
         }
     }

@@ -1,22 +1,55 @@
 //! `satellite status`
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use clap::Args;
-use humantime::format_duration;
+use comfy_table::ContentArrangement;
+use jiff::Timestamp;
 use mcp_satellite_actors::model::remote::{Connection, Health};
+use tokio::signal::unix::{SignalKind, signal};
 
-use super::table::{rendered, status_cell, table};
-use super::{DONE, DataDir, Failed, Only, printable, say, to_json};
+use super::table::{rendered, status_cell, table, window, wrapped};
+use super::{DONE, DataDir, Failed, Only, printable, say, say_json, say_styled, to_json};
 use crate::console::api::{Filter, InstanceStatus, StatusReply};
+use crate::console::client::Client;
 use crate::delivery::DeliveryStatus;
 use crate::journal::{JournalState, JournalStatus};
 
 const REFRESH: Duration = Duration::from_secs(1);
-const CLEAR_SCREEN: &str = "\x1b[2J\x1b[H";
-/// Behind the status.
-const CONNECTION_COLUMN: usize = 4;
+/// Shows another screen without a cursor, and goes back to the one before.
+const ENTER_SCREEN: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
+const TOP_LEFT: &str = "\x1b[H";
+const CLEAR_LINE: &str = "\x1b[K";
+const CLEAR_BELOW: &str = "\x1b[J";
+/// Messages stand below their server.
+const INDENT: &str = "    ";
+
+/// One column of the table.
+struct Column {
+    title: &'static str,
+    /// Where the window is too narrow, the column with the highest number is left out first; 0 is never left out.
+    rank: u8,
+    cell: fn(&InstanceStatus, Timestamp) -> String,
+}
+
+static COLUMNS: [Column; 12] = [
+    Column { title: "SERVER", rank: 0, cell: |row, _| row.server.clone() },
+    Column { title: "TEAM", rank: 2, cell: |row, _| row.team.clone() },
+    Column { title: "USER", rank: 3, cell: |row, _| row.user.clone() },
+    Column { title: STATUS, rank: 0, cell: |row, _| status(row) },
+    Column { title: CONNECTION, rank: 4, cell: |row, _| or_dash(connection(row)) },
+    Column { title: "SINCE", rank: 5, cell: |row, now| or_dash(age(row, now)) },
+    Column { title: "PID", rank: 6, cell: |row, _| or_dash(row.pid) },
+    Column { title: "UPTIME", rank: 11, cell: |row, _| or_dash(row.uptime_seconds.map(short)) },
+    Column { title: "TOOLS", rank: 7, cell: |row, _| row.tools.to_string() },
+    Column { title: "CALLS", rank: 9, cell: |row, _| row.calls.to_string() },
+    Column { title: "RESTARTS", rank: 8, cell: |row, _| row.restarts.to_string() },
+    Column { title: "MEMORY", rank: 10, cell: |row, _| or_dash(row.rss_bytes.map(megabytes)) },
+];
+const STATUS: &str = "STATUS";
+const CONNECTION: &str = "CONNECTION";
 
 #[derive(Debug, Args)]
 pub(super) struct Status {
@@ -30,6 +63,9 @@ pub(super) struct Status {
     /// The satellite itself and not its servers: its journal, delivery of events, backend; with --json an object
     #[arg(long, conflicts_with_all = ["team", "user"])]
     satellite: bool,
+    /// Also show the cgroup of the satellite
+    #[arg(long)]
+    verbose: bool,
     /// Again every second, until interrupted
     #[arg(long)]
     watch: bool,
@@ -38,19 +74,21 @@ pub(super) struct Status {
 impl Status {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         let client = self.data_dir.client()?;
-        let filter = Filter::from(self.only);
+        let filter = Filter::from(self.only.clone());
+        if self.watch && std::io::stdout().is_terminal() && !self.json {
+            return self.watch(&client, &filter).await;
+        }
         loop {
             let reply: StatusReply = client.get("/v1/status", &filter).await?;
-            let text = match (self.json, self.satellite) {
-                (true, true) => to_json(&reply.satellite)?,
-                (true, false) => to_json(&reply.instances)?,
-                (false, true) => about(&reply),
-                (false, false) => picture(&reply),
-            };
-            if self.watch && std::io::stdout().is_terminal() && !self.json {
-                say(&format!("{CLEAR_SCREEN}{text}"));
-            } else {
-                say(&text);
+            match (self.json, self.satellite) {
+                (true, true) => say_json(&to_json(&reply.satellite)?),
+                (true, false) => say_json(&to_json(&reply.instances)?),
+                (false, true) => say(&about(&reply, self.verbose)),
+                (false, false) => {
+                    let servers = servers(&reply.instances, window().map(|(width, _)| width), Timestamp::now());
+                    let about = crate::printable::lines(&about(&reply, self.verbose));
+                    say_styled(&format!("{}\n\n{about}", servers.join("\n")));
+                }
             }
             if !self.watch {
                 return Ok(DONE);
@@ -58,20 +96,81 @@ impl Status {
             tokio::time::sleep(REFRESH).await;
         }
     }
+
+    /// Draws on the alternate screen of the terminal until a signal or an error ends it.
+    async fn watch(&self, client: &Client, filter: &Filter) -> Result<u8, Failed> {
+        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        // Left also on an error, which is printed afterwards.
+        let screen = Screen::enter()?;
+        tokio::select! {
+            ended = self.draw(client, filter, &screen) => ended,
+            _ = interrupt.recv() => Ok(DONE),
+            _ = terminate.recv() => Ok(DONE),
+        }
+    }
+
+    async fn draw(&self, client: &Client, filter: &Filter, screen: &Screen) -> Result<u8, Failed> {
+        loop {
+            let reply: StatusReply = client.get("/v1/status", filter).await?;
+            let (width, height) = window().unwrap_or((80, 24));
+            let about = crate::printable::lines(&about(&reply, self.verbose));
+            let about: Vec<String> = about.lines().flat_map(|line| wrapped(line, width)).collect();
+            let servers = match self.satellite {
+                true => Vec::new(),
+                false => servers(&reply.instances, Some(width), Timestamp::now()),
+            };
+            screen.draw(&fitted(servers, about, height))?;
+            tokio::time::sleep(REFRESH).await;
+        }
+    }
 }
 
-/// The table, and what there is to say of the satellite.
-pub(super) fn picture(reply: &StatusReply) -> String {
-    let servers = if reply.instances.is_empty() {
-        "no servers are installed, or none of that team and user".to_owned()
-    } else {
-        rendered(&instances(&reply.instances))
-    };
-    format!("{servers}\n\n{}", about(reply))
+/// The alternate screen of the terminal, left when this is dropped.
+struct Screen;
+
+impl Screen {
+    fn enter() -> std::io::Result<Self> {
+        print(ENTER_SCREEN)?;
+        Ok(Self)
+    }
+
+    fn draw(&self, lines: &[String]) -> std::io::Result<()> {
+        let Self = self;
+        let lines: Vec<String> = lines.iter().map(|line| format!("{line}{CLEAR_LINE}")).collect();
+        print(&format!("{TOP_LEFT}{}{CLEAR_BELOW}", lines.join("\r\n")))
+    }
 }
 
-/// What there is to say of the satellite.
-fn about(reply: &StatusReply) -> String {
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // A terminal that is gone has nothing to restore.
+        let _ = print(LEAVE_SCREEN);
+    }
+}
+
+fn print(text: &str) -> std::io::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Lines for a window of this height: servers without room are counted, and the satellite stays in sight.
+fn fitted(mut servers: Vec<String>, about: Vec<String>, height: usize) -> Vec<String> {
+    let room = height.saturating_sub(about.len() + 1);
+    if servers.len() > room {
+        servers.truncate(room.saturating_sub(1));
+        servers.push("… more than the window shows: enlarge it, or use --team or --user".to_owned());
+    }
+    if !servers.is_empty() {
+        servers.push(String::new());
+    }
+    servers.extend(about);
+    servers.truncate(height);
+    servers
+}
+
+/// Lines about the satellite itself.
+fn about(reply: &StatusReply, verbose: bool) -> String {
     let satellite = &reply.satellite;
     let events = &satellite.events;
     let online = reply.instances.iter().filter(|row| row.status.as_str() == "online").count();
@@ -90,22 +189,26 @@ fn about(reply: &StatusReply) -> String {
         .as_ref()
         .map(|backend| format!("\n{}", backend.to_string().lines().map(printable).collect::<Vec<_>>().join("\n")));
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
+    let rejected =
+        satellite.rejected_configuration.as_ref().map(|rejected| format!("\n{}", printable(&rejected.to_string())));
+    // The path of the cgroup follows.
+    let held_by = satellite.held_by.split(", under `").next().filter(|_| !verbose).unwrap_or(&satellite.held_by);
     let journal = satellite.journal.as_ref().map(journal).unwrap_or_default();
     let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
     format!(
         "{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
-         {sandboxed} in a sandbox · process trees are held by {}{}{}{}{journal}{delivery}",
+         {sandboxed} in a sandbox · process trees are held by {held_by}{}{}{}{journal}{delivery}{}",
         reply.instances.len(),
         satellite.name,
         satellite.version,
         satellite.pid,
-        format_duration(Duration::from_secs(satellite.uptime_seconds)),
+        short(satellite.uptime_seconds),
         events.sent,
         events.queue_size,
-        satellite.held_by,
         endpoint.unwrap_or_default(),
         backend.unwrap_or_default(),
         complaint.unwrap_or_default(),
+        rejected.unwrap_or_default(),
     )
 }
 
@@ -143,43 +246,84 @@ fn delivery(delivery: &DeliveryStatus) -> String {
     }
 }
 
-fn instances(rows: &[InstanceStatus]) -> comfy_table::Table {
-    let mut head =
-        vec!["SERVER", "TEAM", "USER", "STATUS", "PID", "UPTIME", "TOOLS", "CALLS", "RESTARTS", "MEMORY", "MESSAGE"];
-    // Who has processes only is not bothered with it.
-    let remotes = rows.iter().any(|row| row.connection.is_some());
-    if remotes {
-        head.insert(CONNECTION_COLUMN, "CONNECTION");
+/// Lines of the table: columns for which a window of `width` has no room are left out, and each message is below its
+/// server.
+fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec<String> {
+    if rows.is_empty() {
+        return vec!["no servers are installed, or none of that team and user".to_owned()];
     }
-    let mut table = table(&head);
-    for row in rows {
-        let beside = match (row.dormant, row.health) {
-            (true, _) => " (dormant)",
-            (false, Health::Degraded) => " (degraded)",
-            (false, Health::Unknown | Health::Healthy) => "",
-        };
-        let status = format!("{}{beside}", row.status);
-        let or_dash = |text: Option<String>| comfy_table::Cell::new(text.unwrap_or_else(|| "-".to_owned()));
-        let uptime = row.uptime_seconds.map(|seconds| format_duration(Duration::from_secs(seconds)).to_string());
-        let mut cells = vec![
-            comfy_table::Cell::new(&row.server),
-            comfy_table::Cell::new(&row.team),
-            comfy_table::Cell::new(&row.user),
-            status_cell(row.status, status),
-            or_dash(row.pid.map(|pid| pid.to_string())),
-            or_dash(uptime),
-            comfy_table::Cell::new(row.tools),
-            comfy_table::Cell::new(row.calls),
-            comfy_table::Cell::new(row.restarts),
-            or_dash(row.rss_bytes.map(|bytes| format!("{:.1} MB", bytes as f64 / 1e6))),
-            comfy_table::Cell::new(message(row)),
-        ];
-        if remotes {
-            cells.insert(CONNECTION_COLUMN, or_dash(connection(row)));
+    let has_remote = rows.iter().any(|row| row.connection.is_some());
+    let mut columns: Vec<&Column> = COLUMNS.iter().filter(|column| has_remote || column.title != CONNECTION).collect();
+    let cells = |column: &Column| rows.iter().map(|row| (column.cell)(row, now)).collect::<Vec<_>>();
+    let mut content: Vec<Vec<String>> = columns.iter().map(|column| cells(column)).collect();
+    // Each cell has a space on both sides; slugs and numbers are ASCII.
+    let wide = |(column, cells): (&&Column, &Vec<String>)| {
+        cells.iter().map(String::len).max().unwrap_or_default().max(column.title.len()) + 2
+    };
+    while width.is_some_and(|width| columns.iter().zip(&content).map(wide).sum::<usize>() > width) {
+        let last =
+            columns.iter().enumerate().filter(|(_, column)| column.rank > 0).max_by_key(|(_, column)| column.rank);
+        let Some((at, _)) = last else { break };
+        columns.remove(at);
+        content.remove(at);
+    }
+    let mut table = table(&columns.iter().map(|column| column.title).collect::<Vec<_>>());
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    for (at, row) in rows.iter().enumerate() {
+        table.add_row(columns.iter().zip(&content).map(|(column, cells)| match column.title {
+            STATUS => status_cell(row.status, cells[at].clone()),
+            _ => comfy_table::Cell::new(&cells[at]),
+        }));
+    }
+    let table = rendered(&table);
+    let mut drawn = table.lines().map(ToOwned::to_owned);
+    let mut lines: Vec<String> = drawn.next().into_iter().collect();
+    for (line, row) in drawn.zip(rows) {
+        lines.push(line);
+        let message = message(row);
+        if message.is_empty() {
+            continue;
         }
-        table.add_row(cells);
+        match width {
+            Some(width) => {
+                let wrapped = wrapped(&message, width.saturating_sub(INDENT.len()).max(1));
+                lines.extend(wrapped.into_iter().map(|part| format!("{INDENT}{part}")));
+            }
+            None => lines.push(format!("{INDENT}{message}")),
+        }
     }
-    table
+    lines
+}
+
+fn status(row: &InstanceStatus) -> String {
+    let beside = match (row.dormant, row.health) {
+        (true, _) => " (dormant)",
+        (false, Health::Degraded) => " (degraded)",
+        (false, Health::Unknown | Health::Healthy) => "",
+    };
+    format!("{}{beside}", row.status)
+}
+
+fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// Time since the instance entered its status.
+fn age(row: &InstanceStatus, now: Timestamp) -> Option<String> {
+    let since: Timestamp = row.since.parse().ok()?;
+    Some(short(u64::try_from(now.duration_since(since).as_secs()).unwrap_or_default()))
+}
+
+/// A duration in its two largest units: `2d 3h`, `12m 5s`.
+fn short(seconds: u64) -> String {
+    let units = [(seconds / 86_400, "d"), (seconds / 3_600 % 24, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
+    let first = units.iter().position(|(count, _)| *count > 0).unwrap_or(units.len() - 1);
+    let shown: Vec<String> = units[first..].iter().take(2).map(|(count, unit)| format!("{count}{unit}")).collect();
+    shown.join(" ")
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
 /// `reconnecting, attempt 3 in 4 s`
@@ -202,7 +346,7 @@ pub(super) fn with_next_step(message: &str, next_step: Option<&str>) -> String {
     }
 }
 
-/// Why it is as it is; the delay counts down.
+/// The reason for the status in one line; the delay counts down.
 fn message(row: &InstanceStatus) -> String {
     let message =
         with_next_step(&printable(row.status_message.as_deref().unwrap_or_default()), row.next_step.as_deref());

@@ -10,6 +10,23 @@ pub(super) fn is_terminal() -> bool {
     std::io::stdout().is_terminal()
 }
 
+/// Columns and rows of the terminal on stdout; `None` where stdout is no terminal, or does not tell its size.
+pub(super) fn window() -> Option<(usize, usize)> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    (size.ws_col > 0 && size.ws_row > 0).then(|| (usize::from(size.ws_col), usize::from(size.ws_row)))
+}
+
+/// Text in lines of at most `width` columns.
+pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).force_no_tty().set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(u16::try_from(width).unwrap_or(u16::MAX)).add_row([text]);
+    if let Some(column) = table.column_mut(0) {
+        column.set_padding((0, 0));
+    }
+    table.to_string().lines().map(|line| line.trim_end().to_owned()).collect()
+}
+
 /// An empty table with this head.
 pub(super) fn table(head: &[&str]) -> Table {
     let mut table = Table::new();

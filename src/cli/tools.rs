@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::table::{rendered, table};
-use super::{DONE, DataDir, Failed, Only, printable, say, to_json};
+use super::{DONE, DataDir, Failed, Only, printable, say, say_json, say_styled, to_json};
 use crate::console::api::{Filter, ToolEntry};
 
 const DESCRIPTION_SHOWN: usize = 80;
@@ -24,7 +24,7 @@ impl Tools {
         let filter = Filter::from(self.only);
         let entries: Vec<ToolEntry> = self.data_dir.client()?.get("/v1/tools", &filter).await?;
         if self.json {
-            say(&to_json(&entries)?);
+            say_json(&to_json(&entries)?);
             return Ok(DONE);
         }
         if entries.is_empty() {
@@ -37,10 +37,11 @@ impl Tools {
             let description = definition.get("description").and_then(serde_json::Value::as_str).unwrap_or_default();
             let first = printable(description.lines().next().unwrap_or_default());
             let first: String = first.chars().take(DESCRIPTION_SHOWN).collect();
-            table.add_row([&entry.tool_path, &entry.team, &entry.user, &entry.tokens.to_string(), &first]);
+            let tool = printable(&entry.tool_path);
+            table.add_row([&tool, &entry.team, &entry.user, &entry.tokens.to_string(), &first]);
         }
         let total: usize = entries.iter().map(|entry| entry.tokens).sum();
-        say(&format!("{}\n\n{} tools, about {total} tokens", rendered(&table), entries.len()));
+        say_styled(&format!("{}\n\n{} tools, about {total} tokens", rendered(&table), entries.len()));
         Ok(DONE)
     }
 }

@@ -11,6 +11,8 @@ use miette::{
 use serde::Serialize;
 use toml_span::Span;
 
+use crate::printable;
+
 /// What is found on the way from what was typed to what is meant.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
@@ -45,7 +47,7 @@ impl Findings {
         self.warnings.sort_by_key(|(at, _)| at.start);
         let placed = |(at, message): (Span, String)| {
             let (line, column, _) = source.place(at.start);
-            format!("{}:{line}:{column}: {message}", source.name)
+            printable::line(&format!("{}:{line}:{column}: {message}", source.name))
         };
         Ok(self.warnings.into_iter().map(placed).collect())
     }
@@ -72,14 +74,15 @@ impl Source<'_> {
     fn problem(&self, finding: Finding) -> Problem {
         let (line, column, start) = self.place(finding.at.start);
         let rest = &self.shown[start..];
-        let mut shown = rest.split('\n').next().unwrap_or(rest).trim_end().to_owned();
+        let mut shown = printable::in_place(rest.split('\n').next().unwrap_or(rest).trim_end());
         let from = boundary(&shown, finding.at.start.saturating_sub(start));
         let to = boundary(&shown, finding.at.end.saturating_sub(start)).max(from);
         if from == shown.len() {
             shown.push(' '); // So that an error at the end of a line has something to point at.
         }
         let place = Place { line, column, shown, label: (from, (to - from).max(1)).into() };
-        Problem { file: self.name.to_owned(), place: Some(place), message: finding.message, hint: finding.hint }
+        let [message, hint] = [&finding.message, &finding.hint].map(|text| printable::line(text));
+        Problem { file: self.name.to_owned(), place: Some(place), message, hint }
     }
 }
 

@@ -107,11 +107,11 @@ pub struct GatewayLimits {
     pub sessions_per_user_max: usize,
     /// Connections of all clients.
     pub connections_max: usize,
-    /// Requests of one user, on average; 0 is without a limit.
+    /// Requests of one user, on average; 0 is no limit, written as `"off"`.
     pub requests_per_second: u32,
     /// And so many at once.
     pub burst: u32,
-    /// Calls of one user that are under way; 0 is without a limit.
+    /// Calls of one user that are under way; 0 is no limit, written as `"off"`.
     pub calls_per_user_max: usize,
     /// How long an answer is waited for; `None` is the instance's own `request_timeout`.
     pub request_timeout: Option<Duration>,
@@ -255,6 +255,20 @@ impl GatewayPlan {
         let users = self.users.iter_mut().filter(|one| one.team.as_str() == team && one.user.as_str() == user);
         users.for_each(|user| user.token_kept = true);
         self.asked = true;
+    }
+
+    /// Has the satellite create and keep a token for the only user if that user has none.
+    pub(super) fn keep_only_token(&mut self) {
+        if let (Auth::Bearer, [only]) = (&self.auth, &mut self.users[..])
+            && only.tokens.is_empty()
+        {
+            only.token_kept = true;
+        }
+    }
+
+    /// Users with a token.
+    pub fn admitted(&self) -> impl Iterator<Item = &GatewayUser> {
+        self.users.iter().filter(|user| !user.tokens.is_empty() || user.token_kept)
     }
 
     /// The users of another file come in, too.

@@ -11,6 +11,7 @@ use toml_span::{Span, Spanned};
 
 use super::errors::Findings;
 use super::file::{File, Installation, Server, Team, Tier, User};
+use super::policy;
 use super::reader::{Fields, Text, Typed};
 use crate::connect::remote::is_reserved;
 
@@ -235,12 +236,13 @@ fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Inst
         !own
     });
     variables(&mut server, fields.findings);
+    let (keep, policy) = (fields.text("keep"), policy::Tier::of_mcp_json(&mut fields));
     let (unused, findings) = fields.rest();
     for key in unused {
         findings.warning(key.span, format!("`{}` of {who} is not used", key.name));
     }
     let id = || Typed::Given(Spanned::with_span(name.value.clone(), name.span));
-    Some(Installation { id: id(), server: id(), own: server, ..Installation::default() })
+    Some(Installation { id: id(), server: id(), own: server, keep, policy, ..Installation::default() })
 }
 
 /// The transport by its names here. Without one a URL says it: `/sse` at the end is how the older one is served.

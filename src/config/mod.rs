@@ -154,7 +154,10 @@ fn parse_json(
         return findings.settle(&Source { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
     };
     let source = Source { name, text, shown: secrets::shown(text, &tree) };
-    let file = mcp_json::read(tree, &mut findings);
+    let mut file = mcp_json::read(tree, &mut findings);
+    if !base.held.sets_idle {
+        file.policy = policy::Tier::without_sleep();
+    }
     finish(file, Kind::McpJson(Box::new(base.clone())), &source, environment, files, findings)
 }
 

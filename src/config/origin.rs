@@ -168,7 +168,9 @@ impl Origin {
                 Some(whole) => whole.join(plan)?,
             });
         }
-        Ok(whole.unwrap_or_default())
+        let mut plan = whole.unwrap_or_default();
+        plan.keep_only_token();
+        Ok(plan)
     }
 }
 

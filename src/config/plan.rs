@@ -155,7 +155,17 @@ impl Plan {
     }
 
     /// This plan, if it is good now that all files are in it.
-    pub fn settled(self) -> Result<Self, ConfigErrors> {
+    pub fn settled(mut self) -> Result<Self, ConfigErrors> {
+        self.keep_only_token();
+        if self.backend.is_none()
+            && self.gateway.auth == Auth::Bearer
+            && self.gateway.address().is_some()
+            && self.gateway.admitted().next().is_none()
+        {
+            let message = "no client can connect to the MCP endpoint: no user has a token; run `satellite token` and set \
+                           token = \"sha256:…\" for a user of [[teams.users]]";
+            self.warnings.push(message.to_owned());
+        }
         // Who comes in is said by the backend, and that comes later.
         let later = self.backend.is_some() && self.gateway.users.is_empty();
         if later || self.gateway.auth == Auth::Bearer || self.gateway.address().is_none() {
@@ -164,6 +174,14 @@ impl Plan {
         let Err(message) = self.gateway.alone() else { return Ok(self) };
         let hint = "name one in [gateway] as \"TEAM/USER\", by their slugs: as = \"acme/alice\"";
         Err(ConfigErrors::nowhere("", vec![(message, hint.to_owned())]))
+    }
+
+    /// Gives the only user a token that the satellite creates, as a user of an `mcp.json` has one. A backend gives its
+    /// users their tokens itself.
+    pub(super) fn keep_only_token(&mut self) {
+        if self.backend.is_none() {
+            self.gateway.keep_only_token();
+        }
     }
 
     /// This plan with the other's instances too; every other setting stays this one's. An instance, or an instance's

@@ -67,7 +67,7 @@ section!(
 section!(
     /// `[policy.idle]`
     Sleep of IdlePolicy {
-        idle: Duration = Fields::duration,
+        idle: Duration = idle,
         grace: Duration = Fields::duration,
         sweep: Duration = Fields::positive,
     }
@@ -145,9 +145,9 @@ section!(
         sessions_max: usize = Fields::count::<1, _>,
         sessions_per_user_max: usize = Fields::count::<1, _>,
         connections_max: usize = Fields::count::<1, _>,
-        requests_per_second: u32 = Fields::count::<0, _>,
+        requests_per_second: u32 = Fields::count_or_off,
         burst: u32 = Fields::count::<1, _>,
-        calls_per_user_max: usize = Fields::count::<0, _>,
+        calls_per_user_max: usize = Fields::count_or_off,
         request_timeout: Option<Duration> = given,
         resume_grace: Duration = Fields::duration,
         drain_timeout: Duration = Fields::duration,
@@ -156,6 +156,10 @@ section!(
 
 fn size(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<usize> {
     fields.bytes(key).given().and_then(|size| usize::try_from(size.value).ok())
+}
+
+fn idle(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Duration> {
+    fields.positive_or_off(key, IdlePolicy::OFF)
 }
 
 /// What has no default of its own.
@@ -204,7 +208,7 @@ impl Reconnect {
         }
     }
 
-    fn put(self, Held { policy, mode }: &mut Held) -> Span {
+    fn put(self, Held { policy, mode, .. }: &mut Held) -> Span {
         // A mode that holds already says nothing: what else the tiers above have said stays.
         if let Some(other) = self.mode.filter(|typed| typed != mode) {
             *mode = other;
@@ -231,7 +235,7 @@ fn put<T>(typed: Option<T>, meant: &mut T) {
     }
 }
 
-/// `[policy.isolation]`. A limit may be `"unlimited"`.
+/// `[policy.isolation]`. A limit may be `"off"`.
 #[derive(Debug, Default)]
 pub(super) struct Isolation {
     at: Span,
@@ -287,6 +291,8 @@ pub(super) struct Held {
     pub(super) policy: Policy,
     /// The one that set the defaults in it.
     mode: Mode,
+    /// Whether a tier sets `idle`: the servers of an `mcp.json` are put to sleep only then.
+    pub(super) sets_idle: bool,
 }
 
 /// What a tier says about the policy of its instances.
@@ -320,6 +326,17 @@ impl Tier {
         }
     }
 
+    /// Keeps servers running that nobody uses.
+    pub(super) fn without_sleep() -> Self {
+        Self { idle: Sleep { idle: Some(IdlePolicy::OFF), ..Sleep::default() }, ..Self::default() }
+    }
+
+    /// The policy of one server of an `mcp.json`, which has the key `idle` only.
+    pub(super) fn of_mcp_json(fields: &mut Fields<'_, '_>) -> Self {
+        let at = fields.span_of("idle").unwrap_or_default();
+        Self { idle: Sleep { at, idle: idle(fields, "idle"), ..Sleep::default() }, ..Self::default() }
+    }
+
     /// Whether it says something about sleep.
     pub(super) fn speaks_of_sleep(&self) -> bool {
         let Sleep { idle, grace, sweep, at: _ } = &self.idle;
@@ -347,6 +364,7 @@ impl Tier {
         let mut held = above.clone();
         // Before the section whose defaults it sets.
         let reconnect = self.reconnect.put(&mut held);
+        held.sets_idle |= self.idle.idle.is_some();
         let (policy, above) = (&mut held.policy, &above.policy);
         self.restart.put(&mut policy.restart);
         let session = self.session.put(&mut policy.session);

@@ -124,6 +124,18 @@ impl<'f, 'de> Fields<'f, 'de> {
 
     /// A whole number of at least `LEAST`.
     pub(crate) fn count<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str) -> Option<T> {
+        self.count_with_hint::<LEAST, T>(key, &format!("give at least {LEAST}"))
+    }
+
+    /// A whole number of at least 1, or `"off"`, which is read as 0.
+    pub(crate) fn count_or_off<T: TryFrom<i64> + Default>(&mut self, key: &'static str) -> Option<T> {
+        match self.off(key) {
+            Some(is_off) => is_off.then(T::default),
+            None => self.count_with_hint::<1, T>(key, "give at least 1, or \"off\" for no limit"),
+        }
+    }
+
+    fn count_with_hint<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str, hint: &str) -> Option<T> {
         let Typed::Given(number) = self.typed(key, "a whole number", "write it without quotes", ValueInner::as_integer)
         else {
             return None;
@@ -133,7 +145,7 @@ impl<'f, 'de> Fields<'f, 'de> {
             Ok(fits) if (LEAST..=most).contains(&number.value) => Some(fits),
             _ if number.value < LEAST => {
                 let message = format!("`{key}` is {}, which makes no sense here", number.value);
-                self.findings.error(number.span, message, format!("give at least {LEAST}"));
+                self.findings.error(number.span, message, hint);
                 None
             }
             _ => {
@@ -174,11 +186,23 @@ impl<'f, 'de> Fields<'f, 'de> {
 
     /// A duration that is not zero.
     pub(crate) fn positive(&mut self, key: &'static str) -> Option<Duration> {
-        let at = self.table.get(key).map(|value| value.span);
+        self.positive_with_hint(key, "give a time, such as \"1s\"")
+    }
+
+    /// A duration that is not zero, or `"off"`, which is read as `off`.
+    pub(crate) fn positive_or_off(&mut self, key: &'static str, off: Duration) -> Option<Duration> {
+        match self.off(key) {
+            Some(is_off) => is_off.then_some(off),
+            None => self.positive_with_hint(key, "give a time, such as \"3m\", or \"off\" for never"),
+        }
+    }
+
+    fn positive_with_hint(&mut self, key: &'static str, hint: &str) -> Option<Duration> {
+        let at = self.span_of(key);
         let read = self.duration(key)?;
         if read.is_zero() {
             let message = format!("`{key}` is zero, which makes no sense here");
-            self.findings.error(at.unwrap_or(self.at), message, "give a time, such as \"1s\"");
+            self.findings.error(at.unwrap_or(self.at), message, hint);
             return None;
         }
         Some(read)
@@ -216,17 +240,38 @@ impl<'f, 'de> Fields<'f, 'de> {
         Typed::Unreadable
     }
 
-    /// A limit, or `"unlimited"`.
+    /// The place of the value of `key`.
+    pub(crate) fn span_of(&self, key: &'static str) -> Option<Span> {
+        self.table.get(key).map(|value| value.span)
+    }
+
+    /// `Some(true)` if `key` is `"off"`, the one word for no limit and for never. Other words for it are an error, with
+    /// `Some(false)`. `None` if the value is anything else.
+    fn off(&mut self, key: &'static str) -> Option<bool> {
+        let value = self.table.get(key)?;
+        let (word, at) = (value.as_str()?.to_owned(), value.span);
+        if word == "off" {
+            self.take(key);
+            return Some(true);
+        }
+        if !["unlimited", "never", "none", "infinite", "disabled"].contains(&word.as_str()) {
+            return None;
+        }
+        self.take(key);
+        self.findings.error(at, format!("`{key}` is `{word}`, which is not known here"), "write \"off\"");
+        Some(false)
+    }
+
+    /// A limit, or `"off"` for none.
     pub(crate) fn limit<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&mut Self, &'static str) -> Option<T>,
     ) -> Option<Ceiling<T>> {
-        if self.table.get(key).and_then(Value::as_str) == Some("unlimited") {
-            self.take(key);
-            return Some(Ceiling::None);
+        match self.off(key) {
+            Some(is_off) => is_off.then_some(Ceiling::None),
+            None => read(self, key).map(Ceiling::At),
         }
-        read(self, key).map(Ceiling::At)
     }
 
     /// One of a few words.

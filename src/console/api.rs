@@ -336,6 +336,9 @@ pub struct InstanceStatus {
     /// The next step as a command.
     #[serde(default)]
     pub next_step: Option<String>,
+    /// The time at which it entered this status: RFC 3339.
+    #[serde(default)]
+    pub since: String,
     /// `running` or `stopped`.
     pub want: Want,
     /// Asleep, or being woken.
@@ -378,7 +381,7 @@ pub struct InstanceStatus {
     pub errors: u64,
     /// When the server last said something: RFC 3339.
     pub last_activity_at: Option<String>,
-    /// What went wrong last.
+    /// The last failure; `null` once the instance is healthy again.
     pub last_error: Option<String>,
     /// How the last run ended.
     pub last_exit: Option<String>,
@@ -404,6 +407,7 @@ impl InstanceStatus {
             status_message: view.message.clone(),
             remedy: view.remedy,
             next_step: view.remedy.map(|remedy| next_step(remedy, spec)),
+            since: rfc3339(view.since),
             want: view.want,
             dormant: view.dormant,
             connection: view.connection,
@@ -462,6 +466,33 @@ pub struct SatelliteStatus {
     /// The backend; nothing if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendStatus>,
+    /// What the configuration files contain now and was rejected; nothing if they are in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejected_configuration: Option<RejectedConfiguration>,
+}
+
+/// Configuration files that were rejected. The configuration before them stays in use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RejectedConfiguration {
+    /// When they were read first: RFC 3339.
+    pub since: String,
+    /// Every error, with its place and a hint.
+    pub errors: String,
+}
+
+/// One line, for people.
+impl fmt::Display for RejectedConfiguration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { since, errors } = self;
+        write!(f, "configuration rejected since {since}, the previous one stays in use: {errors}")
+    }
+}
+
+/// The answer to a request to end the satellite.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Ending {
+    /// The satellite's process.
+    pub pid: u32,
 }
 
 /// The link to a backend.
@@ -582,7 +613,7 @@ impl From<outbox::Statistics> for EventStatus {
 pub struct StatusReply {
     /// The satellite itself.
     pub satellite: SatelliteStatus,
-    /// Its instances, by team, user and installation.
+    /// Its instances, by team, server and user.
     pub instances: Vec<InstanceStatus>,
 }
 

@@ -1,8 +1,125 @@
 //! Which instance a name means. Names are looked up, never parsed; what belongs to another team or user does not exist.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use mcp_satellite_actors::model::event::Subject;
+use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 
 use super::api::{Failure, Filter, Selector};
+use crate::config::GatewayUser;
+use crate::config::reader::nearest;
+use crate::journal;
+
+/// A hint lists so many names at most.
+const NAMES_MAX: usize = 10;
+
+/// Users of the configuration, by id and slug. Those without a server have no row in the snapshot.
+#[derive(Debug, Default)]
+pub(crate) struct Members(Mutex<BTreeSet<Member>>);
+
+/// A user and its team, each by id and slug.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Member {
+    team: [String; 2],
+    user: [String; 2],
+}
+
+impl Members {
+    /// Replaces all members.
+    pub(crate) fn set(&self, users: &[GatewayUser]) {
+        let member = |user: &GatewayUser| Member {
+            team: [user.team.to_string(), user.team_slug.to_string()],
+            user: [user.user.to_string(), user.slug.to_string()],
+        };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = users.iter().map(member).collect();
+    }
+
+    /// Checks that the team and the user of a filter exist: a mistyped name is an error and not an empty list.
+    pub(crate) fn check(&self, filter: &Filter, snapshot: &Snapshot) -> Result<(), Box<Failure>> {
+        if filter.team.is_none() && filter.user.is_none() {
+            return Ok(());
+        }
+        let mut members = self.with(snapshot);
+        if let Some(team) = &filter.team {
+            let (of_team, others): (BTreeSet<_>, BTreeSet<_>) =
+                members.into_iter().partition(|member| member.team.contains(team));
+            if of_team.is_empty() {
+                return Err(unknown("team", team, others.iter().map(|member| &member.team)).into());
+            }
+            members = of_team;
+        }
+        match &filter.user {
+            Some(user) if !members.iter().any(|member| member.user.contains(user)) => {
+                Err(unknown("user", user, members.iter().map(|member| &member.user)).into())
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Returns the id of the team with this id or slug.
+    pub(crate) fn team_id(&self, team: &str, snapshot: &Snapshot) -> Option<String> {
+        let is_meant = |member: &Member| member.team.iter().any(|name| name == team);
+        self.with(snapshot).into_iter().find(is_meant).map(|Member { team: [id, _], .. }| id)
+    }
+
+    fn with(&self, snapshot: &Snapshot) -> BTreeSet<Member> {
+        let mut members = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        members.extend(snapshot.iter().map(|view| Member {
+            team: [view.spec.id.team.to_string(), view.spec.team_slug.to_string()],
+            user: [view.spec.id.user.to_string(), view.spec.user_slug.to_string()],
+        }));
+        members
+    }
+}
+
+fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a [String; 2]>) -> Failure {
+    let (ids, slugs): (BTreeSet<&str>, BTreeSet<&str>) = known.map(|[id, slug]| (id.as_str(), slug.as_str())).unzip();
+    let near: Vec<&str> = ids.union(&slugs).copied().collect();
+    let slugs: Vec<&str> = slugs.into_iter().collect();
+    Failure::new("not_found", format!("there is no {what} `{name}`{}", hint(what, name, &near, &slugs)))
+}
+
+/// Names that may have been meant instead of `name`: the nearest of `known`, else the first of `listed`.
+pub(crate) fn hint(what: &str, name: &str, known: &[&str], listed: &[&str]) -> String {
+    match (nearest(name, known), listed) {
+        (Some(near), _) => format!("; did you mean `{near}`?"),
+        (None, []) => format!("; there is no {what} at all"),
+        (None, _) => {
+            let more = if listed.len() > NAMES_MAX { ", …" } else { "" };
+            let listed: Vec<&str> = listed.iter().copied().take(NAMES_MAX).collect();
+            format!("; use one of: {}{more}", listed.join(", "))
+        }
+    }
+}
+
+/// Whether an event is about an instance of the team with this id or slug. An event contains ids; the slugs are only in
+/// the instance's name, SERVER-TEAM-USER-INSTALLATION.
+pub(crate) fn is_of_team(of: &Subject, team: &str) -> bool {
+    of.team_id.as_str() == team || of.process_id.starts_with(&format!("{}-{team}-", of.server_slug))
+}
+
+/// Searches the stored events for the team with this id or slug. Returns its id, or all ids if there is none.
+pub(crate) fn stored_team(directory: &Path, team: &str) -> std::io::Result<Result<String, BTreeSet<String>>> {
+    let by_id = journal::Query { team: Some(team.to_owned()), ..journal::Query::default() };
+    let mut events = journal::read(directory, journal::Query::default())?;
+    let mut ids = BTreeSet::new();
+    for envelope in events.by_ref() {
+        if by_id.matches(&envelope) {
+            return Ok(Ok(team.to_owned()));
+        }
+        let Some(of) = envelope.event.subject() else { continue };
+        if is_of_team(of, team) {
+            return Ok(Ok(of.team_id.to_string()));
+        }
+        if !ids.contains(of.team_id.as_str()) {
+            ids.insert(of.team_id.to_string());
+        }
+    }
+    events.take_error().map_or(Ok(Err(ids)), Err)
+}
 
 /// The one of `all` that is meant.
 pub(crate) fn find<'a, T>(

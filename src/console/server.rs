@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -19,11 +19,11 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{
-    CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED,
-    Reconnected, SatelliteStatus, Selector, StatusReply, ToolEntry,
+    CallRequest, ConfigureRequest, Configured, Ending, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED,
+    Reconnected, RejectedConfiguration, SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
 use super::auth;
-use super::find::find;
+use super::find::{Members, find};
 use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::delivery::Delivery;
@@ -52,6 +52,10 @@ pub(crate) struct Console {
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
+    pub(crate) members: Arc<Members>,
+    pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
+    /// Cancelled to end the satellite.
+    pub(crate) down: CancellationToken,
     /// Cancelled when the runtime has ended: streams tell what is left, and end.
     pub(crate) ending: CancellationToken,
 }
@@ -138,6 +142,7 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
         .route("/v1/auth/revoke", post(auth::revoke))
         .route("/v1/resolve", post(resolve_name))
         .route("/v1/events", get(events))
+        .route("/v1/down", post(down))
         .route("/v1/flush", post(flush))
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(Arc::new(console));
@@ -148,6 +153,7 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
 
 async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Answer<StatusReply> {
     let snapshot = console.runtime.snapshot();
+    console.members.check(&filter, &snapshot).map_err(|failure| Refusal::from(*failure))?;
     let connector = console.connector.clone();
     // It reads a file of the kernel for every process: no work for a thread that others wait for.
     let rows = tokio::task::spawn_blocking(move || {
@@ -156,7 +162,13 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
             let usage = view.pid.and_then(|pid| usage.get(&pid)).copied();
             InstanceStatus::of(view, usage, now)
         };
-        snapshot.iter().filter(|view| filter.admits(&view.spec)).map(row).collect()
+        let mut rows: Vec<_> = snapshot.iter().filter(|view| filter.admits(&view.spec)).map(row).collect();
+        rows.sort_by(|one, other| {
+            let key =
+                |row: &InstanceStatus| [&row.team, &row.server, &row.user, &row.installation_id].map(Clone::clone);
+            key(one).cmp(&key(other))
+        });
+        rows
     });
     let instances = rows.await.map_err(|error| Failure::new("closing", error.to_string()))?;
     let satellite = SatelliteStatus {
@@ -174,12 +186,21 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
             .map(|link| link.status(console.delivery.as_ref().map_or(0, |delivery| delivery.status().backlog))),
         journal: Some(console.journal.status()),
         delivery: console.delivery.as_ref().map(|delivery| delivery.status()),
+        rejected_configuration: console.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone(),
     };
     Ok(Json(StatusReply { satellite, instances }))
 }
 
-async fn tools(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Json<Vec<ToolEntry>> {
+/// Ends the satellite as SIGTERM does.
+async fn down(State(console): State<Arc<Console>>) -> Json<Ending> {
+    tracing::info!("`satellite down` was called");
+    console.down.cancel();
+    Json(Ending { pid: std::process::id() })
+}
+
+async fn tools(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Answer<Vec<ToolEntry>> {
     let snapshot = console.runtime.snapshot();
+    console.members.check(&filter, &snapshot).map_err(|failure| Refusal::from(*failure))?;
     let mut entries = Vec::new();
     for view in snapshot.iter().filter(|view| filter.admits(&view.spec)) {
         let spec = &view.spec;
@@ -195,7 +216,7 @@ async fn tools(State(console): State<Arc<Console>>, Query(filter): Query<Filter>
             });
         }
     }
-    Json(entries)
+    Ok(Json(entries))
 }
 
 async fn clients(State(console): State<Arc<Console>>) -> Json<Vec<ClientStatus>> {
@@ -322,10 +343,7 @@ type Lines = mpsc::Sender<io::Result<Bytes>>;
 
 async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> Result<(), Torn> {
     let snapshot = console.runtime.snapshot();
-    let team = query.team.map(|team| {
-        let known = snapshot.iter().find(|view| view.spec.team_slug.as_str() == team);
-        known.map_or(team, |view| view.spec.id.team.to_string())
-    });
+    let team = query.team.map(|team| console.members.team_id(&team, &snapshot).unwrap_or(team));
     let types = query.types.iter().flat_map(|types| types.split(',')).map(ToOwned::to_owned).collect();
     let mut filter = journal::Query { types, team, instance: query.instance, ..journal::Query::default() };
     let mut news = console.runtime.subscribe();

@@ -202,7 +202,7 @@ impl House {
             let was_not_sent = answer.as_ref().is_err_and(|error| error.fate() == Some(Fate::NotSent));
             if let Err(error) = answer {
                 let (name, error) = (&view.spec.name, view.spec.mask.apply(&error.to_string()));
-                tracing::debug!(installation_name = %name, method = owed.method(), error, "what clients want is refused");
+                tracing::debug!(instance = %name, method = owed.method(), error, "what clients want is refused");
             }
             let mut table = self.table();
             let Some(room) = table.of.get_mut(id) else { return };

@@ -82,3 +82,49 @@ fn what_works_and_was_hardly_meant_is_a_warning() {
     let outcome = home.bare(&["check", "--mcp-json", mcp_json.to_str().unwrap()]).exits(0);
     assert!(outcome.stderr.contains("warning: ") && outcome.stderr.contains("LD_PRELOAD"), "{outcome:#?}");
 }
+
+#[test]
+fn a_command_or_a_directory_that_does_not_exist_is_a_warning_and_with_strict_an_error() {
+    let home = Home::new();
+    let text = format!(
+        r#"
+[[teams]]
+id = "t"
+slug = "acme"
+users = [{{ id = "u", slug = "alice" }}, {{ id = "v", slug = "bob" }}]
+[[teams.installations]]
+id = "good"
+server = "good"
+command = "{SATELLITE}"
+cwd = "/"
+[[teams.installations]]
+id = "lost"
+server = "lost"
+command = "no-such-command-anywhere"
+[[teams.installations]]
+id = "moved"
+server = "moved"
+command = "/no/such/program"
+[[teams.installations]]
+id = "homeless"
+server = "homeless"
+command = "sh"
+cwd = "/no/such/directory"
+"#
+    );
+    let config = home.write("satellite.toml", &text);
+    let check = ["check", "--config", config.to_str().unwrap()];
+    let outcome = home.bare(&check).exits(0);
+    let warnings: Vec<&str> = outcome.stderr.lines().collect();
+    assert_eq!(warnings.len(), 3, "each once, though there are two users: {outcome:#?}");
+    for (warning, said) in warnings.into_iter().zip([
+        "installation `lost` of team `acme`: cannot find executable `no-such-command-anywhere`",
+        "installation `moved` of team `acme`: cannot find executable `/no/such/program`",
+        "installation `homeless` of team `acme`: directory `/no/such/directory` does not exist",
+    ]) {
+        assert!(warning.contains(said), "{said}\n{outcome:#?}");
+    }
+    home.bare(&[&check[..], &["--strict"]].concat()).exits(1);
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    home.bare(&["check", "--strict", "--config", config.to_str().unwrap()]).exits(0);
+}

@@ -83,8 +83,35 @@ fn since_type_and_team_choose_among_them() {
     let two = chosen(&["--type", "mcp.server.started", "--type", "mcp.tools.discovered"]);
     assert_eq!(kinds(&two), ["mcp.tools.discovered", "mcp.server.started"]);
     assert_eq!(chosen(&["--team", "team_acme"]).len(), all.len() - 1, "all but config.refreshed");
-    assert!(chosen(&["--team", "team_globex"]).is_empty());
+    assert_eq!(chosen(&["--team", "acme"]), chosen(&["--team", "team_acme"]));
     satellite.terminate().exits(0);
+    assert_eq!(chosen(&["--team", "acme"]), chosen(&["--team", "team_acme"]), "also without a satellite");
+}
+
+#[test]
+fn a_type_or_a_team_that_does_not_exist_is_bad_input_with_a_hint() {
+    let home = Home::new();
+    let satellite = with_servers(&home, &[("notes", &[])]);
+    let refused = |args: &[&str], said: &str| {
+        let outcome = home.satellite(&[&["events"], args].concat()).exits(2);
+        assert!(outcome.stderr.contains(said) && outcome.stdout.is_empty(), "{said}\n{outcome:#?}");
+    };
+    let check = || {
+        refused(&["--type", "mcp.server.crash"], "did you mean `mcp.server.crashed`?");
+        refused(&["--type", "crashed"], "there is no type of event `crashed`; use one of: mcp.server.status_changed");
+        refused(&["--team", "team_acmy"], "did you mean `team_acme`?");
+    };
+    check();
+    refused(&["--team", "globex"], "there is no team `globex`; use one of: acme");
+    // A team that is gone has a past; one without servers has none yet.
+    home.write("satellite.toml", "[[teams]]\nid = \"t\"\nslug = \"globex\"\nusers = [{ id = \"u\", slug = \"u\" }]\n");
+    home.wait_event(0, "mcp.server.stopped", |event| event["data"]["kind"] == "uninstall");
+    let chosen = |team: &str| home.satellite(&["events", "--json", "--team", team]).exits(0).json_lines();
+    assert!(!chosen("acme").is_empty() && chosen("globex").is_empty());
+    satellite.terminate().exits(0);
+    check();
+    assert!(!chosen("acme").is_empty());
+    refused(&["--team", "globex"], "no stored event is about a team `globex`; use one of: team_acme");
 }
 
 #[test]

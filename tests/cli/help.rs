@@ -6,6 +6,7 @@ use super::support::Home;
 
 const VERBS: [&str; 19] = [
     "run",
+    "down",
     "demo",
     "check",
     "status",

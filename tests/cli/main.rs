@@ -25,5 +25,6 @@ mod sim_server_http;
 mod status;
 #[allow(dead_code, reason = "shared with the tests of what is left behind")]
 mod support;
+mod terminal;
 mod token;
 mod watch;

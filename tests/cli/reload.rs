@@ -86,6 +86,11 @@ fn a_broken_file_changes_nothing_and_says_so_and_a_mended_one_is_taken() {
     satellite.process.wait_stderr(|log| log.contains("nothing was changed") && log.contains("satellite.toml:2:9"));
     let row = home.row("notes").unwrap();
     assert_eq!((&row["status"], pid(&row)), (&"online".into(), pid(&before)));
+    let rejected = || home.satellite(&["status", "--satellite", "--json"]).json()["rejected_configuration"].clone();
+    assert!(rejected()["errors"].as_str().unwrap().contains("satellite.toml:2:9"), "{:#}", rejected());
+    assert!(rejected()["since"].as_str().unwrap().ends_with('Z'));
+    let words = home.satellite(&["status"]).exits(0).stdout;
+    assert!(words.contains("configuration rejected since") && words.contains("satellite.toml:3:1"), "{words}");
 
     fs::remove_file(&config).unwrap();
     assert_eq!(reload(&home, &mut satellite)["type"], "config.error");
@@ -93,6 +98,7 @@ fn a_broken_file_changes_nothing_and_says_so_and_a_mended_one_is_taken() {
 
     home.servers("satellite.toml", &[("notes", &[]), ("added", &[])]);
     assert_eq!(reload(&home, &mut satellite)["type"], "config.refreshed");
+    assert_eq!(rejected(), Value::Null);
     home.wait_online("added");
     assert_eq!(pid(&home.row("notes").unwrap()), pid(&before));
     satellite.terminate().exits(0);

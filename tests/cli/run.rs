@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use super::support::{Home, SATELLITE, pid, wait_for};
 
@@ -90,15 +91,34 @@ fn a_second_run_on_the_same_data_directory_is_refused_and_the_first_goes_on() {
     let before = home.wait_online("notes");
 
     let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(2);
-    for said in
-        ["already running", &format!("pid {}", satellite.pid()), "--data-dir", home.data_dir().to_str().unwrap()]
-    {
+    for said in [
+        "already running",
+        &format!("pid {}", satellite.pid()),
+        "satellite down --data-dir",
+        home.data_dir().to_str().unwrap(),
+    ] {
         assert!(outcome.stderr.contains(said), "{said}: {outcome:#?}");
     }
 
     assert_eq!(pid(&home.wait_online("notes")), pid(&before));
     assert_eq!(home.processes(), [pid(&before)]);
     satellite.terminate().exits(0);
+}
+
+#[test]
+fn down_ends_the_satellite_and_returns_when_its_data_directory_is_free() {
+    let home = Home::new();
+    home.satellite(&["down"]).exits(3);
+    let config = home.servers("satellite.toml", &[("notes", &["--sigterm-delay", "300ms", "--ignore-eof"])]);
+    for _ in 0..2 {
+        let satellite = home.run(&["--config", config.to_str().unwrap()]);
+        home.wait_online("notes");
+        home.satellite(&["down"]).exits(0);
+        assert_eq!(home.processes(), Vec::<i32>::new());
+        satellite.ended().exits(0);
+    }
+    let stopped = home.events().into_iter().rfind(|event| event["type"] == "mcp.server.stopped").unwrap();
+    assert_eq!((&stopped["data"]["kind"], &stopped["data"]["forced"]), (&"shutdown".into(), &false.into()));
 }
 
 #[test]
@@ -189,9 +209,8 @@ fn its_log_is_json_where_stderr_is_no_terminal() {
     let log = satellite.log();
     let online = log.iter().find(|line| line["status"] == "online").unwrap_or_else(|| panic!("{log:#?}"));
     assert_eq!(online["level"], "INFO");
-    assert_eq!(online["installation_name"], "notes-acme-alice-notes");
-    assert_eq!(online["installation_id"], "notes");
-    assert_eq!(online["team_id"], "team_acme");
+    assert_eq!(online["instance"], "notes-acme-alice-notes");
+    assert_eq!((&online["installation_id"], &online["team_id"]), (&Value::Null, &Value::Null), "one name is enough");
     satellite.terminate().exits(0);
 }
 
@@ -203,7 +222,7 @@ fn its_log_is_for_people_by_flag() {
     home.wait_online("notes");
     let log = satellite.process.stderr();
     assert!(log.lines().all(|line| !line.starts_with('{')), "{log}");
-    assert!(log.contains(" INFO ") && log.contains("installation_name=notes-acme-alice-notes"), "{log}");
+    assert!(log.contains(" INFO ") && log.contains("instance=notes-acme-alice-notes"), "{log}");
     assert!(!log.contains('\x1b'), "colour where there is no terminal: {log:?}");
     satellite.terminate().exits(0);
 }
@@ -219,7 +238,7 @@ fn rust_log_says_what_is_logged() {
     let log = satellite.log();
     let [call] = log.as_slice() else { panic!("{log:#?}") };
     assert_eq!(
-        (&call["level"], &call["method"], &call["installation_name"]),
+        (&call["level"], &call["method"], &call["instance"]),
         (&"DEBUG".into(), &"tools/call".into(), &"notes-acme-alice-notes".into())
     );
     assert!(call["duration_ms"].is_u64() && call["request_id"].is_u64(), "{call:#}");

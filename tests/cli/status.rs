@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::support::{Home, Satellite};
+use super::support::{Home, Satellite, pid, send};
 
 /// What scripts build on.
-const KEYS: &str = "instance, installation_id, team, user, server, transport, status, status_message, want, dormant, \
+const KEYS: &str = "instance, installation_id, team, user, server, transport, status, status_message, since, want, dormant, \
                     connection, health, last_check_at, pid, wrapper_pid, isolation, held_by, identity, restarts, exits_in_window, attempt, \
                     next_retry_ms, uptime_seconds, tools, messages, calls, calls_in_flight, errors, last_activity_at, \
                     last_error, last_exit, rss_bytes, cpu_seconds";
@@ -27,7 +28,7 @@ fn the_table_is_plain_where_stdout_is_no_terminal() {
     assert!(!outcome.stdout.contains('\x1b'), "{:?}", outcome.stdout);
     let mut lines = outcome.stdout.lines();
     let head: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
-    assert_eq!(head[..5], ["SERVER", "TEAM", "USER", "STATUS", "PID"]);
+    assert_eq!(head[..6], ["SERVER", "TEAM", "USER", "STATUS", "SINCE", "PID"]);
     let rows: Vec<Vec<&str>> = lines.by_ref().take(4).map(|line| line.split_whitespace().collect()).collect();
     let names: Vec<_> = rows.iter().map(|row| row[..4].join(" ")).collect();
     assert_eq!(
@@ -77,9 +78,34 @@ fn a_team_or_a_user_is_shown_alone_by_slug_or_id() {
     assert_eq!(shown(&["--team", "globex"]), ["notes-globex-alice-g1"]);
     assert_eq!(shown(&["--team", "team_globex"]), ["notes-globex-alice-g1"]);
     assert_eq!(shown(&["--team", "acme", "--user", "bob"]), ["notes-acme-bob-n1"]);
-    assert!(shown(&["--team", "nobody"]).is_empty());
+    for (args, said) in [
+        (&["--team", "acm"][..], "there is no team `acm`; did you mean `acme`?"),
+        (&["--team", "nobody"][..], "there is no team `nobody`; use one of: acme, globex"),
+        (&["--team", "globex", "--user", "bob"][..], "there is no user `bob`"),
+    ] {
+        for verb in ["status", "tools"] {
+            let outcome = home.satellite(&[&[verb], args].concat()).exits(2);
+            assert!(outcome.stderr.contains(said) && outcome.stdout.is_empty(), "{outcome:#?}");
+        }
+    }
     let outcome = home.satellite(&["status", "--team", "globex"]).exits(0);
     assert!(!outcome.stdout.contains("acme") && outcome.stdout.contains("1 of 1 online"), "{outcome:#?}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_status_says_since_when_and_an_error_is_cleared_when_its_server_is_back() {
+    let home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let before = home.wait_online("notes");
+    let since = |row: &Value| row["since"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
+    send(pid(&before), Signal::SIGKILL);
+    let down = home.wait_row("notes", "down", |row| row["status"] != "online");
+    assert!(down["last_error"].as_str().unwrap().contains("killed by SIGKILL"), "{down:#}");
+    let after = home.wait_online("notes");
+    assert!(since(&before) < since(&down) && since(&down) < since(&after), "{before:#}\n{down:#}\n{after:#}");
+    assert_eq!((&after["last_error"], &after["last_exit"]), (&Value::Null, &"killed by SIGKILL".into()));
     satellite.terminate().exits(0);
 }
 

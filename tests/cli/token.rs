@@ -39,9 +39,9 @@ fn where_clients_come_in_and_who_is_told_by_check() {
     for (gateway, told) in [
         ("", "the MCP endpoint is not asked for"),
         ("[gateway]\nlisten = \"off\"\n", "the MCP endpoint is switched off"),
-        ("[gateway]\nlisten = \"[::1]:81\"\n", "http://[::1]:81/mcp: 0 of 1 users can come in with a token"),
+        ("[gateway]\nlisten = \"[::1]:81\"\n", "http://[::1]:81/mcp: 1 of 1 users can come in with a token"),
         ("[gateway]\nauth = \"none\"\n", "http://127.0.0.1:7300/mcp: everybody on this machine is acme/alice"),
-        ("[gateway]\npublic_url = \"https://mcp.example.com\"\n", "is https://mcp.example.com/mcp: 0 of 1 users"),
+        ("[gateway]\npublic_url = \"https://mcp.example.com\"\n", "is https://mcp.example.com/mcp: 1 of 1 users"),
     ] {
         let config = home.write("satellite.toml", &format!("{gateway}{users}"));
         let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
@@ -58,4 +58,31 @@ fn a_place_that_is_open_to_others_by_no_name_is_refused_before_anything_starts()
     assert!(outcome.stderr.contains("0.0.0.0:7300") && outcome.stderr.contains("hosts = "), "{outcome:#?}");
     home.satellite(&["run", "--config", config.to_str().unwrap(), "--listen", "localhost"]).exits(2);
     assert!(home.processes().is_empty());
+}
+
+#[test]
+fn an_endpoint_of_one_user_without_a_token_has_one_that_the_satellite_creates() {
+    let home = Home::new();
+    let servers = std::fs::read_to_string(home.servers("servers.toml", &[("notes", &[])])).unwrap();
+    let config = home.write("satellite.toml", &format!("[gateway]\nlisten = \"127.0.0.1:0\"\n{servers}"));
+    let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
+    assert!(outcome.stdout.contains("`satellite run` keeps the token of acme/alice"), "{outcome:#?}");
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let file = home.data_dir().join("token");
+    let greeting = satellite.greeted();
+    assert!(greeting.contains("/mcp") && greeting.contains(file.to_str().unwrap()), "{greeting}");
+    assert!(std::fs::read_to_string(file).unwrap().trim().len() >= 22);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn an_endpoint_of_several_users_without_a_token_is_warned_about() {
+    let home = Home::new();
+    let text = "[gateway]\n[[teams]]\nid = \"t\"\nslug = \"acme\"\n\
+                users = [{ id = \"u\", slug = \"alice\" }, { id = \"v\", slug = \"bob\" }]\n";
+    let config = home.write("satellite.toml", text);
+    let check = ["check", "--config", config.to_str().unwrap()];
+    let outcome = home.bare(&check).exits(0);
+    assert!(outcome.stderr.contains("no user has a token; run `satellite token`"), "{outcome:#?}");
+    home.bare(&[&check[..], &["--strict"]].concat()).exits(1);
 }

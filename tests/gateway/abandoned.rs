@@ -42,7 +42,7 @@ impl Drop for Satellite {
 fn write_config(dir: &Path, session_idle: &str) {
     let text = format!(
         "[gateway]\nlisten = \"127.0.0.1:0\"\nsession_idle = \"{session_idle}\"\nsessions_max = 20000\n\
-         sessions_per_user_max = 20000\nrequests_per_second = 0\n[[teams]]\nid = \"t\"\nslug = \"acme\"\n\
+         sessions_per_user_max = 20000\nrequests_per_second = \"off\"\n[[teams]]\nid = \"t\"\nslug = \"acme\"\n\
          [[teams.users]]\nid = \"u\"\nslug = \"alice\"\ntoken = \"env:ABANDONED_TOKEN\"\n"
     );
     fs::write(dir.join("satellite.toml"), text).unwrap();

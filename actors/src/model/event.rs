@@ -389,6 +389,36 @@ pub enum Event {
 }
 
 impl Event {
+    /// The names of all events on the wire.
+    pub const KINDS: [&'static str; 26] = [
+        "mcp.server.status_changed",
+        "mcp.server.started",
+        "mcp.server.stopped",
+        "mcp.server.exited",
+        "mcp.server.crashed",
+        "mcp.server.restarted",
+        "mcp.server.permanently_failed",
+        "mcp.server.dormant",
+        "mcp.server.respawned",
+        "mcp.server.disconnected",
+        "mcp.server.reconnecting",
+        "mcp.server.reconnected",
+        "mcp.server.health_degraded",
+        "mcp.server.health_restored",
+        "mcp.server.logs",
+        "mcp.request.logs",
+        "mcp.tool.executed",
+        "mcp.tools.discovered",
+        "mcp.tools.updated",
+        "mcp.client.connected",
+        "mcp.client.disconnected",
+        "mcp.team.throttled",
+        "mcp.team.unthrottled",
+        "config.refreshed",
+        "config.error",
+        "events.dropped",
+    ];
+
     /// The instance that the event is about.
     pub fn subject(&self) -> Option<&Subject> {
         match self {

@@ -200,12 +200,17 @@ impl Default for WatchdogPolicy {
 /// When a server that nobody needs is put to sleep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdlePolicy {
-    /// No call and no message of the server for this long.
+    /// No call and no message of the server for this long; [`Self::OFF`] keeps the server running.
     pub idle: Duration,
     /// Never before it has been ready for this long.
     pub grace: Duration,
     /// How often is looked.
     pub sweep: Duration,
+}
+
+impl IdlePolicy {
+    /// The value of `idle` with which a server is never put to sleep.
+    pub const OFF: Duration = Duration::MAX;
 }
 
 impl Default for IdlePolicy {

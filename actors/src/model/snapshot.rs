@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use jiff::Timestamp;
+
 use super::catalogue::{Catalogue, Revisions};
 use super::event::Subject;
 use super::ids::{InstallationId, InstanceId, TeamId, UserId};
@@ -47,6 +49,8 @@ pub struct InstanceView {
     pub message: Option<String>,
     /// The next step, where waiting does not help.
     pub remedy: Option<Remedy>,
+    /// The time at which the instance entered this status.
+    pub since: Timestamp,
     /// What a person wants of it.
     pub want: Want,
     /// Whether it sleeps or is being woken; shown beside `online`.
@@ -81,7 +85,7 @@ pub struct InstanceView {
     pub(crate) draining: Option<CallPort>,
     /// Live counters.
     pub counters: Arc<Counters>,
-    /// What went wrong last.
+    /// The last failure; `None` once the instance is healthy again.
     pub last_error: Option<String>,
     /// How the last run ended.
     pub last_exit: Option<String>,
@@ -171,6 +175,7 @@ mod tests {
             status,
             message: None,
             remedy: None,
+            since: Timestamp::UNIX_EPOCH,
             want: Want::Running,
             dormant: false,
             connection: None,

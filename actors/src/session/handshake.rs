@@ -114,7 +114,7 @@ impl<O: Outlet> Conversation<O> {
         if may {
             let other = self.era.other();
             tracing::debug!(
-                installation_name = %self.spec.name, refused = self.era.opening(), next = other.opening(),
+                instance = %self.spec.name, refused = self.era.opening(), next = other.opening(),
                 "the server may be of another era of the protocol"
             );
             self.opening.other = Some(refused.clone());
@@ -223,7 +223,7 @@ impl<O: Outlet> Conversation<O> {
     fn begin(&mut self, server: ServerInfo, offers: Offers) {
         let ServerInfo { name, version, protocol, .. } = &server;
         tracing::debug!(
-            installation_name = %self.spec.name, server = quoted(&self.spec.mask, name),
+            instance = %self.spec.name, server = quoted(&self.spec.mask, name),
             version = quoted(&self.spec.mask, version), %protocol, "initialized"
         );
         self.opening = Opening::default();

@@ -297,7 +297,7 @@ impl<O: Outlet> Conversation<O> {
         let (spec, kind) = (self.spec.clone(), reading.kind);
         let left_out = |why: &str, what: &str| {
             let (why, list) = (quoted(&spec.mask, why), kind.method());
-            tracing::warn!(installation_name = %spec.name, list, why, "{what}");
+            tracing::warn!(instance = %spec.name, list, why, "{what}");
         };
         let skipped = |why: String| left_out(&why, "an entry without a usable definition is left out");
         let page = match answer {
@@ -355,7 +355,7 @@ impl<O: Outlet> Conversation<O> {
                 if let Some(news) = self.lists.news(catalogue) {
                     for (list, why) in news.unread.iter().map(|list| list.method()).zip(unread.whys) {
                         let what = "a list that cannot be read is left as it was known before";
-                        tracing::warn!(installation_name = %spec.name, list, why, "{what}");
+                        tracing::warn!(instance = %spec.name, list, why, "{what}");
                     }
                     (self.news)(News::Discovered(news));
                 }
@@ -524,7 +524,7 @@ impl<O: Outlet> Conversation<O> {
                 // It may be anything: it is not even masked where nobody looks.
                 if tracing::enabled!(tracing::Level::TRACE) {
                     let method = quoted(&self.spec.mask, method.unwrap_or_default());
-                    tracing::trace!(installation_name = %self.spec.name, method, "notification");
+                    tracing::trace!(instance = %self.spec.name, method, "notification");
                 }
                 self.hear(view, text, of);
             }
@@ -549,7 +549,7 @@ impl<O: Outlet> Conversation<O> {
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
             let text = quoted(&self.spec.mask, &String::from_utf8_lossy(&message[..message.len().min(64 * 1024)]));
             let why = quoted(&self.spec.mask, why);
-            tracing::warn!(installation_name = %self.spec.name, why, line = text, count = before + 1, "what the server sent is skipped");
+            tracing::warn!(instance = %self.spec.name, why, line = text, count = before + 1, "what the server sent is skipped");
             if self.initialized.is_none()
                 && self.printed.is_some()
                 && let Some(line) = excerpt(&text, &self.spec.mask)

@@ -173,7 +173,7 @@ impl<O: Outlet> Conversation<O> {
                     self.outlet.tell(&[message.text()]);
                 } else {
                     // Nobody waits for it, and what a server does not read must not fill our memory.
-                    tracing::debug!(installation_name = %self.spec.name, "the server reads nothing; a notification is dropped");
+                    tracing::debug!(instance = %self.spec.name, "the server reads nothing; a notification is dropped");
                 }
                 drop(place);
             }

@@ -311,7 +311,7 @@ impl Session {
         self.process.kill();
         self.writer = None;
         if !self.is_gone_within(KILL_PATIENCE, KILL_PATIENCE).await {
-            tracing::error!(installation_name = %self.talk.spec.name, pid = self.process.pid(), "the process does not die; it is left to the kernel");
+            tracing::error!(instance = %self.talk.spec.name, pid = self.process.pid(), "the process does not die; it is left to the kernel");
             return exit;
         }
         let end = self.process.ended().await;

@@ -474,6 +474,32 @@ fn satellites_path() -> OsString {
     path
 }
 
+/// Finds the program of a server as starting it would. `directory` is the server's own, `given` its `PATH`.
+pub(crate) fn find_program(
+    command: &str,
+    directory: Option<&str>,
+    given: Option<&Secret>,
+    is_production: bool,
+    in_sandbox: bool,
+) -> Result<PathBuf, String> {
+    let given = given.map(|path| OsString::from(path.expose()));
+    let path = match (is_production, in_sandbox) {
+        (true, _) => Some(satellites_path()),
+        (false, true) => given.or_else(|| Some(SANDBOX_PATH.into())),
+        (false, false) => given.or_else(|| std::env::var_os("PATH")),
+    };
+    let path = path.as_deref();
+    match directory {
+        // Without a sandbox a process changes to its directory first.
+        Some(directory) if !is_production && command.contains('/') => {
+            let file = Path::new(directory).join(command);
+            resolve(&file.to_string_lossy(), path)
+        }
+        Some(_) | None if command.contains('/') => resolve(command, path),
+        Some(_) | None => resolve(command, path).map_err(|_| "it is in no directory of PATH".to_owned()),
+    }
+}
+
 fn which(command: &str) -> Result<PathBuf, String> {
     resolve(command, std::env::var_os("PATH").as_deref())
 }

@@ -78,7 +78,7 @@ pub struct Slot {
     pub restarts: u64,
     /// How the last run ended.
     pub last_exit: Option<String>,
-    /// What went wrong last.
+    /// The last failure; `None` once the instance is healthy again.
     pub last_error: Option<String>,
     /// When the current run was initialized.
     pub initialized_at: Option<Instant>,
@@ -359,6 +359,7 @@ impl Slot {
 
     fn ready(&mut self, now: Instant, run: Run, why: &Why, since: Instant, out: &mut Vec<Effect>) {
         self.opens(now, run);
+        self.clear_error();
         let first = !std::mem::replace(&mut self.was_ready, true);
         self.told_connected = self.is_remote();
         let attempts = std::mem::take(&mut self.attempts);
@@ -391,6 +392,14 @@ impl Slot {
         let called = std::mem::take(&mut self.called);
         if self.spec.keep == Keep::Lazy && !called && !self.is_remote() {
             out.push(Effect::TrySleep { run, idle: Duration::ZERO });
+        }
+    }
+
+    /// Clears the last failure of an instance that is healthy again. The reason why a new configuration did not come up
+    /// stays as long as the old configuration runs in its place.
+    fn clear_error(&mut self) {
+        if self.refused.is_none() {
+            self.last_error = None;
         }
     }
 

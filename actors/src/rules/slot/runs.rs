@@ -137,6 +137,7 @@ impl Slot {
 
     pub(super) fn learn(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<Effect>) {
         self.recalled = false;
+        self.clear_error();
         let catalogue = match &self.catalogue {
             Some(before) if !catalogue.unread.is_empty() => Arc::new(catalogue.kept_from(before)),
             Some(_) | None => catalogue,

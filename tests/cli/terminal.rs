@@ -1,0 +1,272 @@
+//! The command line on a real terminal: a pseudo-terminal with a size, which can be closed.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+
+use nix::libc::O_NOCTTY;
+use nix::sys::signal::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use serde_json::Value;
+
+use super::support::{Home, Outcome, Running, send, wait_for};
+
+/// A terminal that nobody looks at; it hangs up when it is dropped.
+struct Terminal {
+    master: File,
+    slave: File,
+}
+
+impl Terminal {
+    fn open(columns: u16, rows: u16) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        tcsetwinsize(&master, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let path = ptsname(&master, Vec::new()).unwrap();
+        let slave = File::options().read(true).write(true).custom_flags(O_NOCTTY).open(path.to_str().unwrap());
+        Self { master: master.into(), slave: slave.unwrap() }
+    }
+
+    fn slave(&self) -> File {
+        self.slave.try_clone().unwrap()
+    }
+
+    /// Starts a program with its input and output here.
+    fn show(self, mut command: Command) -> Shown {
+        command.stdin(self.slave()).stdout(self.slave()).stderr(self.slave());
+        let child = command.spawn().unwrap();
+        drop(command);
+        let text = Arc::<Mutex<Vec<u8>>>::default();
+        let (seen, Self { mut master, slave }) = (Arc::clone(&text), self);
+        drop(slave);
+        let reader = std::thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            // An error says that no program has the terminal open any more.
+            while let Ok(1..) = master.read(&mut chunk).inspect(|count| {
+                seen.lock().unwrap().extend_from_slice(&chunk[..*count]);
+            }) {}
+        });
+        Shown { child, text, reader }
+    }
+
+    /// Starts a program that leads a session of its own with this as its controlling terminal.
+    fn lead(&self, home: &mut Home, through: &[&str], args: &[&str]) -> Led {
+        home.started_by = ["setsid", "--ctty"].iter().chain(through).map(|word| (*word).to_owned()).collect();
+        let mut command = home.command(args);
+        home.started_by.clear();
+        command.arg("--data-dir").arg(home.data_dir()).stdin(self.slave());
+        Led(home.start(command))
+    }
+}
+
+/// A program on a terminal, and everything that it has written there.
+struct Shown {
+    child: Child,
+    text: Arc<Mutex<Vec<u8>>>,
+    reader: std::thread::JoinHandle<()>,
+}
+
+impl Shown {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned()
+    }
+
+    /// Waits for its end; its exit code and all that it wrote.
+    fn ended(mut self) -> (Option<i32>, String) {
+        let code = self.child.wait().unwrap().code();
+        self.reader.join().unwrap();
+        (code, String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned())
+    }
+}
+
+/// A satellite that leads a session. A test that fails leaves nothing running.
+struct Led(Running);
+
+impl Led {
+    #[track_caller]
+    fn ended(mut self) {
+        wait_for("its end", || (!self.0.is_running()).then_some(()), String::new);
+    }
+}
+
+impl Drop for Led {
+    fn drop(&mut self) {
+        self.0.signal(Signal::SIGKILL);
+    }
+}
+
+fn refreshed(home: &Home) -> usize {
+    home.events().iter().filter(|event| event["type"] == "config.refreshed").count()
+}
+
+fn reloads(home: &Home, pid: i32) {
+    let before = refreshed(home);
+    send(pid, Signal::SIGHUP);
+    wait_for("a reload", || (refreshed(home) > before).then_some(()), || format!("{:#?}", home.events()));
+}
+
+#[test]
+fn a_satellite_ends_when_its_terminal_is_closed_and_reloads_on_sighup_before_that() {
+    let mut home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let terminal = Terminal::open(80, 24);
+    let led = terminal.lead(&mut home, &[], &["run", "--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    reloads(&home, led.0.pid());
+    drop(terminal);
+    led.ended();
+    assert_eq!(home.processes(), Vec::<i32>::new());
+    let stopped = home.events().into_iter().rfind(|event| event["type"] == "mcp.server.stopped").unwrap();
+    assert_eq!(stopped["data"]["kind"], "shutdown");
+}
+
+#[test]
+fn a_satellite_of_nohup_survives_its_terminal_and_reloads_on_sighup() {
+    let mut home = Home::new();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let terminal = Terminal::open(80, 24);
+    let led = terminal.lead(&mut home, &["nohup"], &["run", "--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    drop(terminal);
+    let about = home.satellite(&["status", "--satellite", "--json"]).exits(0).json();
+    reloads(&home, i32::try_from(about["pid"].as_i64().unwrap()).unwrap());
+    home.satellite(&["down"]).exits(0);
+    led.ended();
+}
+
+/// A line as it is seen: without colours.
+fn plain(line: &str) -> String {
+    let mut parts = line.trim_end_matches('\r').split("\x1b[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |line, part| {
+        line + part.trim_start_matches(|letter: char| !letter.is_alphabetic()).get(1..).unwrap_or_default()
+    })
+}
+
+fn with_a_failing_server(home: &Home) -> String {
+    let text = include_str!("../fixtures/cli/two_teams.toml");
+    let failing = "\n[[teams.installations]]\nid = \"x1\"\nserver = \"a-server-with-a-long-name\"\ncommand = \
+                   \"/no/such/directory/with/a/rather/long/name/and/no/such/executable/in/it\"\n";
+    let quick = "[policy.restart]\nmax_crashes = 1\n";
+    home.write("satellite.toml", &format!("{quick}{text}{failing}")).to_str().unwrap().to_owned()
+}
+
+fn settled(home: &Home) {
+    home.wait_status("a-server-with-a-long-name", "permanently_failed");
+    let online = || home.rows().iter().filter(|row| row["status"] == "online").count();
+    wait_for("the others", || (online() == 4).then_some(()), || format!("{:#?}", home.rows()));
+}
+
+#[test]
+fn the_table_fits_the_window_and_messages_are_below_their_server() {
+    let home = Home::new();
+    let satellite = home.run(&["--config", &with_a_failing_server(&home)]);
+    settled(&home);
+    let mut columns = Vec::new();
+    for width in [80, 100, 200] {
+        let mut command = home.command(&["status"]);
+        command.arg("--data-dir").arg(home.data_dir());
+        let (code, text) = Terminal::open(width, 24).show(command).ended();
+        assert_eq!(code, Some(0), "{text}");
+        let lines: Vec<String> = text.lines().map(plain).take_while(|line| !line.is_empty()).collect();
+        for line in &lines {
+            assert!(line.chars().count() <= usize::from(width), "{width}: {line:?}");
+        }
+        let at = lines.iter().position(|line| line.contains("a-server-with-a-long-name")).unwrap();
+        assert!(lines[at].contains("permanently_failed"), "{lines:#?}");
+        assert!(lines[at + 1].starts_with("    "), "{lines:#?}");
+        columns.push(lines[0].split_whitespace().count());
+    }
+    assert!(columns[0] < columns[1] && columns[1] < columns[2], "{columns:?}");
+    let piped = home.satellite(&["status"]).exits(0).stdout;
+    let head: Vec<&str> = piped.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(
+        head,
+        ["SERVER", "TEAM", "USER", "STATUS", "SINCE", "PID", "UPTIME", "TOOLS", "CALLS", "RESTARTS", "MEMORY"]
+    );
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn watch_draws_on_the_alternate_screen_within_the_window_and_restores_the_terminal() {
+    let home = Home::new();
+    let satellite = home.run(&["--config", &with_a_failing_server(&home)]);
+    settled(&home);
+    let mut command = home.command(&["status", "--watch"]);
+    command.arg("--data-dir").arg(home.data_dir());
+    let rows = 7;
+    let shown = Terminal::open(100, rows).show(command);
+    let frames = |text: &str| text.split("\x1b[H").skip(1).map(ToOwned::to_owned).collect::<Vec<_>>();
+    wait_for("two frames", || (frames(&shown.text()).len() > 2).then_some(()), || shown.text());
+    send(i32::try_from(shown.child.id()).unwrap(), Signal::SIGINT);
+    let (code, text) = shown.ended();
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("\x1b[?1049h") && text.trim_end().ends_with("\x1b[?1049l"), "{text:?}");
+    for frame in frames(&text) {
+        let lines: Vec<String> = frame.split("\r\n").map(plain).collect();
+        assert!(lines.len() <= usize::from(rows), "{lines:#?}");
+        assert!(frame.contains("more than the window shows") && frame.contains("4 of 5 online"), "{lines:#?}");
+    }
+    satellite.terminate().exits(0);
+}
+
+/// A server whose name of a tool, description, result and log contain control characters and bidirectional marks, as
+/// bytes of UTF-8.
+const HOSTILE: &str = r#"#!/bin/sh
+printf '\033[31mred \302\233 \342\200\256log\n' >&2
+while read -r line; do
+  id=$(printf '%s' "$line" | sed -n 's/.*"id":\([0-9]*\).*/\1/p')
+  case "$line" in
+    *'"initialize"'*) printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"hostile","version":"1"}}}\n' "$id" ;;
+    *'"tools/list"'*) printf '{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"plain","inputSchema":{"type":"object"}},{"name":"na\342\200\256me","description":"\302\233 \342\201\246text","inputSchema":{"type":"object"}}]}}\n' "$id" ;;
+    *'"tools/call"'*) printf '{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"\302\233 \342\200\256txt"}]}}\n' "$id" ;;
+    *'"ping"'*) printf '{"jsonrpc":"2.0","id":%s,"result":{}}\n' "$id" ;;
+  esac
+done
+"#;
+
+#[track_caller]
+fn harmless(outcome: &Outcome) {
+    let controls = |letter: char| letter.is_control() && letter != '\n' || "\u{202e}\u{2066}".contains(letter);
+    for text in [&outcome.stdout, &outcome.stderr] {
+        assert!(!text.chars().any(controls), "{outcome:#?}");
+    }
+}
+
+#[test]
+fn nothing_of_a_server_controls_the_terminal_and_json_keeps_it_as_escapes() {
+    let home = Home::new();
+    let script = home.path().join("hostile.sh");
+    std::fs::write(&script, HOSTILE).unwrap();
+    let text = format!(
+        "[policy.logs]\nbatch_delay = \"100ms\"\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n\
+         users = [{{ id = \"u\", slug = \"alice\" }}]\n[[teams.installations]]\nid = \"h\"\nserver = \"hostile\"\n\
+         command = \"/bin/sh\"\nargs = [{:?}]\n",
+        script.to_str().unwrap()
+    );
+    let config = home.write("satellite.toml", &text);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("hostile");
+    home.wait_event(0, "mcp.server.logs", |_| true);
+    for verb in [&["tools"][..], &["events"], &["logs", "hostile"], &["status"], &["call", "hostile", "plain"]] {
+        let outcome = home.satellite(verb).exits(0);
+        harmless(&outcome);
+        let json = match verb {
+            ["call", ..] => outcome,
+            _ => home.satellite(&[verb, &["--json"]].concat()).exits(0),
+        };
+        harmless(&json);
+        let hidden = match verb {
+            ["tools"] => json.json().to_string().contains("na\u{202e}me"),
+            ["call", ..] => json.json()["content"][0]["text"] == Value::from("\u{9b} \u{202e}txt"),
+            ["status"] => true,
+            _ => json.json_lines().iter().any(|line| line.to_string().contains("\u{202e}log")),
+        };
+        assert!(hidden, "{verb:?}: {json:#?}");
+    }
+    satellite.terminate().exits(0);
+}
