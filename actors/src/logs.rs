@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::watch;
 use tokio::time::{Duration, Instant};
 
 use crate::batcher::Emitter;
 use crate::model::event::{Event, LogLevel, LogLine, Subject};
 use crate::model::policy::LogPolicy;
 use crate::model::secret::Mask;
+use crate::model::spec::InstanceSpec;
 
 /// Small, because an idle server's stderr holds it; grown while reads fill it.
 const READ_SIZE: usize = 1024;
@@ -18,14 +20,14 @@ const READ_SIZE_MAX: usize = 64 * 1024;
 const LIMIT_WINDOW: Duration = Duration::from_secs(1);
 const SUMMARY_EVERY: Duration = Duration::from_secs(60);
 
-/// Reads `stderr` to its end.
+/// Reads `stderr` to its end. The policy and the mask are those of the last specification in `spec`.
 pub(crate) async fn drain(
     mut stderr: impl AsyncRead + Unpin,
-    policy: LogPolicy,
-    mask: Mask,
+    mut spec: watch::Receiver<Arc<InstanceSpec>>,
     of: Arc<Subject>,
     events: Emitter,
 ) {
+    let (policy, mask) = of_spec(&mut spec);
     let mut keeper = Keeper::new(policy, mask, of, events);
     let mut chunk = Vec::with_capacity(READ_SIZE);
     loop {
@@ -42,7 +44,13 @@ pub(crate) async fn drain(
         match read {
             // The keeper tells what it still has when it is dropped, also if this task is cut short.
             Ok(0) | Err(_) => return,
-            Ok(_) => keeper.take(&chunk),
+            Ok(_) => {
+                // An error means that the worker has ended: what is still read is kept as before.
+                if let Ok(true) = spec.has_changed() {
+                    (keeper.policy, keeper.mask) = of_spec(&mut spec);
+                }
+                keeper.take(&chunk);
+            }
         }
         let filled = chunk.len() == chunk.capacity();
         match chunk.capacity() {
@@ -51,6 +59,11 @@ pub(crate) async fn drain(
             _ => chunk.clear(),
         }
     }
+}
+
+fn of_spec(spec: &mut watch::Receiver<Arc<InstanceSpec>>) -> (LogPolicy, Mask) {
+    let spec = spec.borrow_and_update();
+    (spec.policy.logs.clone(), spec.mask.clone())
 }
 
 /// What is kept of the stream.

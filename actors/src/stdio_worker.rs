@@ -6,15 +6,17 @@
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
 use futures::FutureExt;
 use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::calls::{CallPort, PortEnd};
 use crate::model::exit::{ExitCause, WorkerExit};
+use crate::model::spec::InstanceSpec;
 use crate::seam::{Link, OpenError};
 use crate::session::{Control, stdio};
 use crate::tasks::{Tasks, panic_text};
@@ -25,6 +27,8 @@ pub(crate) struct StdioWorker;
 
 pub(crate) struct State {
     args: Args,
+    /// The specification that the run goes by: the one that it was started with, or a later one.
+    spec: watch::Sender<Arc<InstanceSpec>>,
     since: Instant,
     /// The session's ends of its channels, until there is a session.
     waiting: Option<(PortEnd, mpsc::UnboundedReceiver<Control>)>,
@@ -60,7 +64,8 @@ impl Actor for StdioWorker {
             let _ = cast!(myself, Msg::Opened(opened));
         });
         let waiting = Some((end, controlled));
-        Ok(State { args, since: Instant::now(), waiting, port, control, tasks, guard: None, exit: None })
+        let spec = watch::Sender::new(args.spec.clone());
+        Ok(State { args, spec, since: Instant::now(), waiting, port, control, tasks, guard: None, exit: None })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -71,8 +76,13 @@ impl Actor for StdioWorker {
             Msg::Control(Control::Stop) if state.waiting.is_some() => {
                 state.end(WorkerExit::because(ExitCause::Asked), &myself);
             }
-            // A session that is no longer there has ended anyway.
-            Msg::Control(control) => drop(state.control.send(control)),
+            Msg::Control(control) => {
+                if let Control::Adopt(spec) = &control {
+                    state.spec.send_replace(spec.clone());
+                }
+                // A session that is no longer there has ended anyway.
+                drop(state.control.send(control));
+            }
             Msg::Over(exit) => state.end(exit, &myself),
             Msg::Panic => std::panic::panic_any("asked to panic"),
         }
@@ -94,8 +104,7 @@ impl State {
         // Dropped by the task that drains stderr when that has ended; at once if there is none.
         let (draining, drained) = oneshot::channel::<Infallible>();
         if let Some(stderr) = link.stderr {
-            let (policy, mask) = (spec.policy.logs.clone(), spec.mask.clone());
-            let drain = logs::drain(stderr, policy, mask, subject.clone(), events.clone());
+            let drain = logs::drain(stderr, self.spec.subscribe(), subject.clone(), events.clone());
             self.tasks.spawn(async move {
                 drain.await;
                 drop(draining);

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 18] = [
+const VERBS: [&str; 20] = [
     "run",
     "demo",
     "check",
@@ -17,6 +17,8 @@ const VERBS: [&str; 18] = [
     "stop",
     "start",
     "reconnect",
+    "reload",
+    "prune",
     "auth",
     "token",
     "backend",

@@ -405,14 +405,17 @@ impl Slot {
     }
 
     fn opens(&mut self, now: Instant, run: Run) {
-        let policy = &self.spec.policy.idle;
-        let look_at = match self.spec.keep {
+        self.phase = Phase::Ready { run, since: now, look_at: self.first_look(now) };
+    }
+
+    /// When a run that has been ready since then is looked at whether anybody needs it.
+    fn first_look(&self, ready: Instant) -> Option<Instant> {
+        match self.spec.keep {
             // Nothing is saved by a connection that sleeps.
             Keep::Listed | Keep::Lazy if self.is_remote() => None,
-            Keep::Listed | Keep::Lazy => idle::first_look(policy, now),
+            Keep::Listed | Keep::Lazy => idle::first_look(&self.spec.policy.idle, ready),
             Keep::AlwaysOn => None,
-        };
-        self.phase = Phase::Ready { run, since: now, look_at };
+        }
     }
 
     /// Ends the run that is there, and what is beside it. One that was to sleep is being ended already.
@@ -452,8 +455,9 @@ impl Slot {
 
     fn missing_message(&self) -> String {
         let (name, missing) = (&self.spec.name, &self.spec.missing);
+        let stopped = if self.want == Want::Stopped { "stopped, and " } else { "" };
         format!(
-            "waiting for its user to give {}: `satellite configure {name} {}`",
+            "{stopped}waiting for its user to give {}: `satellite configure {name} {}`",
             missing.join(", "),
             missing.join(" ")
         )
