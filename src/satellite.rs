@@ -461,19 +461,18 @@ impl Satellite {
         Ok(accepted)
     }
 
-    /// Says so if a plan removes more than half of at least four instances. Those that `expected` admits are removed by
-    /// somebody who has named them.
+    /// Says so if a plan removes more than half of at least four instances. Those that `expected` admits are not counted as
+    /// removed: somebody has named them.
     fn removes_most(&self, plan: &Plan, expected: Option<&Scope>) -> Option<String> {
         let wanted = plan.ids();
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let is_expected = |id: &InstanceId| {
             expected.is_some_and(|scope| scope.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str()))
         };
-        let before = known.iter().filter(|id| !is_expected(id));
-        let (all, removed) = before
-            .fold((0_usize, 0_usize), |(all, removed), id| (all + 1, removed + usize::from(!wanted.contains(id))));
-        (all >= REMOVAL_GUARD_MIN && removed * 2 > all)
-            .then(|| format!("the configuration removes {removed} of {all} servers, so nothing was changed"))
+        let all = known.len();
+        let removed = known.iter().filter(|id| !wanted.contains(*id) && !is_expected(id)).count();
+        let most = all >= REMOVAL_GUARD_MIN && removed * 2 > all;
+        most.then(|| format!("the configuration removes {removed} of {all} servers, so nothing was changed"))
     }
 
     /// The next request of a person for a reload. Never, once nobody can ask any more.
