@@ -147,7 +147,8 @@ pub(crate) struct Eraser {
     runtime: RuntimeHandle,
     /// Held while something is erased, so that no configuration brings an instance back meanwhile.
     applied: Arc<tokio::sync::Mutex<Applied>>,
-    retention: Mutex<Duration>,
+    /// None before a complete configuration was taken on: then nothing is erased.
+    retention: Mutex<Option<Duration>>,
     changed: Notify,
 }
 
@@ -168,7 +169,7 @@ impl Eraser {
 
     /// Takes in what is configured now, and how long the data of everything else is kept. Waits for the disk.
     pub(crate) fn configured(&self, configured: &HashSet<InstanceId>, retention: Duration) {
-        *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = retention;
+        *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = Some(retention);
         let mut present: BTreeSet<InstanceId> = self.values.instances();
         present.extend(self.grants.instances());
         present.extend(self.connector.homes());
@@ -182,7 +183,8 @@ impl Eraser {
         // An error means that it panicked: the next start clears what is left.
         let _ = tokio::task::spawn_blocking(move || this.connector.erase_set_aside()).await;
         loop {
-            let wait = self.list.next_due(self.retention(), Timestamp::now()).unwrap_or(LOOK_INTERVAL);
+            let next = self.retention().and_then(|retention| self.list.next_due(retention, Timestamp::now()));
+            let wait = next.unwrap_or(LOOK_INTERVAL);
             // Due already: it was tried before, and something kept it from being erased.
             let wait = if wait.is_zero() { RETRY_INTERVAL } else { wait.min(LOOK_INTERVAL) };
             tokio::select! {
@@ -195,15 +197,19 @@ impl Eraser {
 
     /// Erases whatever is due now.
     pub(crate) async fn erase_due(self: &Arc<Self>) {
-        if !self.list.due(self.retention(), Timestamp::now()).is_empty() {
+        let Some(retention) = self.retention() else { return };
+        if !self.list.due(retention, Timestamp::now()).is_empty() {
             let this = self.clone();
-            self.erase(move || this.list.due(this.retention(), Timestamp::now())).await;
+            self.erase(move || this.list.due(retention, Timestamp::now())).await;
         }
     }
 
     /// Erases everything that is listed and that `admits` admits, whatever is left of its retention. Returns what was
     /// erased.
     pub(crate) async fn erase_now(self: &Arc<Self>, admits: impl Fn(&InstanceId) -> bool) -> Vec<InstanceId> {
+        if self.retention().is_none() {
+            return Vec::new(); // Nobody has said yet what is configured.
+        }
         let chosen: Vec<InstanceId> = self.list.listed().into_iter().filter(|id| admits(id)).collect();
         let this = self.clone();
         // One that was configured again meanwhile is listed no more.
@@ -247,7 +253,7 @@ impl Eraser {
         ids
     }
 
-    fn retention(&self) -> Duration {
+    fn retention(&self) -> Option<Duration> {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -802,6 +802,27 @@ fn one_that_sleeps_is_started_when_it_is_to_sleep_no_more() {
 }
 
 #[test]
+fn another_policy_of_a_configuration_that_is_being_rolled_out_rolls_out_nothing_else() {
+    let version = |number: u8, max_crashes: usize| {
+        spec(move |config| {
+            rolling(number)(config);
+            Arc::make_mut(&mut config.policy).restart.max_crashes = max_crashes;
+        })
+    };
+    let mut life = Life::of(version(1, 3)).ready().then(Input::Update(version(2, 3)));
+    assert!(life.tell(Input::Update(version(2, 4))).is_empty(), "it waits for its permit still");
+    life = life.granted();
+    let run = life.run();
+    let effects = life.tell(Input::Update(version(2, 5)));
+    let [Effect::Adopt { run: told, spec }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*told, spec), (run, &version(2, 5)));
+    // Back to what runs, with another number: the run beside it ends, and nothing else happens to the other.
+    let effects = life.tell(Input::Update(version(1, 6)));
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Stop(stopped) if *stopped == run)), "{effects:?}");
+    assert_eq!((life.slot.open_run(), &life.slot.spec), (Some(Run(1)), &version(1, 6)));
+}
+
+#[test]
 fn a_stop_of_one_that_waits_for_its_user_keeps_its_status_and_holds_when_the_value_is_given() {
     let mut life = Life::of(spec(incomplete));
     life.tell(Input::Stop);

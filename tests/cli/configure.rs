@@ -393,7 +393,11 @@ fn what_was_given_is_kept_while_a_backend_has_not_told_what_there_is() {
     let file = home.data_dir().join("values.json");
     let kept = r#"{"version": 1, "teams": {"team_acme": {"user_alice": {"n1": {"PIN": "1"}}}}}"#;
     fs::write(&file, kept).unwrap();
+    let gone =
+        r#"{"team": "team_acme", "user": "user_alice", "installation": "n1", "removed_at": "2020-01-01T00:00:00Z"}"#;
+    fs::write(home.data_dir().join("to-erase.json"), format!("{{\"version\": 1, \"instances\": [{gone}]}}")).unwrap();
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    assert_eq!(home.satellite(&["prune"]).exits(0).stdout, "nothing to erase\n");
     home.write("satellite.toml", &format!("{text}# another\n"));
     assert_eq!(reload(&home, &mut satellite)["type"], "config.refreshed");
     assert_eq!(fs::read_to_string(&file).unwrap(), kept);

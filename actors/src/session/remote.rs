@@ -535,7 +535,10 @@ impl Session {
     /// who was refused was not carried out, and is repeated in the next session.
     async fn await_refusals(&mut self) {
         let until = Instant::now() + REFUSALS_WAIT;
-        while self.talk.calls.pending.values().any(|pending| pending.starts_at.is_some()) && Instant::now() < until {
+        for _ in 0..LAST_WORDS_MAX {
+            if !self.talk.calls.pending.values().any(|pending| pending.starts_at.is_some()) {
+                return;
+            }
             let next = poll_fn(|cx| self.talk.outlet.line.poll_next(cx));
             match tokio::time::timeout_at(until, next).await {
                 Ok(Incoming::Message { message, .. }) => self.talk.on_last_word(&message, Instant::now()),

@@ -377,7 +377,7 @@ impl Terms {
             return Ok(messages);
         }
         // A server that has no sessions any more does not know the method, and says so about no request in particular.
-        if let (StatusCode::NOT_FOUND, Some(id)) = (status, in_session)
+        if let Some(id) = in_session
             && let Some(answer) = messages.iter().find_map(|message| message::unknown_method(message, id))
         {
             return Ok(vec![answer]);
