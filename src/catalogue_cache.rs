@@ -2,11 +2,11 @@
 //! `DIR/catalogues/`. Those that are started only when they are called have one as soon as they were discovered, the
 //! others when they fall asleep.
 //!
-//! A file is named by a keyed hash of the whole configuration, values included, so that a change of any of them is
-//! another name. The key is random and never leaves the data directory, where it is beside the cache (`DIR/catalogues.key`): what is
+//! A file is named by a keyed hash of what defines the server (`identity`), values included: a change of any of them is
+//! another name, and another policy is not. The key is random and never leaves the data directory, where it is beside the cache (`DIR/catalogues.key`): what is
 //! remembered under such a name (`memories`) outlives the cache. From a name nobody can find out a short secret by trying. What cannot be used, for whatever reason, is not cached: the server is started to be discovered.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Read, Write};
@@ -18,7 +18,6 @@ use std::time::Duration;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::catalogue::{self, Catalogue, Tool};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
 use nix::fcntl::OFlag;
@@ -27,7 +26,9 @@ use ring::{hmac, rand};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// The form of a file, and of what its name is a hash of. Another form is another name.
+use crate::identity;
+
+/// The version of a file's format.
 const FORM: u32 = 2;
 /// A larger file is none of ours.
 const FILE_MAX: u64 = 256 << 20;
@@ -221,46 +222,10 @@ impl CatalogueCache {
         }
     }
 
-    /// Every part with its length before it, so that no two configurations come to the same bytes.
+    /// A keyed hash of what defines the server of this instance.
     pub(crate) fn name(&self, spec: &InstanceSpec) -> String {
-        let mut hash = hmac::Context::with_key(&self.key);
-        let mut part = |bytes: &[u8]| {
-            hash.update(&bytes.len().to_le_bytes());
-            hash.update(bytes);
-        };
-        // All of it by name, so that a new field asks to be placed. Names for people, and how it is updated and logged,
-        // make no difference to what it is.
-        let InstanceSpec {
-            id,
-            target,
-            args,
-            env,
-            headers,
-            query,
-            missing,
-            keep,
-            policy,
-            name: _,
-            server: _,
-            team_slug: _,
-            user_slug: _,
-            on_update: _,
-            request_logging: _,
-            mask: _,
-        } = spec;
-        part(format!("{FORM} {id:?} {target:?} {missing:?} {keep:?} {policy:?}").as_bytes());
-        for values in [env, headers, query] {
-            part(&values.len().to_le_bytes());
-            for (name, value) in values as &BTreeMap<String, Secret> {
-                part(name.as_bytes());
-                part(value.expose().as_bytes());
-            }
-        }
-        for argument in args {
-            part(argument.expose().as_bytes());
-        }
         let mut name = String::new();
-        for byte in hash.sign().as_ref() {
+        for byte in hmac::sign(&self.key, &identity::of_server(spec)).as_ref() {
             // Writing to a string cannot fail.
             let _ = write!(name, "{byte:02x}");
         }
@@ -403,11 +368,12 @@ pub(crate) mod tests {
             spec(|config| drop(config.user_layer.env.insert("TOKE".to_owned(), Value::secret("N1234")))),
             spec(|config| config.target = Target::Stdio { command: "other".to_owned(), cwd: None }),
             spec(|config| config.installation = "abc124".into()),
-            spec(|config| Arc::make_mut(&mut config.policy).session.list_pages_max = 1),
         ];
         let names: HashSet<String> = changed.iter().map(|spec| cache.name(spec)).collect();
         assert_eq!(names.len(), changed.len());
         assert_eq!(cache.name(&spec(|_| {})), cache.name(&changed[0]));
+        let patient = spec(|config| Arc::make_mut(&mut config.policy).session.list_pages_max = 1);
+        assert_eq!(cache.name(&patient), cache.name(&changed[0]), "a number of the policy makes no other server");
     }
 
     #[test]

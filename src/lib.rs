@@ -17,10 +17,14 @@ pub mod delivery;
 #[cfg(feature = "cli")]
 mod endpoint;
 #[cfg(feature = "cli")]
+mod erasures;
+#[cfg(feature = "cli")]
 pub mod gateway;
 #[cfg(feature = "remote")]
 mod http;
 mod huge_pages;
+#[cfg(feature = "cli")]
+mod identity;
 #[cfg(feature = "journal")]
 pub mod journal;
 #[cfg(feature = "cli")]

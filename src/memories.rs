@@ -204,6 +204,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn another_policy_is_no_reason_to_forget_that_a_server_has_failed_for_good() {
+        let (dir, broken) = (tempdir().unwrap(), instance("broken"));
+        filled(dir.path(), &[(&broken, failed())]).await;
+        let patient = Arc::new(spec(|config| {
+            config.installation = "broken".into();
+            Arc::make_mut(&mut config.policy).logs.line_max = 99;
+        }));
+        assert_eq!(recalled(&open(dir.path()), &[&patient]), [Some(failed())]);
+        let changed = Arc::new(spec(|config| {
+            config.installation = "broken".into();
+            config.server_layer.args = vec!["another".into()];
+        }));
+        assert_eq!(recalled(&open(dir.path()), &[&changed]), [None], "another server begins anew");
+    }
+
+    #[tokio::test]
     async fn where_configurations_have_no_names_only_a_stop_is_recalled_and_nothing_is_forgotten() {
         let dir = tempdir().unwrap();
         let [broken, down, awake, gone] = ["broken", "down", "awake", "gone"].map(instance);

@@ -1,10 +1,10 @@
 //! One satellite process: a data directory that is ours alone, the runtime on it, the control socket, and the
 //! instances that the configuration asks for.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
-use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -24,11 +24,12 @@ use mcp_satellite_actors::seam::EventSink;
 use mcp_satellite_actors::{Farewell, Installed, Known, Options, RuntimeHandle};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::backend::link::rules::Scope;
 use crate::backend::link::{self, Fleet, Link, Specs};
 use crate::backend::wire::EventProgress;
 use crate::catalogue_cache::CatalogueCache;
@@ -44,6 +45,8 @@ use crate::console::find::Members;
 use crate::console::server::{self, Console};
 use crate::delivery::Delivery;
 use crate::endpoint::{Endpoint, EndpointError};
+use crate::erasures::Eraser;
+use crate::identity;
 use crate::journal::{Journal, JournalSink, Limits};
 use crate::memories::Memories;
 use crate::oauth::{Grants, Teller};
@@ -64,6 +67,43 @@ const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Files with credentials are looked at this often. What a look sees changed is read at the next one.
 const CREDENTIALS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A configuration that removes more than half of the instances is taken for a mistake, where there are at least this many.
+const REMOVAL_GUARD_MIN: usize = 4;
+
+/// The next step after a configuration was rejected because it removes most instances.
+const ACCEPT_HINT: &str = "if that is meant, run `satellite reload --accept`";
+
+/// Requests for a reload that wait for the one before.
+const RELOADS_MAX: usize = 4;
+
+/// Why a configuration was not taken on.
+#[derive(Debug, Clone)]
+pub(crate) struct Rejected {
+    /// The `error_type` of the event.
+    pub(crate) error_type: &'static str,
+    pub(crate) message: String,
+}
+
+impl From<String> for Rejected {
+    fn from(message: String) -> Self {
+        Self { error_type: "invalid", message }
+    }
+}
+
+/// A configuration that was taken on, in numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Accepted {
+    pub(crate) servers: usize,
+    pub(crate) teams: usize,
+}
+
+/// A request of a person to read the configuration again.
+pub(crate) struct ReloadRequest {
+    /// Whether a configuration that removes most instances is meant.
+    pub(crate) accept: bool,
+    pub(crate) reply: oneshot::Sender<Result<Accepted, Rejected>>,
+}
 
 /// Why a satellite does not start.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +155,10 @@ pub(crate) struct Satellite {
     values: Arc<Values>,
     /// What users have been granted by remote servers.
     grants: Grants,
+    /// The data of instances that are gone.
+    eraser: Arc<Eraser>,
+    _erasing: AbortOnDropHandle<()>,
+    reloads: tokio::sync::Mutex<mpsc::Receiver<ReloadRequest>>,
     /// What the configuration was made of. Held while it is taken on, so that nothing older is taken on after it.
     applied: Arc<tokio::sync::Mutex<Applied>>,
     /// Held as long as the satellite lives.
@@ -137,6 +181,10 @@ pub(crate) struct Applied {
     document: Option<Document>,
     /// What the files say now, where only `document` keeps that from being taken on.
     waiting: Option<Plan>,
+    /// The hash of the backend's document that was rejected because it removes most instances.
+    rejected: Option<String>,
+    /// The hash of such a document that a person has accepted.
+    accepted: Option<String>,
 }
 
 /// Where a configuration comes from.
@@ -292,6 +340,15 @@ impl Satellite {
         let values = Arc::new(Values::open(&data_dir));
         let applied: Arc<tokio::sync::Mutex<Applied>> = Arc::default();
         grants.tell(masks(&runtime, &applied));
+        let (home, parts) = (data_dir.clone(), (values.clone(), grants.clone(), connector.clone(), runtime.clone()));
+        let held = applied.clone();
+        let eraser = tokio::task::spawn_blocking(move || {
+            let (values, grants, connector, runtime) = parts;
+            Arc::new(Eraser::open(&home, values, grants, connector, runtime, held))
+        });
+        let eraser = eraser.await.map_err(std::io::Error::other).map_err(machine("read which data is to be erased"))?;
+        let erasing = AbortOnDropHandle::new(tokio::spawn(eraser.clone().watch()));
+        let (reload, reloads) = mpsc::channel(RELOADS_MAX);
         let renewals = AbortOnDropHandle::new(tokio::spawn(grants.clone().tend()));
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let (ending, down) = (CancellationToken::new(), CancellationToken::new());
@@ -313,6 +370,8 @@ impl Satellite {
                     applied: applied.clone(),
                 },
                 grants: grants.clone(),
+                eraser: eraser.clone(),
+                reload,
                 data_dir: data_dir.clone(),
                 started: Instant::now(),
                 members: members.clone(),
@@ -344,6 +403,9 @@ impl Satellite {
             known,
             values,
             grants,
+            eraser,
+            _erasing: erasing,
+            reloads: tokio::sync::Mutex::new(reloads),
             applied,
             _renewals: renewals,
             _suspends: suspends,
@@ -376,26 +438,27 @@ impl Satellite {
 
     /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new. An error says
     /// why not, be it that of `files`: nothing has changed then. Where what the backend gives is the reason, the files
-    /// wait for another document.
-    pub(crate) async fn apply(&self, files: Result<Plan, String>) -> Result<(), String> {
-        let outcome = self.try_apply(files).await;
+    /// wait for another document. A configuration that removes most instances is rejected unless a person wants to
+    /// `accept` it.
+    pub(crate) async fn apply(&self, files: Result<Plan, String>, accept: bool) -> Result<Accepted, Rejected> {
+        let outcome = self.try_apply(files, accept).await;
         let mut rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
-        *rejected = outcome.as_ref().err().map(|errors| {
-            let same = rejected.take().filter(|before| before.errors == *errors);
-            same.unwrap_or_else(|| RejectedConfiguration { since: rfc3339(Timestamp::now()), errors: errors.clone() })
+        *rejected = outcome.as_ref().err().map(|Rejected { message, .. }| {
+            let same = rejected.take().filter(|before| before.errors == *message);
+            same.unwrap_or_else(|| RejectedConfiguration { since: rfc3339(Timestamp::now()), errors: message.clone() })
         });
         drop(rejected);
         outcome
     }
 
-    async fn try_apply(&self, files: Result<Plan, String>) -> Result<(), String> {
+    async fn try_apply(&self, files: Result<Plan, String>, accept: bool) -> Result<Accepted, Rejected> {
         let since = Instant::now();
         let mut applied = self.applied.clone().lock_owned().await;
         applied.waiting = None;
         let files = files?;
         let there = |plan: &Plan| plan.backend.as_ref().map(|backend| backend.url.clone());
         if there(&files) != there(&applied.files) {
-            return Err("another [backend] takes a restart of the satellite".to_owned());
+            return Err("another [backend] takes a restart of the satellite".to_owned().into());
         }
         let (whole, document) = (files.clone(), applied.document.clone());
         let joining = tokio::task::spawn_blocking(move || match &document {
@@ -406,14 +469,42 @@ impl Satellite {
             Ok(plan) => plan,
             Err(errors) => {
                 applied.waiting = Some(files);
-                return Err(format!("what the backend gives does not go with it: {}", errors.in_a_line()));
+                return Err(format!("what the backend gives does not go with it: {}", errors.in_a_line()).into());
             }
         };
+        if accept {
+            applied.accepted = applied.rejected.take();
+        } else if let Some(message) = self.removes_most(&plan, None) {
+            return Err(Rejected { error_type: "removes_most", message: format!("{message}; {ACCEPT_HINT}") });
+        }
         self.settle(files, &mut applied);
+        let accepted = Accepted { servers: plan.instances.len(), teams: plan.teams };
         self.take(plan, applied, Came { since, hash: None }).await;
         // A document that did not go with what the files said before may go with this.
         self.link.iter().for_each(Link::reconsider);
-        Ok(())
+        Ok(accepted)
+    }
+
+    /// Says so if a plan removes more than half of at least four instances. Those that `expected` admits are not counted as
+    /// removed: somebody has named them.
+    fn removes_most(&self, plan: &Plan, expected: Option<&Scope>) -> Option<String> {
+        let wanted = plan.ids();
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_expected = |id: &InstanceId| {
+            expected.is_some_and(|scope| scope.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str()))
+        };
+        let all = known.len();
+        let removed = known.iter().filter(|id| !wanted.contains(*id) && !is_expected(id)).count();
+        let most = all >= REMOVAL_GUARD_MIN && removed * 2 > all;
+        most.then(|| format!("the configuration removes {removed} of {all} servers, so nothing was changed"))
+    }
+
+    /// The next request of a person for a reload. Never, once nobody can ask any more.
+    pub(crate) async fn reload_requested(&self) -> ReloadRequest {
+        match self.reloads.lock().await.recv().await {
+            Some(request) => request,
+            None => std::future::pending().await,
+        }
     }
 
     /// These are what the files say from now on.
@@ -450,10 +541,13 @@ impl Satellite {
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
         // As long as the backend has told nothing, what is there is not all that there is.
         let complete = applied.files.backend.is_none() || applied.document.is_some();
-        if complete {
-            self.forget_values(&wanted, applied.generation).await;
-        }
+        // At the start a plan without any instance is more likely a mistake.
         let forgets = complete && !(applied.generation == 0 && wanted.is_empty());
+        if forgets {
+            let (eraser, wanted, retention) = (self.eraser.clone(), wanted.clone(), plan.retention);
+            // An error means that it panicked: the next configuration lists what is to be erased.
+            let _ = tokio::task::spawn_blocking(move || eraser.configured(&wanted, retention)).await;
+        }
         let other_plans = self.grants.take_on(&specs, plan.oauth, forgets);
         self.grants.mask(&mut specs);
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
@@ -467,14 +561,7 @@ impl Satellite {
         let removals = known.difference(&wanted).map(|id| async move {
             let removed = self.runtime.uninstall(id).await;
             match &removed {
-                Ok(_) => {
-                    self.endpoint.removed(id);
-                    let (connector, gone) = (self.connector.clone(), id.clone());
-                    let forgotten = tokio::task::spawn_blocking(move || connector.forget(&gone)).await;
-                    if let Ok(Err(error)) = forgotten {
-                        tracing::warn!(instance = %id, %error, "cannot remove its home");
-                    }
-                }
+                Ok(_) => self.endpoint.removed(id),
                 Err(error) => tracing::error!(instance = %id, %error, "cannot uninstall"),
             }
             removed.is_ok()
@@ -503,6 +590,8 @@ impl Satellite {
             changed
         };
         let (removed, changed) = futures::join!(futures::future::join_all(removals), installs);
+        // Where nothing is retained it is erased before anybody is told.
+        self.eraser.erase_due().await;
         let change_detected = changed || removed.contains(&true);
         // Whoever is told that they are installed finds them by name.
         for id in &wanted {
@@ -534,17 +623,6 @@ impl Satellite {
             // Nobody waits for it: its status says what comes of it.
             drop(tokio::spawn(async move { runtime.reconnect(&id).await }));
         }
-    }
-
-    /// Forgets what users have given for what is not there any more. At the start a plan without any instance is more
-    /// likely a mistake, and forgets nothing.
-    async fn forget_values(&self, wanted: &HashSet<InstanceId>, generation: u64) {
-        if generation == 0 && wanted.is_empty() {
-            return;
-        }
-        let (values, wanted) = (self.values.clone(), wanted.clone());
-        // An error says that it panicked: they are forgotten the next time.
-        let _ = tokio::task::spawn_blocking(move || values.keep_only(&wanted)).await;
     }
 
     /// Looks after the files that hold credentials of remote servers, and has the servers take on what changes. Never
@@ -628,7 +706,8 @@ impl Satellite {
     }
 
     /// A configuration that cannot be used changes nothing, and says so. It may wait for another document.
-    pub(crate) async fn refuse(&self, errors: String) {
+    pub(crate) async fn refuse(&self, rejected: Rejected) {
+        let Rejected { error_type, message: errors } = rejected;
         self.link.iter().for_each(Link::reconsider);
         let config_hash = self.applied.lock().await.config_hash;
         tracing::error!(
@@ -637,7 +716,7 @@ impl Satellite {
             "the configuration cannot be used and nothing was changed; this one goes on"
         );
         self.runtime.emitter().emit(Event::ConfigError {
-            error_type: "invalid".to_owned(),
+            error_type: error_type.to_owned(),
             error_message: errors,
             status_code: None,
             retry_in: None,
@@ -723,7 +802,12 @@ impl Fleet for Satellite {
         &self.runtime
     }
 
-    fn take_on(&self, document: Document, since: Instant) -> BoxFuture<'_, Result<Arc<Specs>, ConfigErrors>> {
+    fn take_on<'a>(
+        &'a self,
+        document: Document,
+        since: Instant,
+        expected: Option<&'a Scope>,
+    ) -> BoxFuture<'a, Result<Arc<Specs>, ConfigErrors>> {
         async move {
             let mut applied = self.applied.clone().lock_owned().await;
             let (files, waiting, hash) = (applied.files.clone(), applied.waiting.clone(), document.hash.clone());
@@ -735,6 +819,13 @@ impl Fleet for Satellite {
             });
             let (read, document) = reading.await.map_err(|error| ConfigErrors::fault(&error))?;
             let (plan, waiting) = read?;
+            if applied.accepted.as_ref() != Some(&document.hash)
+                && let Some(message) = self.removes_most(&plan, expected)
+            {
+                applied.rejected = Some(document.hash);
+                return Err(ConfigErrors::nowhere("", vec![(message, ACCEPT_HINT.to_owned())]));
+            }
+            (applied.rejected, applied.accepted) = (None, None);
             applied.document = Some(document);
             if let Some(waiting) = waiting {
                 applied.waiting = None;
@@ -743,6 +834,12 @@ impl Fleet for Satellite {
             Ok(Arc::new(self.take(plan, applied, Came { since, hash: Some(hash) }).await))
         }
         .boxed()
+    }
+
+    fn erase<'a>(&'a self, removed: &'a Scope) -> BoxFuture<'a, ()> {
+        let admits =
+            move |id: &InstanceId| removed.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str());
+        async move { drop(self.eraser.erase_now(admits).await) }.boxed()
     }
 
     fn events(&self) -> EventProgress {
@@ -859,30 +956,20 @@ async fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
     }
 }
 
-/// Tells two configurations apart in events and logs. It goes to others, so no value of an environment, header, query or
-/// argument is in it, not even as a hash: a short secret could be guessed from that. It is the sum of what its instances
-/// come to, so that one of them can be exchanged.
+/// Tells two configurations apart in events and logs: the same in every release for the same configuration. It is the sum
+/// of the hashes of its instances, so that one of them can be exchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ConfigHash(u64);
 
 impl ConfigHash {
     fn of(specs: &[InstanceSpec]) -> Self {
-        Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(Self::part(spec))))
+        Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(identity::shown_hash(spec))))
     }
 
     /// With another one in the place of one instance.
     pub(crate) fn exchange(self, before: &InstanceSpec, after: &InstanceSpec) -> Self {
-        Self(self.0.wrapping_sub(Self::part(before)).wrapping_add(Self::part(after)))
-    }
-
-    fn part(spec: &InstanceSpec) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        let keys = |values: &BTreeMap<String, Secret>| values.keys().cloned().collect::<Vec<_>>();
-        (&spec.name, keys(&spec.env), keys(&spec.headers), keys(&spec.query), spec.args.len()).hash(&mut hasher);
-        let rest =
-            (&spec.id, &spec.target, &spec.policy, &spec.missing, spec.keep, spec.on_update, spec.request_logging);
-        format!("{rest:?}").hash(&mut hasher);
-        hasher.finish()
+        let (before, after) = (identity::shown_hash(before), identity::shown_hash(after));
+        Self(self.0.wrapping_sub(before).wrapping_add(after))
     }
 }
 

@@ -1,10 +1,10 @@
 //! What users have given with `satellite configure`: kept in `DIR/values.json`, for its owner only, and laid over the
-//! user's tier where a plan becomes what is run. It is of whom the configuration asks it: a value that is not asked for
-//! is not passed on, and one whose installation or user is gone is removed.
+//! user's tier where a plan becomes what is run. A value that the configuration does not ask for is not passed on. One
+//! whose installation or user is gone is erased after a while (`erasures`).
 //!
 //! Values are secrets, whatever they look like. They leave this module inside a [`Value`] that says so.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -114,19 +114,29 @@ impl Values {
         (asked, specs)
     }
 
-    /// Forgets the values of every other instance.
-    pub(crate) fn keep_only(&self, wanted: &HashSet<InstanceId>) {
+    /// The instances that users have given values for.
+    pub(crate) fn instances(&self) -> BTreeSet<InstanceId> {
+        self.state().stored.keys().cloned().collect()
+    }
+
+    /// Erases the values of these instances. Whether they are gone; they are not where the file cannot be written, and
+    /// then nothing is changed. Waits for the disk.
+    pub(crate) fn erase(&self, ids: &[InstanceId]) -> bool {
         let mut state = self.state();
-        let before = state.stored.len();
-        state.stored.retain(|id, _| wanted.contains(id));
-        let instances = before - state.stored.len();
-        if instances == 0 {
-            return;
+        if !ids.iter().any(|id| state.stored.contains_key(id)) {
+            return true;
         }
-        match state.write(&self.directory) {
-            Ok(()) => tracing::info!(instances, "what users had configured for servers that are gone was removed"),
+        let mut stored = state.stored.clone();
+        stored.retain(|id, _| !ids.contains(id));
+        let changed = State { stored, unusable: None };
+        match changed.write(&self.directory) {
+            Ok(()) => {
+                *state = changed;
+                true
+            }
             Err(error) => {
-                tracing::warn!(%error, instances, "what users had configured for servers that are gone cannot be removed");
+                tracing::warn!(%error, "cannot erase what users had configured for servers that are gone");
+                false
             }
         }
     }
@@ -555,14 +565,14 @@ mod tests {
         for config in [&alices, &bobs] {
             values.change(config, &set([("KEY", "value-1")])).unwrap();
         }
-        values.keep_only(&[id_of(&alices)].into());
+        assert!(values.erase(&[id_of(&bobs)]));
         let again = Values::open(home.path());
-        assert_eq!((merged(&again, alices).missing.len(), merged(&again, bobs.clone()).missing.len()), (1, 2));
+        assert_eq!((merged(&again, alices.clone()).missing.len(), merged(&again, bobs.clone()).missing.len()), (1, 2));
 
         let file = home.path().join(FILE);
         std::fs::write(&file, "{\"version\": 7, \"teams\": []}").unwrap();
         let newer = Values::open(home.path());
-        newer.keep_only(&HashSet::new());
+        assert!(newer.erase(&[id_of(&alices)]), "nothing of it is known");
         let refused = newer.change(&bobs, &set([("KEY", "value-2")])).unwrap_err();
         assert!(refused.to_string().contains("version 7"), "{refused}");
         assert_eq!(std::fs::read_to_string(file).unwrap(), "{\"version\": 7, \"teams\": []}");

@@ -171,7 +171,7 @@ async fn an_endpoint_that_is_down_fails_each_attempt_in_its_way_and_serves_again
     for (kind, after, sent) in table {
         let began = Instant::now();
         client.remote.down(kind.clone());
-        assert_eq!(client.failure(initialize(1)).await, Failure { kind, sent });
+        assert_eq!(client.failure(initialize(1)).await, Failure { kind, sent, answering: false });
         assert_eq!(began.elapsed().as_secs(), after);
     }
     client.remote.up();
@@ -195,7 +195,7 @@ async fn a_slow_connection_delays_its_first_exchange_and_one_that_is_too_slow_ti
     client.remote.change(|manner| manner.connect_delay = 30 * SECOND);
     let mut late = Client::dial(&client.world, spec(), 2);
     let kind = FailureKind::ConnectTimeout(10 * SECOND);
-    assert_eq!(late.failure(initialize(1)).await, Failure { kind, sent: false });
+    assert_eq!(late.failure(initialize(1)).await, Failure::unsent(kind));
     assert_eq!(began.elapsed(), 15 * SECOND);
 }
 
@@ -258,7 +258,10 @@ async fn the_older_transport_loses_its_session_with_its_stream_and_either_may_lo
         client.remote.cut();
         assert_eq!(timeout(SECOND, client.next()).await.is_ok(), is_lost);
         client.remote.lose(FailureKind::Broken("reset".to_owned()));
-        assert!(matches!(client.next().await, Incoming::Lost(Failure { kind: FailureKind::Broken(_), sent: true })));
+        assert!(matches!(
+            client.next().await,
+            Incoming::Lost(Failure { kind: FailureKind::Broken(_), sent: true, .. })
+        ));
     }
 }
 

@@ -353,6 +353,8 @@ pub(crate) struct Gate {
     inside: AtomicUsize,
     /// Who needs the run although nobody calls.
     held: AtomicUsize,
+    /// See [`SessionPolicy::calls_in_flight_max`](crate::model::policy::SessionPolicy).
+    pub(crate) calls_max: AtomicUsize,
     /// Ids on the wire.
     pub(crate) next_id: AtomicU64,
     began: Instant,
@@ -363,14 +365,14 @@ pub(crate) struct Gate {
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 impl Gate {
-    fn new() -> Self {
+    fn new(calls_max: usize) -> Self {
         let (inside, held) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let (next_id, active_at) = (AtomicU64::new(1), AtomicU64::new(0));
-        Self { inside, held, next_id, began: Instant::now(), active_at }
+        Self { inside, held, calls_max: AtomicUsize::new(calls_max), next_id, began: Instant::now(), active_at }
     }
 
-    fn enter(self: &Arc<Self>, limit: usize) -> Result<Place, NoEntry> {
-        let limit = limit.min(CLOSED - 1);
+    fn enter(self: &Arc<Self>) -> Result<Place, NoEntry> {
+        let limit = self.calls_max.load(Ordering::Relaxed).min(CLOSED - 1);
         let one_more = |inside: usize| (inside < limit).then_some(inside + 1);
         match self.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more) {
             Ok(_) => Ok(Place(self.clone())),
@@ -456,7 +458,7 @@ impl fmt::Debug for CallPort {
 
 impl Port {
     fn limit(&self) -> usize {
-        self.spec.policy.session.calls_in_flight_max
+        self.gate.calls_max.load(Ordering::Relaxed)
     }
 }
 
@@ -521,7 +523,7 @@ impl CallPort {
     /// A door with as many places as the spec allows. The channel behind it is unbounded, but every request in it holds a place.
     pub(crate) fn new(run: Run, spec: Arc<InstanceSpec>, counters: Arc<Counters>) -> (Self, PortEnd) {
         let (commands, end) = mpsc::unbounded_channel();
-        let gate = Arc::new(Gate::new());
+        let gate = Arc::new(Gate::new(spec.policy.session.calls_in_flight_max));
         let answers = commands.clone();
         let port = Port { run, commands, gate: gate.clone(), spec, counters };
         (Self(Arc::new(port)), PortEnd { commands: end, answers, gate })
@@ -573,7 +575,7 @@ impl CallPort {
 
     /// A place inside, without which nothing is asked.
     pub(crate) fn enter(&self) -> Result<Place, NoEntry> {
-        self.0.gate.enter(self.0.limit())
+        self.0.gate.enter()
     }
 
     pub(crate) fn full(&self) -> CallError {
@@ -676,26 +678,26 @@ mod tests {
 
     #[test]
     fn a_door_closes_only_while_nobody_is_inside_and_then_lets_nobody_in() {
-        let gate = Arc::new(Gate::new());
-        let (first, second) = (gate.enter(2).ok().unwrap(), gate.enter(2).ok().unwrap());
-        assert_eq!(gate.enter(2).err(), Some(NoEntry::Full));
+        let gate = Arc::new(Gate::new(2));
+        let (first, second) = (gate.enter().ok().unwrap(), gate.enter().ok().unwrap());
+        assert_eq!(gate.enter().err(), Some(NoEntry::Full));
         drop(first);
         assert!(!gate.close_if_empty());
         assert_eq!((gate.inside(), gate.is_closed()), (1, false));
         drop(second);
         assert!(gate.close_if_empty());
-        assert_eq!(gate.enter(2).err(), Some(NoEntry::Closed));
+        assert_eq!(gate.enter().err(), Some(NoEntry::Closed));
         assert_eq!((gate.inside(), gate.is_closed()), (0, true));
     }
 
     #[test]
     fn a_call_comes_in_or_the_door_closes_and_never_both() {
         for _ in 0..2000 {
-            let (gate, start) = (Arc::new(Gate::new()), Barrier::new(2));
+            let (gate, start) = (Arc::new(Gate::new(1)), Barrier::new(2));
             let (place, closed) = std::thread::scope(|scope| {
                 let entering = scope.spawn(|| {
                     start.wait();
-                    gate.enter(1).ok()
+                    gate.enter().ok()
                 });
                 start.wait();
                 let closed = gate.close_if_empty();

@@ -13,6 +13,7 @@ use crate::batcher::Emitter;
 use crate::model::event::{Event, LogLevel, LogLine, Subject};
 use crate::model::policy::LogPolicy;
 use crate::model::secret::Mask;
+use crate::model::spec::InstanceSpec;
 use crate::rules::output::excerpt;
 
 /// Small, because an idle server's stderr holds it; grown while reads fill it.
@@ -33,15 +34,16 @@ pub(crate) struct Output<R> {
     pub(crate) last_line: watch::Sender<Option<String>>,
 }
 
-/// Reads the output to its end: until stderr is closed and the session has dropped its sender of printed lines.
+/// Reads the output to its end: until stderr is closed and the session has dropped its sender of printed lines. The policy
+/// and the mask are those of the last specification in `spec`.
 pub(crate) async fn drain(
     output: Output<impl AsyncRead + Unpin>,
-    policy: LogPolicy,
-    mask: Mask,
+    mut spec: watch::Receiver<Arc<InstanceSpec>>,
     of: Arc<Subject>,
     events: Emitter,
 ) {
     let Output { mut stderr, mut printed, last_line } = output;
+    let (policy, mask) = of_spec(&mut spec);
     let mut keeper = Keeper::new(policy, mask, of, events, last_line);
     let mut chunk = Vec::with_capacity(READ_SIZE);
     let mut printing = true;
@@ -77,6 +79,11 @@ pub(crate) async fn drain(
             _ => chunk.clear(),
         }
     }
+}
+
+fn of_spec(spec: &mut watch::Receiver<Arc<InstanceSpec>>) -> (LogPolicy, Mask) {
+    let spec = spec.borrow_and_update();
+    (spec.policy.logs.clone(), spec.mask.clone())
 }
 
 async fn read(stderr: &mut Option<impl AsyncRead + Unpin>, chunk: &mut Vec<u8>) -> std::io::Result<usize> {

@@ -5,6 +5,7 @@
 //! the tasks, and the guard that kills the process even where the actor is killed and nobody says goodbye.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
 use futures::FutureExt;
 use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
@@ -14,6 +15,7 @@ use tracing::Instrument;
 
 use crate::calls::{CallPort, PortEnd};
 use crate::model::exit::{ExitCause, WorkerExit};
+use crate::model::spec::InstanceSpec;
 use crate::seam::{Link, OpenError};
 use crate::session::{Basis, Control, stdio};
 use crate::tasks::{Tasks, panic_text};
@@ -24,6 +26,8 @@ pub(crate) struct StdioWorker;
 
 pub(crate) struct State {
     args: Args,
+    /// The specification that the run goes by: the one that it was started with, or a later one.
+    spec: watch::Sender<Arc<InstanceSpec>>,
     since: Instant,
     /// The session's ends of its channels, until there is a session.
     waiting: Option<(PortEnd, mpsc::UnboundedReceiver<Control>)>,
@@ -59,7 +63,8 @@ impl Actor for StdioWorker {
             let _ = cast!(myself, Msg::Opened(opened));
         });
         let waiting = Some((end, controlled));
-        Ok(State { args, since: Instant::now(), waiting, port, control, tasks, guard: None, exit: None })
+        let spec = watch::Sender::new(args.spec.clone());
+        Ok(State { args, spec, since: Instant::now(), waiting, port, control, tasks, guard: None, exit: None })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -70,8 +75,13 @@ impl Actor for StdioWorker {
             Msg::Control(Control::Stop) if state.waiting.is_some() => {
                 state.end(WorkerExit::because(ExitCause::Asked), &myself);
             }
-            // A session that is no longer there has ended anyway.
-            Msg::Control(control) => drop(state.control.send(control)),
+            Msg::Control(control) => {
+                if let Control::Adopt(spec) = &control {
+                    state.spec.send_replace(spec.clone());
+                }
+                // A session that is no longer there has ended anyway.
+                drop(state.control.send(control));
+            }
             Msg::Over(exit) => state.end(exit, &myself),
             Msg::Panic => std::panic::panic_any("asked to panic"),
         }
@@ -93,9 +103,8 @@ impl State {
         // The task that drains the output drops the sender at its end.
         let (last_line, mut drained) = watch::channel(None);
         let (printed, lines) = mpsc::channel(logs::PRINTED_MAX);
-        let (policy, mask) = (spec.policy.logs.clone(), spec.mask.clone());
         let output = logs::Output { stderr: link.stderr, printed: lines, last_line };
-        self.tasks.spawn(logs::drain(output, policy, mask, subject.clone(), events.clone()));
+        self.tasks.spawn(logs::drain(output, self.spec.subscribe(), subject.clone(), events.clone()));
         let session = stdio::run(stdio::Args {
             basis: Basis { printed: Some(printed), ..self.args.basis(self.since, port, control) },
             reader: link.reader,

@@ -543,7 +543,7 @@ impl State {
                 Effect::Stop(run) => instance.tell_session(run, Control::Stop),
                 Effect::Hurry(run) => instance.tell_session(run, Control::Hurry),
                 Effect::Check(run) => instance.tell_session(run, Control::Check),
-                Effect::Credentials { run, spec } => instance.tell_session(run, Control::Credentials(spec)),
+                Effect::Adopt { run, spec } => instance.tell_session(run, Control::Adopt(spec)),
                 Effect::TrySleep { run, idle } => {
                     // From here on a caller finds the door closed and comes to this slot: none is lost.
                     let port = instance.worker(run).and_then(|worker| worker.port.as_ref());
@@ -619,7 +619,7 @@ impl State {
             instance.deadline = deadline;
         }
         let stopping = match (&instance.slot.phase, instance.slot.want) {
-            (Phase::Stopped, _) => Some(Ok(())),
+            (Phase::Stopped, _) | (Phase::Unconfigured, Want::Stopped) => Some(Ok(())),
             (_, Want::Running) => Some(Err(ControlError::Superseded)),
             (_, Want::Stopped) => None,
         };

@@ -20,7 +20,8 @@ pub(crate) struct Lines<R> {
     buffer: BytesMut,
     /// The buffer's first bytes that are known to hold no newline.
     scanned: usize,
-    line_max: usize,
+    /// A longer line ends the stream, in bytes.
+    pub(crate) line_max: usize,
     started: bool,
     /// When bytes last came; when it was made, before any.
     pub(crate) last_read: Instant,

@@ -103,7 +103,13 @@ fn a_stop_wins_over_everything_else() {
     for stored in [StoredMemo { stopped: true, ..failed() }, asleep] {
         for spec in [spec(|_| {}), spec(|config| config.keep = Keep::Lazy), spec(incomplete), spec(remote)] {
             let (slot, effects) = start.slot(&spec, &stored, true);
-            assert_eq!((slot.want, slot.status, &slot.phase), (Want::Stopped, Status::Offline, &Phase::Stopped));
+            let expected = if spec.missing.is_empty() {
+                (Want::Stopped, Status::Offline, &Phase::Stopped)
+            } else {
+                // Its user is still asked.
+                (Want::Stopped, Status::AwaitingUserConfig, &Phase::Unconfigured)
+            };
+            assert_eq!((slot.want, slot.status, &slot.phase), expected);
             assert!(!asks_for_a_permit(&effects));
         }
     }

@@ -18,6 +18,7 @@ use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::memo::StoredMemo;
+use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::remote::{Connection, Health, ServerInfo};
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, RemoteTransport, Target};
@@ -37,6 +38,11 @@ fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec> {
         change(config);
         Arc::make_mut(&mut config.policy).reconnect.jitter_percent = 0;
     })
+}
+
+/// Its process is started with another argument.
+fn with_another_argument(config: &mut InstanceConfig) {
+    config.server_layer.args = vec!["another".into()];
 }
 
 fn dice() -> Dice {
@@ -295,7 +301,7 @@ fn effect(effect: &Effect) -> String {
         Effect::TrySleep { run, idle } => format!("try to put {run:?} to sleep, idle for {idle:?}"),
         Effect::Discover(run) => format!("discover {run:?}"),
         Effect::Check(run) => format!("check {run:?}"),
-        Effect::Credentials { run, .. } => format!("credentials for {run:?}"),
+        Effect::Adopt { run, .. } => format!("adopt for {run:?}"),
         Effect::Unreachable { last_error, retry_at } => {
             format!("unreachable \"{last_error}\"{}", if retry_at.is_some() { ", tried again" } else { "" })
         }
@@ -437,10 +443,15 @@ fn places() -> Vec<Place> {
             Life::of_listed().ready().then(Input::Stop).then(Input::Update(spec(incomplete)))
         }),
         ("restarting on request", || Life::of_listed().ready().then(Input::Restart)),
-        ("restarting with a new configuration", || Life::of_listed().ready().then(Input::Update(spec(|_| {})))),
+        ("restarting with a new configuration", || {
+            Life::of_listed().ready().then(Input::Update(spec(with_another_argument)))
+        }),
         ("stopping, will miss a value of its user", || Life::of_listed().ready().then(Input::Update(spec(incomplete)))),
         ("stopping, missed a value of its user for a while", || {
-            Life::of_listed().ready().then(Input::Update(spec(incomplete))).then(Input::Update(spec(|_| {})))
+            Life::of_listed()
+                .ready()
+                .then(Input::Update(spec(incomplete)))
+                .then(Input::Update(spec(with_another_argument)))
         }),
         ("being uninstalled", || Life::of_listed().ready().then(Input::Uninstall)),
         ("stopped", || Life::of_listed().ready().then(Input::Stop).ended(stopped())),
@@ -550,7 +561,9 @@ fn remote_places() -> Vec<Place> {
                 .then(Input::Tick(None))
                 .then(Input::Update(spec(remote)))
         }),
-        ("remote, closing, will be a process", || Life::of_remote().ready().then(Input::Update(spec(|_| {})))),
+        ("remote, closing, will be a process", || {
+            Life::of_remote().ready().then(Input::Update(spec(with_another_argument)))
+        }),
     ]
 }
 
@@ -605,14 +618,14 @@ fn inputs(life: &Life) -> Vec<(&'static str, Input)> {
     ];
     if life.slot.is_remote() {
         inputs.extend([
-            ("update (a process)", Input::Update(spec(|_| {}))),
+            ("update (a process)", Input::Update(spec(with_another_argument))),
             ("update (incomplete)", Input::Update(remote_and_incomplete())),
             ("other credentials", Input::Update(other_credentials(&life.slot.spec))),
             ("another address", Input::Update(another_address(&life.slot.spec))),
         ]);
     } else {
         inputs.extend([
-            ("update", Input::Update(spec(|_| {}))),
+            ("update", Input::Update(spec(with_another_argument))),
             ("update (incomplete)", Input::Update(spec(incomplete))),
             ("update (remote)", Input::Update(spec(remote))),
             ("roll out 1", Input::Update(spec(rolling(1)))),
@@ -767,12 +780,101 @@ fn credentials_that_were_replaced_stay_hidden_in_what_is_still_said_under_them()
     let mut life = Life::of(token("first-token")).ready();
     for next in ["second-token", "third-token"] {
         let effects = life.tell(Input::Update(token(next)));
-        let [Effect::Credentials { spec, .. }] = &effects[..] else { panic!("{effects:?}") };
+        let [Effect::Adopt { spec, .. }] = &effects[..] else { panic!("{effects:?}") };
         assert_eq!(*spec, token(next), "what was hidden before is no part of the configuration");
         for mask in [&spec.mask, &life.slot.spec.mask] {
             assert_eq!(mask.apply(&format!("first-token {next}")), "[secret] [secret]");
         }
     }
+}
+
+fn with_policy(change: impl FnOnce(&mut Policy)) -> Arc<InstanceSpec> {
+    spec(|config| change(Arc::make_mut(&mut config.policy)))
+}
+
+#[test]
+fn another_policy_is_applied_in_place_and_forgets_no_exit() {
+    let life = Life::of_listed().ready().ended(exited(1, QUICK)).after(1).then(Input::Tick(None)).ready();
+    let (run, exits) = (life.run(), life.slot.history.clone());
+    let mut life = life;
+    let patient = with_policy(|policy| policy.restart.max_crashes = 9);
+    let effects = life.tell(Input::Update(patient.clone()));
+    let [Effect::Adopt { run: told, spec }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*told, spec, &life.slot.spec), (run, &patient, &patient));
+    assert_eq!((life.slot.open_run(), &life.slot.history), (Some(run), &exits));
+    assert!(life.slot.catalogue.is_some());
+}
+
+#[test]
+fn what_has_failed_for_good_does_not_come_back_for_another_policy() {
+    let mut life = Life::of_listed().ready();
+    for _ in 0..3 {
+        life = life.ended(exited(1, QUICK)).after(20).then(Input::Tick(None));
+        if !matches!(life.slot.phase, Phase::Failed) {
+            life = life.ready();
+        }
+    }
+    let effects = life.tell(Input::Update(with_policy(|policy| policy.logs.line_max = 99)));
+    assert!(effects.is_empty(), "{effects:?}");
+    assert_eq!((&life.slot.phase, life.slot.status), (&Phase::Failed, Status::PermanentlyFailed));
+}
+
+#[test]
+fn an_idle_time_that_is_shorter_now_counts_from_now_on() {
+    let life = Life::of_listed().ready();
+    let at = |life: &Life| life.slot.deadline().map(|at| (at - life.start).as_secs());
+    assert_eq!(at(&life), Some(180));
+    let life = life.then(Input::Update(with_policy(|policy| policy.idle.idle = Duration::from_secs(90))));
+    assert_eq!(at(&life), Some(90));
+    let awake = spec(|config| config.keep = Keep::AlwaysOn);
+    assert_eq!(at(&life.then(Input::Update(awake))), None);
+}
+
+#[test]
+fn one_that_sleeps_is_started_when_it_is_to_sleep_no_more() {
+    let mut life = Life::of_listed().ready();
+    life.slot.phase = Phase::Dormant { since: life.now, not_before: life.now };
+    let life = life.then(Input::Update(spec(|config| config.keep = Keep::AlwaysOn)));
+    assert!(matches!(life.slot.phase, Phase::Queued { .. }), "{:?}", life.slot.phase);
+}
+
+#[test]
+fn another_policy_of_a_configuration_that_is_being_rolled_out_rolls_out_nothing_else() {
+    let version = |number: u8, max_crashes: usize| {
+        spec(move |config| {
+            rolling(number)(config);
+            Arc::make_mut(&mut config.policy).restart.max_crashes = max_crashes;
+        })
+    };
+    let mut life = Life::of(version(1, 3)).ready().then(Input::Update(version(2, 3)));
+    assert!(life.tell(Input::Update(version(2, 4))).is_empty(), "it waits for its permit still");
+    life = life.granted();
+    let run = life.run();
+    let effects = life.tell(Input::Update(version(2, 5)));
+    let [Effect::Adopt { run: told, spec }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*told, spec), (run, &version(2, 5)));
+    // Back to what runs, with another number: the run beside it ends, and nothing else happens to the other.
+    let effects = life.tell(Input::Update(version(1, 6)));
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Stop(stopped) if *stopped == run)), "{effects:?}");
+    assert_eq!((life.slot.open_run(), &life.slot.spec), (Some(Run(1)), &version(1, 6)));
+}
+
+#[test]
+fn a_stop_of_one_that_waits_for_its_user_keeps_its_status_and_holds_when_the_value_is_given() {
+    let mut life = Life::of(spec(incomplete));
+    life.tell(Input::Stop);
+    assert_eq!((life.slot.want, life.slot.status), (Want::Stopped, Status::AwaitingUserConfig));
+    assert!(life.slot.message.as_deref().unwrap().starts_with("stopped, and waiting"));
+    let memo = life.slot.memo();
+    let (revived, _) = Slot::revive(spec(incomplete), dice(), &memo);
+    assert_eq!((revived.want, revived.status), (Want::Stopped, Status::AwaitingUserConfig));
+    life.tell(Input::Update(spec(with_another_argument)));
+    assert_eq!((&life.slot.phase, life.slot.status), (&Phase::Stopped, Status::Offline));
+    let mut life = Life::of(spec(incomplete)).then(Input::Stop);
+    life.tell(Input::Start);
+    assert_eq!((life.slot.want, life.slot.status), (Want::Running, Status::AwaitingUserConfig));
+    life.tell(Input::Update(spec(with_another_argument)));
+    assert!(matches!(life.slot.phase, Phase::Queued { .. }));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `satellite call`, `restart`, `stop`, `start`, `reconnect`
+//! `satellite call`, `restart`, `stop`, `start`, `reconnect`, `reload`, `prune`
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::status::with_next_step;
 use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say, say_json, to_json};
-use crate::console::api::{CallRequest, InstanceStatus, Reconnected, Selector};
+use crate::console::api::{CallRequest, InstanceStatus, Pruned, Reconnected, ReloadQuery, Reloaded, Selector};
 use crate::console::client::{Client, ClientError};
 
 const POLL: Duration = Duration::from_millis(100);
@@ -138,6 +138,49 @@ impl Reconnect {
             (false, false) => complain(&words),
         }
         Ok(if *success { DONE } else { FAILED })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Reload {
+    /// Take the configuration on even if it removes more than half of the servers
+    #[arg(long)]
+    accept: bool,
+    #[command(flatten)]
+    data_dir: DataDir,
+}
+
+impl Reload {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let request = ReloadQuery { accept: self.accept };
+        let Reloaded { servers, teams } = self.data_dir.client()?.post("/v1/reload", &request).await?;
+        say(&format!("configuration applied: {servers} servers, {teams} teams"));
+        Ok(DONE)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Prune {
+    /// Print {"instances": ["TEAM/USER/INSTALLATION", …]}
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data_dir: DataDir,
+}
+
+impl Prune {
+    pub(super) async fn run(self) -> Result<u8, Failed> {
+        let pruned: Pruned = self.data_dir.client()?.post("/v1/prune", &()).await?;
+        if self.json {
+            say(&to_json(&pruned)?);
+        } else if pruned.instances.is_empty() {
+            say("nothing to erase");
+        } else {
+            for instance in &pruned.instances {
+                say(&format!("erased the data of {}", printable(instance)));
+            }
+        }
+        Ok(DONE)
     }
 }
 

@@ -92,6 +92,10 @@ enum Verb {
     Start(control::Control),
     /// Make the connection to a remote server anew, at once; a process is started again
     Reconnect(control::Reconnect),
+    /// Read the configuration again, now
+    Reload(control::Reload),
+    /// Erase the data of servers that are not configured any more, without waiting for the retention
+    Prune(control::Prune),
     /// Give a server what its configuration asks of its user
     Configure(configure::Configure),
     /// Authorize a remote server by OAuth, or take that back
@@ -235,6 +239,8 @@ pub fn main() -> ExitCode {
         Verb::Stop(verb) => in_runtime(verb.run()),
         Verb::Start(verb) => in_runtime(verb.run("start")),
         Verb::Reconnect(verb) => in_runtime(verb.run()),
+        Verb::Reload(verb) => in_runtime(verb.run()),
+        Verb::Prune(verb) => in_runtime(verb.run()),
         Verb::Configure(verb) => in_runtime(verb.run()),
         Verb::Auth(verb) => in_runtime(verb.run()),
         Verb::Check(verb) => in_runtime(verb.run()),

@@ -20,7 +20,7 @@ use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, tell};
 use crate::config::{Plan, SinkPlan};
 use crate::connect::process::signals::are_ignored;
 use crate::reaper::Below;
-use crate::satellite::{Satellite, StartError};
+use crate::satellite::{Accepted, Rejected, ReloadRequest, Satellite, StartError};
 use crate::watch::{Texts, Watch};
 
 /// ractor and rmcp tell much that is no news to an operator, and rmcp tells payloads.
@@ -174,9 +174,18 @@ pub(super) async fn supervise(
         if reloading.is_none()
             && let Some(reload) = asked.take()
         {
-            let Some((files, watch)) = &mut files else { break };
-            progress.abort();
-            reloading = Some(Box::pin(take_on(&satellite, read_again(files, watch, reload))));
+            match (&mut files, reload) {
+                (Some((files, watch)), reload) => {
+                    progress.abort();
+                    reloading = Some(Box::pin(take_on(&satellite, read_again(files, watch, reload))));
+                }
+                (None, Reload::Requested(request)) => {
+                    let why = "this satellite runs without a configuration file: there is nothing to read again";
+                    // An error means that nobody waits for the answer any more.
+                    let _ = request.reply.send(Err(why.to_owned().into()));
+                }
+                (None, Reload::Asked | Reload::Changed(_)) => break,
+            }
         }
         tokio::select! {
             () = satellite.ended() => {
@@ -195,9 +204,15 @@ pub(super) async fn supervise(
             }
             // What changes meanwhile is seen by the next look after it.
             texts = changed(&mut files), if reloading.is_none() => asked = Some(Reload::Changed(texts)),
+            request = satellite.reload_requested(), if asked.is_none() => asked = Some(Reload::Requested(request)),
             request = signals.next() => match request {
                 // A second one waits until the first is done with.
-                Request::Reload => asked = Some(Reload::Asked),
+                Request::Reload => {
+                    // One that somebody waits for the answer of is a reload, too.
+                    if !matches!(asked, Some(Reload::Requested(_))) {
+                        asked = Some(Reload::Asked);
+                    }
+                }
                 Request::End => break,
             },
         }
@@ -224,8 +239,10 @@ pub(super) async fn supervise(
 
 /// Why the configuration is taken on again.
 enum Reload {
-    /// A person wants it.
+    /// A person wants it, by a signal.
     Asked,
+    /// A person wants it, and waits for the answer.
+    Requested(ReloadRequest),
     /// The files hold this now.
     Changed(Texts),
 }
@@ -244,6 +261,7 @@ struct Trial {
     plan: Result<Plan, String>,
     /// Why it was refused before, where a refusal for that reason is no news.
     told: Option<String>,
+    request: Option<ReloadRequest>,
 }
 
 /// What has come of it: whether the files are to be watched from now on, or why it was refused.
@@ -254,25 +272,32 @@ struct Tried {
 
 /// What the files mean now.
 fn read_again(files: &Files, watch: &Watch, reload: Reload) -> Trial {
-    let (texts, told) = match reload {
-        Reload::Asked => (watch.read(), None),
+    let (texts, told, request) = match reload {
+        Reload::Asked => (watch.read(), None, None),
+        Reload::Requested(request) => (watch.read(), None, Some(request)),
         Reload::Changed(texts) => {
             let told = watch.refusal(&texts);
-            (texts, told)
+            (texts, told, None)
         }
     };
     let plan = files.plan(&texts).map_err(|refused| refused.in_a_line());
-    Trial { texts, plan, told }
+    Trial { texts, plan, told, request }
 }
 
 async fn take_on(satellite: &Satellite, trial: Trial) -> Tried {
-    let Trial { texts, plan, told } = trial;
+    let Trial { texts, plan, told, request } = trial;
     let is_watched = plan.as_ref().is_ok_and(|plan| plan.watch);
-    let outcome = satellite.apply(plan).await.map(|()| is_watched);
-    if let Err(errors) = &outcome
-        && told.as_ref() != Some(errors)
+    let accept = request.as_ref().is_some_and(|request| request.accept);
+    let applied: Result<Accepted, Rejected> = satellite.apply(plan, accept).await;
+    if let Err(rejected) = &applied
+        && told.as_ref() != Some(&rejected.message)
     {
-        satellite.refuse(errors.clone()).await;
+        satellite.refuse(rejected.clone()).await;
+    }
+    let outcome = applied.as_ref().map(|_| is_watched).map_err(|rejected| rejected.message.clone());
+    if let Some(request) = request {
+        // An error means that nobody waits for the answer any more.
+        let _ = request.reply.send(applied);
     }
     Tried { texts, outcome }
 }

@@ -22,6 +22,7 @@ pub(super) struct File {
     pub(super) isolation: Typed<String>,
     pub(super) cgroups: Typed<String>,
     pub(super) watch: Typed<bool>,
+    pub(super) retention: Option<Duration>,
     pub(super) gateway: Gateway,
     pub(super) backend: Backend,
     pub(super) journal: Journal,
@@ -137,6 +138,7 @@ impl File {
             file.isolation = fields.text("isolation");
             file.cgroups = fields.text("cgroups");
             file.watch = fields.flag("watch");
+            file.retention = fields.duration("retention");
         });
         file.gateway = fields.section("gateway", Gateway::read);
         file.backend = fields.section("backend", Backend::read);

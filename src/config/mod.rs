@@ -32,7 +32,7 @@ pub use backend::{BackendPlan, Document, PollIntervals};
 pub use errors::{ConfigErrors, Item};
 pub use gateway::{Answers, Auth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, Listen, Tls, TokenHash};
 pub use oauth::OAuthPlan;
-pub use plan::{Base, KEEP, Plan, Profile, ROTATE_BYTES, SinkPlan};
+pub use plan::{Base, KEEP, Plan, Profile, RETENTION, ROTATE_BYTES, SinkPlan};
 
 pub(crate) use origin::Origin;
 

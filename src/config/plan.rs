@@ -1,8 +1,9 @@
 //! The configuration as meant. `check` and `teams` are the way from what was typed to here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
@@ -32,6 +33,8 @@ pub struct Plan {
     pub cgroups: CgroupMode,
     /// Whether the files are looked at while the satellite runs, and taken on when they change.
     pub watch: bool,
+    /// The time for which the data of an instance that was removed from the configuration is kept.
+    pub retention: Duration,
     /// The MCP endpoint.
     pub gateway: GatewayPlan,
     /// Who says what to run, if it is not the files; then events go there.
@@ -100,6 +103,8 @@ pub enum SinkPlan {
     },
 }
 
+/// The default of [`Plan::retention`].
+pub const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// The default of [`SinkPlan::File`]'s `rotate_bytes`.
 pub const ROTATE_BYTES: u64 = 64 << 20;
 /// The default of [`SinkPlan::File`]'s `keep`.
@@ -122,6 +127,7 @@ impl Default for Plan {
             isolation: Isolation::default(),
             cgroups: CgroupMode::default(),
             watch: true,
+            retention: RETENTION,
             gateway: GatewayPlan::default(),
             backend: None,
             journal: Limits::default(),
@@ -143,6 +149,11 @@ impl Default for Plan {
 }
 
 impl Plan {
+    /// The identities of all instances.
+    pub(crate) fn ids(&self) -> HashSet<InstanceId> {
+        self.instances.iter().map(id).collect()
+    }
+
     /// This plan with its MCP endpoint exactly there, whatever the files say.
     pub fn listening_at(mut self, address: SocketAddr) -> Result<Self, ConfigErrors> {
         match self.gateway.listen_at(address) {

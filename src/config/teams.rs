@@ -53,6 +53,7 @@ pub(super) fn build(
     {
         check.findings.warning(at.span, "servers run without a sandbox in production".to_owned());
     }
+    plan.retention = file.retention.unwrap_or(plan::RETENTION);
     plan.watch = file.watch.given().is_none_or(|watch| watch.value);
     plan.start_permits = file.start_permits;
     plan.connect_permits = file.connect_permits;

@@ -76,9 +76,20 @@ impl StdioConnector {
         self.processes.usage()
     }
 
-    /// Removes the home that an instance had in its sandbox, once it is uninstalled. Blocks.
-    pub fn forget(&self, id: &InstanceId) -> io::Result<()> {
-        self.launchers.forget(id)
+    /// The instances that have a home in the data directory. Reads a directory, so it blocks.
+    pub fn homes(&self) -> Vec<InstanceId> {
+        self.launchers.homes()
+    }
+
+    /// Takes the home of an instance away, so that another one of the same identity gets a new one. What was in it is
+    /// still there until [`Self::erase_set_aside`].
+    pub fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
+        self.launchers.set_aside(id)
+    }
+
+    /// Erases what was in the homes that were taken away. Blocks for as long as the file system takes.
+    pub fn erase_set_aside(&self) {
+        self.launchers.erase_set_aside();
     }
 
     /// Which sandboxes work on this machine, and why others do not: found out by a trial run of each, the first time.

@@ -209,6 +209,31 @@ pub struct Reconnected {
     pub next_step: Option<String>,
 }
 
+/// A request to read the configuration again.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReloadQuery {
+    /// Whether a configuration is meant that removes more than half of the servers.
+    #[serde(default)]
+    pub accept: bool,
+}
+
+/// The configuration that was taken on.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// Servers, each counted once for each of its users.
+    pub servers: usize,
+    /// Teams.
+    pub teams: usize,
+}
+
+/// The result of `prune`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Pruned {
+    /// The instances whose data was erased, as TEAM/USER/INSTALLATION by their ids.
+    pub instances: Vec<String>,
+}
+
 /// What the user of an instance gives, or takes back. It holds secrets, and so it has no `Debug`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

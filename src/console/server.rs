@@ -15,12 +15,12 @@ use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::{ControlError, RuntimeHandle};
 use tokio::net::UnixListener;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{
-    CallRequest, ConfigureRequest, Configured, Ending, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED,
-    Reconnected, RejectedConfiguration, SatelliteStatus, Selector, StatusReply, ToolEntry,
+    CallRequest, ConfigureRequest, Configured, Ending, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED, Pruned,
+    Reconnected, RejectedConfiguration, ReloadQuery, Reloaded, SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
 use super::auth;
 use super::find::{Members, find};
@@ -28,10 +28,12 @@ use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
 use crate::delivery::Delivery;
 use crate::endpoint::Endpoint;
+use crate::erasures::Eraser;
 use crate::gateway::clients::ClientStatus;
 use crate::journal::{self, Journal, JournalError, JournalState};
 use crate::oauth::Grants;
 use crate::remedy::next_step;
+use crate::satellite::{Accepted, ReloadRequest};
 use crate::values::{Change, Configurer, Refused};
 
 /// Arguments of a call may be as large as a message of a server.
@@ -49,6 +51,8 @@ pub(crate) struct Console {
     pub(crate) delivery: Option<Arc<Delivery>>,
     pub(crate) configurer: Configurer,
     pub(crate) grants: Grants,
+    pub(crate) eraser: Arc<Eraser>,
+    pub(crate) reload: mpsc::Sender<ReloadRequest>,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
@@ -141,6 +145,8 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
         .route("/v1/auth/finish", post(auth::finish))
         .route("/v1/auth/revoke", post(auth::revoke))
         .route("/v1/resolve", post(resolve_name))
+        .route("/v1/reload", post(reload))
+        .route("/v1/prune", post(prune))
         .route("/v1/events", get(events))
         .route("/v1/down", post(down))
         .route("/v1/flush", post(flush))
@@ -294,6 +300,25 @@ pub(super) fn resolve(console: &Console, selector: &Selector) -> Result<Arc<Inst
     let views: Vec<&Arc<InstanceView>> = snapshot.iter().collect();
     let found = find(&views, |view| &view.spec, selector).map_err(|failure| Refusal::from(*failure))?;
     Ok(Arc::clone(found))
+}
+
+/// Reads the configuration again; answers when it was taken on or rejected.
+async fn reload(State(console): State<Arc<Console>>, Json(request): Json<ReloadQuery>) -> Answer<Reloaded> {
+    let (reply, answer) = oneshot::channel();
+    let closing = || Refusal::from(ControlError::Closing);
+    let request = ReloadRequest { accept: request.accept, reply };
+    console.reload.send(request).await.map_err(|_| closing())?;
+    let Accepted { servers, teams } = answer.await.map_err(|_| closing())?.map_err(|rejected| {
+        let kind = if rejected.error_type == "invalid" { "bad_input" } else { "refused" };
+        Failure::new(kind, rejected.message)
+    })?;
+    Ok(Json(Reloaded { servers, teams }))
+}
+
+/// Erases the data of every instance that is gone.
+async fn prune(State(console): State<Arc<Console>>) -> Json<Pruned> {
+    let erased = console.eraser.erase_now(|_| true).await;
+    Json(Pruned { instances: erased.iter().map(ToString::to_string).collect() })
 }
 
 /// What was told before is stored after this, or cannot be.

@@ -80,6 +80,8 @@ pub(super) struct Held {
     away: Option<(Instant, Trouble)>,
     /// What its server has asked for last (`WWW-Authenticate`).
     pub(super) challenge: Option<String>,
+    /// How the instance was authorized when it was configured last; none as long as it is.
+    last_plan: Option<Arc<OAuthPlan>>,
     /// Scopes that it was refused something for.
     pub(super) lacking: Vec<String>,
 }
@@ -128,8 +130,9 @@ impl Grants {
         let _ = self.0.teller.set(teller);
     }
 
-    /// These are the instances from now on, and `plans` how some of them are authorized. Where the list is `complete`, a
-    /// grant of anybody else, or for another server, is removed and taken back. Says whose plan is another one now.
+    /// Takes on the instances that there are from now on; `plans` is how some of them are authorized. Where the list is
+    /// `complete`, a grant for another server than the one that is configured is removed and taken back. A grant of an
+    /// instance that is gone is kept until [`Self::erase`]. Returns whose plan is another one now.
     pub(crate) fn take_on(
         &self,
         specs: &[InstanceSpec],
@@ -137,15 +140,19 @@ impl Grants {
         complete: bool,
     ) -> Vec<InstanceId> {
         let mut state = self.state();
+        let known = state.plans.clone();
         let mut holders: HashMap<_, _> = specs.iter().filter_map(Holder::of).map(|of| (of.id.clone(), of)).collect();
         let mut gone = Vec::new();
         for (id, held) in &mut state.held {
             let before = std::mem::replace(&mut held.holder, holders.remove(id));
+            if held.holder.is_none() && before.is_some() {
+                held.last_plan = known.get(id).cloned();
+            }
             if before.is_some_and(|before| held.holder.as_ref().is_some_and(|holder| holder.url != before.url)) {
                 held.moved();
             }
             let is_for = |url: &String| held.grant.as_ref().is_some_and(|grant| grant.url == *url);
-            if complete && !held.holder.as_ref().is_some_and(|holder| is_for(&holder.url)) {
+            if complete && held.holder.as_ref().is_some_and(|holder| !is_for(&holder.url)) {
                 gone.extend(held.grant.take());
                 held.due = None;
             }
@@ -160,12 +167,39 @@ impl Grants {
         let gone: Vec<_> =
             gone.into_iter().map(|grant| (before.get(&grant.id).cloned().unwrap_or_default(), grant)).collect();
         drop(state);
+        self.take_back_all(gone);
+        self.0.changed.notify_one();
+        changed
+    }
+
+    /// The instances that there is a grant for.
+    pub(crate) fn instances(&self) -> Vec<InstanceId> {
+        let state = self.state();
+        state.held.iter().filter(|(_, held)| held.grant.is_some()).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Removes the grants of these instances and takes them back, unless they are configured again.
+    pub(crate) fn erase(&self, ids: &[InstanceId]) {
+        let mut gone = Vec::new();
+        {
+            let mut state = self.state();
+            for id in ids {
+                let Some(held) = state.held.get_mut(id).filter(|held| held.holder.is_none()) else { continue };
+                let plan = held.last_plan.take().unwrap_or_default();
+                gone.extend(held.grant.take().map(|grant| (plan, grant)));
+                held.due = None;
+            }
+            state.held.retain(|_, held| held.holder.is_some() || held.grant.is_some() || held.renewal.is_some());
+        }
+        self.take_back_all(gone);
+    }
+
+    /// Takes grants back, each in a task of its own.
+    fn take_back_all(&self, gone: Vec<(Arc<OAuthPlan>, Arc<Grant>)>) {
         for (plan, grant) in gone {
             let grants = self.clone();
             self.0.tasks.spawn(async move { grants.take_back(grant, &plan).await });
         }
-        self.0.changed.notify_one();
-        changed
     }
 
     /// What is to be run, with what their tokens are masked by.

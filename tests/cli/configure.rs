@@ -304,7 +304,8 @@ fn what_is_not_asked_for_is_refused_with_what_is_and_nothing_is_changed() {
 fn what_was_given_is_removed_with_its_user_or_installation_and_not_by_a_bad_file() {
     let home = home();
     let config = two_users(&home);
-    let text = fs::read_to_string(&config).unwrap();
+    let text = format!("[satellite]\nretention = \"0s\"\n{}", fs::read_to_string(&config).unwrap());
+    fs::write(&config, &text).unwrap();
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     wait_others(&home);
     for user in ["alice", "bob"] {
@@ -346,6 +347,44 @@ fn what_was_given_is_removed_with_its_user_or_installation_and_not_by_a_bad_file
 }
 
 #[test]
+fn values_of_a_server_that_is_gone_are_kept_for_its_return_over_a_restart_and_pruned_on_request() {
+    let home = home();
+    let config = two_users(&home);
+    let text = fs::read_to_string(&config).unwrap();
+    let args = ["--config", config.to_str().unwrap()];
+    let mut satellite = home.run(&args);
+    wait_others(&home);
+    configure(&home, &["notes", "--user", "bob", "API_KEY=given-key"]).exits(0);
+    let file = |name: &str| fs::read_to_string(home.data_dir().join(name)).unwrap_or_default();
+    // The file ends before Bob, as one that is still being written.
+    let without_bob = text.split("[[teams.users]]\nid = \"user_bob\"").next().unwrap().to_owned()
+        + &text[text.find("[[teams.installations]]").unwrap()..];
+    fs::write(&config, &without_bob).unwrap();
+    reload(&home, &mut satellite);
+    assert!(!home.rows().iter().any(|row| row["user"] == "bob"));
+    assert!(file("values.json").contains("given-key") && file("to-erase.json").contains("user_bob"));
+    assert_eq!(fs::metadata(home.data_dir().join("to-erase.json")).unwrap().mode() & 0o777, 0o600);
+
+    satellite.terminate().exits(0);
+    let mut satellite = home.run(&args);
+    assert!(file("values.json").contains("given-key") && file("to-erase.json").contains("user_bob"));
+    fs::write(&config, &text).unwrap();
+    reload(&home, &mut satellite);
+    let is_online = || Some(row_of(&home, "bob", "notes")).filter(|row| row["status"] == "online");
+    wait_for("bob's server", is_online, || format!("{:#?}", home.rows()));
+    assert_eq!(variable(&home, "bob", "API_KEY"), "given-key", "everything is as it was");
+    assert!(!file("to-erase.json").contains("user_bob"));
+    assert_eq!(home.satellite(&["prune"]).exits(0).stdout, "nothing to erase\n", "it is in use");
+
+    fs::write(&config, &without_bob).unwrap();
+    reload(&home, &mut satellite);
+    let erased = home.satellite(&["prune", "--json"]).exits(0).json();
+    assert_eq!(erased["instances"], serde_json::json!(["team_acme/user_bob/n1"]));
+    assert!(!file("values.json").contains("given-key") && !file("to-erase.json").contains("user_bob"));
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn what_was_given_is_kept_while_a_backend_has_not_told_what_there_is() {
     let home = home();
     let text = "[backend]\nurl = \"http://127.0.0.1:9\"\n";
@@ -354,7 +393,11 @@ fn what_was_given_is_kept_while_a_backend_has_not_told_what_there_is() {
     let file = home.data_dir().join("values.json");
     let kept = r#"{"version": 1, "teams": {"team_acme": {"user_alice": {"n1": {"PIN": "1"}}}}}"#;
     fs::write(&file, kept).unwrap();
+    let gone =
+        r#"{"team": "team_acme", "user": "user_alice", "installation": "n1", "removed_at": "2020-01-01T00:00:00Z"}"#;
+    fs::write(home.data_dir().join("to-erase.json"), format!("{{\"version\": 1, \"instances\": [{gone}]}}")).unwrap();
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    assert_eq!(home.satellite(&["prune"]).exits(0).stdout, "nothing to erase\n");
     home.write("satellite.toml", &format!("{text}# another\n"));
     assert_eq!(reload(&home, &mut satellite)["type"], "config.refreshed");
     assert_eq!(fs::read_to_string(&file).unwrap(), kept);

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 19] = [
+const VERBS: [&str; 21] = [
     "run",
     "down",
     "demo",
@@ -19,6 +19,8 @@ const VERBS: [&str; 19] = [
     "stop",
     "start",
     "reconnect",
+    "reload",
+    "prune",
     "auth",
     "token",
     "backend",

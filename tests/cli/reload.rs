@@ -59,6 +59,39 @@ fn a_reload_restarts_what_changed_and_touches_nothing_else() {
 }
 
 #[test]
+fn a_configuration_that_removes_most_servers_is_rejected_until_a_person_accepts_it() {
+    let home = Home::new();
+    let all: [(&str, &[&str]); 4] = [("one", &[]), ("two", &[]), ("three", &[]), ("four", &[])];
+    let config = home.servers("satellite.toml", &all);
+    let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let before: Vec<_> = home.wait_all_online().iter().map(pid).collect();
+
+    home.servers("satellite.toml", &all[..1]);
+    let event = reload(&home, &mut satellite);
+    assert_eq!((&event["type"], &event["data"]["error_type"]), (&"config.error".into(), &"removes_most".into()));
+    let refused = home.satellite(&["reload"]).exits(1);
+    for said in ["removes 3 of 4 servers", "satellite reload --accept"] {
+        assert!(event["data"]["error_message"].as_str().unwrap().contains(said), "{event:#}");
+        assert!(refused.stderr.contains(said), "{refused:#?}");
+    }
+    assert_eq!(home.rows().iter().map(pid).collect::<Vec<_>>(), before, "nothing was changed");
+    // Half of them is no mistake.
+    home.servers("satellite.toml", &all[..2]);
+    let applied = home.satellite(&["reload"]).exits(0);
+    assert_eq!(applied.stdout, "configuration applied: 2 servers, 1 teams\n");
+    home.servers("satellite.toml", &all);
+    home.satellite(&["reload"]).exits(0);
+    home.servers("satellite.toml", &all[..1]);
+    home.satellite(&["reload", "--accept"]).exits(0);
+    assert_eq!(home.rows().len(), 1);
+
+    home.write("satellite.toml", "this is = = not toml\n");
+    let refused = home.satellite(&["reload"]).exits(2);
+    assert!(refused.stderr.contains("satellite.toml:1:"), "{refused:#?}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn a_reload_of_the_same_file_changes_nothing() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);

@@ -347,6 +347,29 @@ fn what_the_backend_gives_and_does_not_go_with_the_file_is_taken_on_when_that_ha
 }
 
 #[test]
+fn a_configuration_of_the_backend_that_removes_most_servers_waits_for_a_person() {
+    let home = Home::new();
+    let backend = Backend::start(&home);
+    let all: [(&str, &[&str]); 4] = [("one", &[]), ("two", &[]), ("three", &[]), ("four", &[])];
+    backend.configure(&all);
+    let satellite = run(&home, &config(&home, "satellite-0001", &backend, &backend.token("token")));
+    for (server, _) in all {
+        home.wait_online(server);
+    }
+    backend.configure(&all[..1]);
+    refused(&home, "removes 3 of 4 servers", 1);
+    assert_eq!(home.rows().len(), 4, "nothing was changed");
+    home.satellite(&["reload", "--accept"]).exits(0);
+    wait_for("what was accepted", || (home.rows().len() == 1).then_some(()), || status(&home));
+    // Once: the next one that does so is rejected again.
+    backend.configure(&all);
+    wait_for("all to be back", || (home.rows().len() == 4).then_some(()), || status(&home));
+    backend.configure(&all[1..2]);
+    refused(&home, "removes 3 of 4 servers", 2);
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn with_a_backend_the_file_says_nothing_of_what_to_run() {
     let home = Home::new();
     let text = "[backend]\nurl = \"https://backend.example.com\"\n[servers.a]\ncommand = \"a\"\n[[teams]]\nid = \"t\"\nslug = \"t\"\n";

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mcp_satellite::backend::link::Progress;
+use mcp_satellite::backend::link::rules::Scope;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::Want;
@@ -368,6 +369,14 @@ async fn configure_has_the_fleet_be_what_the_configuration_says_now() {
     peer.command(configure("deleted", "mcp_installation_deleted", "b"));
     assert_eq!(peer.result("deleted").await["status"], "completed");
     assert!(yard.fleet.view("b").is_none());
+    let scope = |installation: Option<&str>, user: Option<&str>| Scope {
+        installation: installation.map(str::to_owned),
+        team: Some("team_acme".to_owned()),
+        user: user.map(str::to_owned),
+    };
+    let removed = [scope(None, Some("bob")), scope(Some("b"), None)];
+    assert_eq!(*yard.fleet.expected.lock().unwrap(), removed, "their removal is meant");
+    assert_eq!(*yard.fleet.erased.lock().unwrap(), removed, "an explicit removal erases at once");
     assert_eq!(yard.fleet.view("a").unwrap().restarts, 0);
 
     // A backend that says so, and has not done so.
@@ -414,4 +423,48 @@ async fn a_configure_command_whose_configuration_cannot_be_read_waits_for_it() {
     assert!(peer.results("c1").is_empty());
     peer.behave("config", None);
     assert_eq!(peer.result("c1").await["status"], "completed");
+}
+
+#[tokio::test]
+async fn a_member_who_has_given_no_value_keeps_no_command_from_being_done_for_the_others() {
+    let peer = Peer::start().await;
+    peer.token("token-1");
+    peer.configure(json!({
+        "hash": "h1",
+        "servers": {"files": {"command": "files", "user_required": ["API_KEY"]}},
+        "teams": [{
+            "id": "team_acme", "slug": "acme",
+            "users": [
+                {"id": "alice", "slug": "alice", "servers": {"a": {"env": {"API_KEY": "given"}}}},
+                {"id": "bob", "slug": "bob"},
+            ],
+            "installations": [{"id": "a", "server": "files"}],
+        }],
+    }));
+    let yard = Yard::new(&peer, Some("token-1")).await;
+    let _linked = yard.link();
+    let view = |user: &str| {
+        let snapshot = yard.fleet.runtime.snapshot();
+        snapshot.iter().find(|view| view.spec.id.user.as_str() == user).cloned()
+    };
+    let is = |user: &'static str, status: Status| {
+        let view = &view;
+        wait_for(user, move || view(user).filter(|view| view.status == status))
+    };
+    is("alice", Status::Online).await;
+    is("bob", Status::AwaitingUserConfig).await;
+    for (id, kind) in [("c1", "restart"), ("c2", "spawn")] {
+        peer.command(command(id, kind, &json!({"installation_id": "a"})));
+        let result = peer.result(id).await;
+        assert_eq!(result["status"], "completed", "{kind}: {result}");
+        assert_eq!(result["result"]["instances"].as_array().unwrap().len(), 2, "{kind}: {result}");
+    }
+    // Alone, it is the reason why nothing is done.
+    peer.command(command("c3", "restart", &json!({"installation_id": "a", "user_id": "bob"})));
+    assert_eq!(peer.result("c3").await["status"], "failed");
+
+    peer.command(command("c4", "kill", &json!({"installation_id": "a"})));
+    assert_eq!(peer.result("c4").await["status"], "completed");
+    let bob = view("bob").unwrap();
+    assert_eq!((bob.status, bob.want), (Status::AwaitingUserConfig, Want::Stopped), "it still waits for its user");
 }

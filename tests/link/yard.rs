@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use mcp_satellite::backend::link::rules::Scope;
 use mcp_satellite::backend::link::{Done, Fleet, InMemory, Link, Options, Specs};
 use mcp_satellite::backend::wire::EventProgress;
 use mcp_satellite::config::{BackendPlan, Base, ConfigErrors, Document, PollIntervals};
@@ -74,6 +75,9 @@ pub(crate) struct Servers {
     pub(crate) taken: Mutex<Vec<String>>,
     /// What is taken on next is there only when this says so.
     pub(crate) late: Mutex<Option<oneshot::Receiver<()>>>,
+    /// What commands have named as removed, and what was to be erased.
+    pub(crate) expected: Mutex<Vec<Scope>>,
+    pub(crate) erased: Mutex<Vec<Scope>>,
     installed: Mutex<BTreeSet<InstanceId>>,
     events: Arc<Mutex<Vec<Envelope>>>,
 }
@@ -106,6 +110,8 @@ impl Yard {
             hanging,
             taken: Mutex::default(),
             late: Mutex::default(),
+            expected: Mutex::default(),
+            erased: Mutex::default(),
             installed: Mutex::default(),
             events,
         };
@@ -171,7 +177,13 @@ impl Fleet for Servers {
         &self.runtime
     }
 
-    fn take_on(&self, document: Document, _: Instant) -> BoxFuture<'_, Result<Arc<Specs>, ConfigErrors>> {
+    fn take_on<'a>(
+        &'a self,
+        document: Document,
+        _: Instant,
+        expected: Option<&'a Scope>,
+    ) -> BoxFuture<'a, Result<Arc<Specs>, ConfigErrors>> {
+        self.expected.lock().unwrap().extend(expected.cloned());
         async move {
             let plan = document.plan(&Base::default())?;
             let specs: Specs =
@@ -200,6 +212,11 @@ impl Fleet for Servers {
             Ok(Arc::new(specs))
         }
         .boxed()
+    }
+
+    fn erase<'a>(&'a self, removed: &'a Scope) -> BoxFuture<'a, ()> {
+        self.erased.lock().unwrap().push(removed.clone());
+        futures::future::ready(()).boxed()
     }
 
     fn events(&self) -> EventProgress {

@@ -70,7 +70,8 @@ fn what_is_uninstalled_is_revoked_and_forgotten_also_where_nobody_can_be_told() 
         if !reachable {
             yard.authority.go_away();
         }
-        yard.home.write("satellite.toml", "[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = []\n");
+        let removed = "[satellite]\nretention = \"0s\"\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = []\n";
+        yard.home.write("satellite.toml", removed);
         wait_until("its file to be gone", || yard.grant_files().is_empty());
         if reachable {
             wait_until("its revocation", || yard.authority.knows.state().revoked.contains(&token));

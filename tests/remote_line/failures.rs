@@ -315,6 +315,43 @@ async fn an_error_with_our_id_is_an_answer_whatever_its_status_is() {
 }
 
 #[tokio::test]
+async fn a_session_that_is_not_found_has_expired_whatever_the_status_and_the_id_say() {
+    const TEXT: &[(&str, &str)] = &[("content-type", "text/plain; charset=utf-8")];
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    line.greet(&mut peer, Some("s-1")).await.answer(405, &[], "").await;
+    for (id, status, headers) in [(1, 404, JSON), (2, 400, JSON), (3, 400, TEXT)] {
+        line.request(id, "tools/call");
+        let error = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32001,"message":"Session not found"}}}}"#);
+        let body = if headers == JSON { &*error } else { "Session not found" };
+        line.asks(&mut peer).await.answer(status, headers, body).await;
+        let failure = line.failed(id).await;
+        assert!(
+            matches!(failure.kind, FailureKind::SessionExpired { status: said, .. } if said == status),
+            "{failure:?}"
+        );
+        assert!(!failure.answering, "it was not carried out");
+    }
+    // A result is a result, whatever its status is.
+    line.request(4, "tools/call");
+    let result = r#"{"jsonrpc":"2.0","id":4,"result":{"text":"session not found"}}"#;
+    line.asks(&mut peer).await.answer(404, JSON, result).await;
+    assert_eq!(line.text().await, result);
+}
+
+#[tokio::test]
+async fn an_unknown_method_is_no_expired_session() {
+    let mut peer = Peer::new().await;
+    let mut line = Dialed::new(http(&peer));
+    line.greet(&mut peer, Some("s-1")).await.answer(405, &[], "").await;
+    line.request(1, "tools/call");
+    let error = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"Method not found"}}"#;
+    line.asks(&mut peer).await.answer(404, JSON, error).await;
+    let answer = line.message().await;
+    assert_eq!((&answer["id"], &answer["error"]["code"]), (&1.into(), &(-32601).into()));
+}
+
+#[tokio::test]
 async fn an_address_that_cannot_be_used_is_told_without_showing_it() {
     for url in ["", "ftp://example.com/", "http://", "127.0.0.1:1/mcp", "http://exa mple/", "mailto:a@b"] {
         let mut line = Dialed::new(at(url));

@@ -14,6 +14,7 @@ everywhere!(
     what_it_started_inside_ends_with_it,
     exit_codes_and_signals_are_the_servers,
     a_limit_that_ends_it_is_named,
+    the_home_of_one_that_is_gone_is_kept_for_its_return_and_pruned_on_request,
 );
 
 /// A grace that no test waits out: who needs it is given up.
@@ -146,5 +147,27 @@ fn a_limit_that_ends_it_is_named(yard: &Yard) {
     if has_python {
         named("python", "exited with code 1 (limit: memory, suspected)");
     }
+    running.end();
+}
+
+fn the_home_of_one_that_is_gone_is_kept_for_its_return_and_pruned_on_request(yard: &Yard) {
+    let servers = [("acme", "escape", "command = \"ESCAPE\""), ("acme", "other", "command = \"ESCAPE\"")];
+    let running = yard.run("", "", &servers);
+    running.wait_all_online();
+    let file = yard.home_of("team_acme", "user_alice", "escape1").join("kept");
+    fs::write(&file, "as before").unwrap();
+    let reload = |servers: &[_]| {
+        yard.configure("", "", servers);
+        running.satellite(&["reload"]).exits(0);
+    };
+    reload(&servers[1..]);
+    assert!(running.row("escape").is_none());
+    reload(&servers);
+    running.wait_online("escape");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "as before");
+    reload(&servers[1..]);
+    let pruned = running.satellite(&["prune"]).exits(0).stdout;
+    assert_eq!(pruned, "erased the data of team_acme/user_alice/escape1\n");
+    assert!(!file.parent().unwrap().exists());
     running.end();
 }

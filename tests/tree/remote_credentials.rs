@@ -7,6 +7,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::remote::Connection;
 use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::spec::Target;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::sleep;
@@ -182,7 +183,10 @@ async fn a_change_of_more_than_credentials_makes_another_connection() {
     let fleet = Fleet::start().await;
     let id = fleet.online(server(OLD)).await;
     let remote = fleet.remote(&id);
-    let changed = server(NEW).policy(|policy| policy.remote.close_timeout = seconds(1.0));
+    let mut changed = server(NEW);
+    if let Target::Remote { url, .. } = &mut changed.spec.target {
+        url.push_str("/elsewhere");
+    }
     assert_eq!(fleet.runtime.install(changed.spec).await, Ok(Installed::Updated));
     until_attempts(&remote, 2).await;
     until_back(&fleet, &id).await;

@@ -1,6 +1,7 @@
 //! How the loss of a remote server is found out, what is told of it, and what becomes of the calls.
 
 use mcp_satellite::connect::sim::Script;
+use mcp_satellite_actors::Request;
 use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::model::remote::{Connection, Health};
@@ -9,7 +10,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
-    BROKEN_INSIDE, FORBIDDEN, REFUSED, UNAUTHORIZED, story_after_start, until_back, until_seen, waits_for_its_time,
+    BROKEN_INSIDE, FORBIDDEN, REFUSED, UNAUTHORIZED, story_after_start, until_back, until_seen,
 };
 use crate::support::{Fleet, Server, seconds, tenths};
 
@@ -114,7 +115,6 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
             MaybeExecuted,
             false,
         ),
-        lost(EXPIRED, offline, "Server disconnected: the session has expired (HTTP 404)", 1, MaybeExecuted, false),
         lost(UNAUTHORIZED, reauth, "Authentication failed (HTTP 401)", 1, NotSent, false),
         lost(FORBIDDEN, reauth, "Access forbidden (HTTP 403)", 1, NotSent, false),
         lost(
@@ -306,7 +306,7 @@ async fn what_may_be_repeated_is_tried_three_times_within_its_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_expired_session_is_made_anew_and_an_annotated_call_is_repeated_on_it_once() {
+async fn an_expired_session_is_made_anew_and_every_call_that_met_it_is_made_once_more() {
     for status in [404, 400] {
         let fleet = Fleet::start().await;
         let id = fleet.online(Server::remote("a")).await;
@@ -317,14 +317,23 @@ async fn an_expired_session_is_made_anew_and_an_annotated_call_is_repeated_on_it
         assert_eq!((remote.received("tools/call").len(), remote.served("tools/call").len()), (2, 1));
         until_back(&fleet, &id).await;
         remote.expire(status);
-        let plain = fleet.call(&id, "echo", json!({"text": 1})).await;
-        assert!(matches!(plain, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{plain:?}");
-        let view = fleet.until_view(&id, waits_for_its_time).await;
-        let message = format!("Server disconnected: the session has expired (HTTP {status})");
-        assert_eq!((view.status, view.message.as_deref()), (Status::Offline, Some(&*message)));
+        let calls = (0..5).map(|nth| fleet.call(&id, "echo", json!({"text": nth})));
+        for (nth, answer) in futures::future::join_all(calls).await.into_iter().enumerate() {
+            assert_eq!(answer.unwrap()["structuredContent"]["text"], nth, "none of them was carried out before");
+        }
+        assert_eq!((remote.received("tools/call echo").len(), remote.served("tools/call echo").len()), (10, 5));
         until_back(&fleet, &id).await;
-        assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
-        assert_eq!(remote.sessions().opened, 3);
+        let offline = format!("offline: Server disconnected: the session has expired (HTTP {status})");
+        let story = story_after_start(&fleet, &id).await;
+        assert_eq!(story.iter().filter(|line| **line == offline).count(), 2, "{story:#?}");
+        // Who does not go by the runtime is told that nothing was done.
+        remote.expire(status);
+        let port = fleet.view(&id).port.clone().unwrap();
+        let ping = Request::Method { method: "ping".to_owned(), params: None };
+        let error = port.request(ping, seconds(5.0)).await.unwrap_err();
+        assert!(matches!(error, CallError::Terminated { fate: Fate::NotSent, .. }), "{error:?}");
+        until_back(&fleet, &id).await;
+        assert_eq!(remote.sessions().opened, 4);
         fleet.finish().await;
     }
 }

@@ -91,6 +91,47 @@ async fn calls_move_over_when_the_new_one_is_up_and_not_a_moment_is_missed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn another_policy_is_applied_to_the_server_that_runs() {
+    let fleet = Fleet::start().await;
+    for server in [Server::new("a"), Server::new("b").rolling(), Server::remote("c")] {
+        let id = fleet.online(server.clone()).await;
+        let before = fleet.view(&id);
+        let strict = server.policy(|policy| {
+            policy.session.calls_in_flight_max = 1;
+            policy.restart.max_crashes = 9;
+            policy.health.interval = seconds(7.0);
+        });
+        assert_eq!(fleet.runtime.install(strict.spec.clone()).await, Ok(Installed::Updated));
+        let view = fleet.until_view(&id, |view| *view.spec == strict.spec).await;
+        assert_eq!((view.status, view.pid, view.restarts), (Status::Online, before.pid, 0));
+        assert_eq!(view.initialized_at, before.initialized_at, "it is the same run");
+        let long = fleet.call_within(&id, "sleep", json!({"ms": 10_000}), Some(seconds(60.0)));
+        let meanwhile = async {
+            sleep(seconds(1.0)).await;
+            fleet.call(&id, "echo", json!({})).await
+        };
+        let (long, second) = futures::join!(long, meanwhile);
+        assert!(long.is_ok(), "{long:?}");
+        assert!(matches!(second, Err(CallError::Busy { limit: 1, .. })), "{second:?}");
+        assert!(fleet.told(&id, "mcp.server.stopped").await.is_empty());
+        assert!(fleet.told(&id, "mcp.server.disconnected").await.is_empty());
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_is_counted_by_the_policy_that_was_applied_last() {
+    let fleet = Fleet::start().await;
+    let server = Server::new("a").script(exits(70.0, 1));
+    let id = fleet.online(server.clone()).await;
+    let once = server.policy(|policy| policy.restart.max_crashes = 1);
+    assert_eq!(fleet.runtime.install(once.spec).await, Ok(Installed::Updated));
+    let view = fleet.until(&id, Status::PermanentlyFailed).await;
+    assert_eq!((view.restarts, fleet.told(&id, "mcp.server.crashed").await.len()), (0, 1));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn calls_in_flight_on_the_old_one_finish_on_it() {
     let fleet = Fleet::start().await;
     let (server, id) = first_version(&fleet, Vec::new()).await;

@@ -11,6 +11,8 @@ pub struct Failure {
     pub kind: FailureKind,
     /// Whether the server may have got the message: if not, repeating it is safe.
     pub sent: bool,
+    /// Whether the server had begun to answer: then it has taken the message, even if it refuses the rest of the answer.
+    pub answering: bool,
 }
 
 /// See [`Failure::kind`]. Texts are for people, without a secret: an address is told without its query.
@@ -116,12 +118,17 @@ pub enum FailureKind {
 impl Failure {
     /// Before anything could have reached the server.
     pub fn unsent(kind: FailureKind) -> Self {
-        Self { kind, sent: false }
+        Self { kind, sent: false, answering: false }
     }
 
     /// When the server may have got the message.
     pub fn sent(kind: FailureKind) -> Self {
-        Self { kind, sent: true }
+        Self { kind, sent: true, answering: false }
+    }
+
+    /// When the server had begun to answer.
+    pub fn answering(kind: FailureKind) -> Self {
+        Self { kind, sent: true, answering: true }
     }
 }
 

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::era::Era;
 
 /// When and how often a server that ended by itself is started again.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RestartPolicy {
     /// The sliding window in which unwanted exits are counted.
     pub window: Duration,
@@ -30,7 +32,7 @@ impl Default for RestartPolicy {
 }
 
 /// How many unwanted exits a team may have before its spawns go one at a time.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TeamBudgetPolicy {
     /// The sliding window in which the team's unwanted exits are counted.
     pub window: Duration,
@@ -45,7 +47,7 @@ impl Default for TeamBudgetPolicy {
 }
 
 /// How attempts to reach something that will come back are spaced: a remote server, the lists of a live link.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReconnectPolicy {
     /// The delay before the first attempt; each further one is twice the one before.
     pub backoff_min: Duration,
@@ -77,7 +79,7 @@ impl Default for ReconnectPolicy {
 }
 
 /// How the health of a connected remote server is looked after.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HealthPolicy {
     /// What is asked.
     pub check: HealthCheck,
@@ -92,7 +94,8 @@ pub struct HealthPolicy {
 }
 
 /// See [`HealthPolicy::check`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum HealthCheck {
     /// `ping`, or `tools/list` where the server does not know `ping`.
     #[default]
@@ -104,7 +107,8 @@ pub enum HealthCheck {
 }
 
 /// See [`HealthPolicy::on_degraded`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OnDegraded {
     /// It is told, and nothing else.
     #[default]
@@ -143,7 +147,7 @@ impl Default for HealthPolicy {
 }
 
 /// How a call to a remote server is repeated, where that is safe and may heal.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RetryPolicy {
     /// Attempts, the first one included.
     pub attempts_max: u32,
@@ -158,7 +162,7 @@ impl Default for RetryPolicy {
 }
 
 /// Limits of the connections to a remote server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RemotePolicy {
     /// From the first packet to a connection, TLS included.
     pub connect_timeout: Duration,
@@ -183,7 +187,7 @@ impl Default for RemotePolicy {
 }
 
 /// When a worker that is alive and answers nothing is as dead as one that exited.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WatchdogPolicy {
     /// No byte received for this long, and a call timed out since, makes it suspect.
     pub silence: Duration,
@@ -198,7 +202,7 @@ impl Default for WatchdogPolicy {
 }
 
 /// When a server that nobody needs is put to sleep.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct IdlePolicy {
     /// No call and no message of the server for this long; [`Self::OFF`] keeps the server running.
     pub idle: Duration,
@@ -220,7 +224,7 @@ impl Default for IdlePolicy {
 }
 
 /// Limits of one session with one server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SessionPolicy {
     /// From the process's start to `notifications/initialized`, all in.
     pub handshake_timeout: Duration,
@@ -268,7 +272,7 @@ impl Default for SessionPolicy {
 }
 
 /// What of a server's stderr is kept, and how it is batched into `mcp.server.logs` events.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LogPolicy {
     /// Lines kept in a second; what is over is dropped, with one summary a minute. Draining never stops.
     pub lines_per_second_max: u32,
@@ -287,7 +291,7 @@ impl Default for LogPolicy {
 }
 
 /// How events are batched towards their sink.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BatchPolicy {
     /// A cycle: what is queued is sent once in this time.
     pub interval: Duration,
@@ -323,7 +327,7 @@ impl Default for BatchPolicy {
 }
 
 /// What a sandboxed server may see and use. Without a sandbox it says nothing: then the server may what the satellite may.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct IsolationPolicy {
     /// Whether the network of the machine is shared; there is none otherwise, not even another server's loopback.
     pub network: bool,
@@ -344,7 +348,7 @@ pub struct IsolationPolicy {
 }
 
 /// A file or directory that is visible in a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Bind {
     /// Where it is.
     pub source: PathBuf,
@@ -390,7 +394,7 @@ impl Default for IsolationPolicy {
 }
 
 /// Everything that one instance is held to.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Policy {
     /// Restarts after an unwanted exit.
     pub restart: RestartPolicy,

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use super::ids::{InstallationId, InstanceId, Slug, TeamId, UserId};
 use super::policy::Policy;
 use super::secret::{Mask, Secret};
@@ -72,7 +74,8 @@ pub enum RemoteTransport {
 }
 
 /// When an instance's process is there.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Keep {
     /// Started when installed; it sleeps when nobody needs it, and after a clean exit. The next call wakes it.
     #[default]
@@ -84,7 +87,8 @@ pub enum Keep {
 }
 
 /// What a new configuration does to the run that is there.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OnUpdate {
     /// The old run ends, then the new one starts.
     #[default]
@@ -226,6 +230,46 @@ impl InstanceSpec {
         self.headers == other.headers && self.query == other.query
     }
 
+    /// Whether a run that was started with this specification can go on under `new`: nothing that its process, or the
+    /// server at the other end of its connection, was started with is another. Numbers of the policy, and what a
+    /// connection is told with each request, may differ.
+    pub fn can_go_on_as(&self, new: &Self) -> bool {
+        // Every field by name, so that a new one has to be placed.
+        let Self {
+            id,
+            name,
+            server,
+            team_slug,
+            user_slug,
+            target,
+            args,
+            env,
+            missing,
+            policy,
+            headers: _,
+            query: _,
+            keep: _,
+            on_update: _,
+            request_logging: _,
+            mask: _,
+        } = self;
+        let named = (id, name, server, team_slug, user_slug)
+            == (&new.id, &new.name, &new.server, &new.team_slug, &new.user_slug);
+        let same_target = match (target, &new.target) {
+            (
+                Target::Remote { transport, url, health_url: _ },
+                Target::Remote { transport: new_transport, url: new_url, health_url: _ },
+            ) => transport == new_transport && url == new_url,
+            (target, new_target) => target == new_target,
+        };
+        let same_sandbox = self.is_remote() || policy.isolation == new.policy.isolation;
+        named
+            && same_target
+            && same_sandbox
+            && (args, env, missing) == (&new.args, &new.env, &new.missing)
+            && policy.session.protocol == new.policy.session.protocol
+    }
+
     /// Whether its server is somewhere else.
     pub fn is_remote(&self) -> bool {
         matches!(self.target, Target::Remote { .. })
@@ -338,6 +382,39 @@ mod tests {
         let spec = config().merge();
         assert_eq!(&*spec.name, "sequential-thinking-acme-alice-abc123");
         assert_eq!(spec.id, InstanceId::new("team_acme".into(), "user_alice".into(), "abc123".into()));
+    }
+
+    fn policy(config: &mut InstanceConfig) -> &mut Policy {
+        Arc::make_mut(&mut config.policy)
+    }
+
+    #[test]
+    fn a_run_goes_on_under_another_policy_and_not_under_what_its_process_sees() {
+        let started = config().merge();
+        let goes_on = |change: fn(&mut InstanceConfig)| {
+            let mut other = config();
+            change(&mut other);
+            started.can_go_on_as(&other.merge())
+        };
+        let in_place: [fn(&mut InstanceConfig); 7] = [
+            |config| policy(config).restart.max_crashes = 9,
+            |config| policy(config).idle.idle = std::time::Duration::from_secs(1),
+            |config| policy(config).session.request_timeout = std::time::Duration::from_secs(1),
+            |config| policy(config).logs.line_max = 99,
+            |config| config.keep = Keep::AlwaysOn,
+            |config| config.on_update = OnUpdate::Rolling,
+            |config| config.request_logging = false,
+        ];
+        assert!(in_place.into_iter().all(goes_on));
+        let seen_by_the_process: [fn(&mut InstanceConfig); 6] = [
+            |config| policy(config).isolation.network = false,
+            |config| policy(config).session.protocol = Some(crate::model::era::Era::Stateless),
+            |config| config.user_layer.args = vec!["more".into()],
+            |config| drop(config.user_layer.env.insert("KEY".to_owned(), Value::plain("v"))),
+            |config| config.target = Target::Stdio { command: "npx".to_owned(), cwd: Some("/".to_owned()) },
+            |config| config.user_required = vec!["KEY".to_owned()],
+        ];
+        assert!(!seen_by_the_process.into_iter().any(goes_on));
     }
 
     #[test]

@@ -62,6 +62,13 @@ impl Checks {
         self.next_at
     }
 
+    /// The policy is another one: the next check comes one interval from now, unless one is under way or due at once.
+    pub fn reschedule(&mut self, policy: &HealthPolicy, now: Instant) {
+        if self.next_at.is_some() {
+            self.schedule(policy, now);
+        }
+    }
+
     /// It is due at once, unless one is under way.
     pub fn hurry(&mut self, now: Instant) {
         if let Some(at) = &mut self.next_at {

@@ -89,8 +89,8 @@ pub(crate) enum Control {
     Drain,
     /// Read the lists again.
     Discover,
-    /// Its credentials have changed, and nothing else.
-    Credentials(Arc<InstanceSpec>),
+    /// Another configuration, under which this run goes on.
+    Adopt(Arc<InstanceSpec>),
     /// Time has passed that no clock of ours has seen: find out whether the server is still there.
     Check,
 }
@@ -236,6 +236,12 @@ impl<O: Outlet> Conversation<O> {
         };
         this.greet(since, era);
         (this, control)
+    }
+
+    /// Goes on under another configuration.
+    fn adopt(&mut self, spec: Arc<InstanceSpec>) {
+        self.port.gate.calls_max.store(spec.policy.session.calls_in_flight_max, Ordering::Relaxed);
+        self.spec = spec;
     }
 
     /// The first moment at which a deadline passes or the lists are to be read.

@@ -61,20 +61,23 @@ impl Pending {
         Self { purpose, deadline, starts_at: None, reached: false, attempts: 0, request: None, rounds: None }
     }
 
-    /// An attempt has failed. A server that takes no more, not from us or not this has not carried it out.
+    /// An attempt has failed. A server that takes no more, not from us, not this or not in this session has not carried it
+    /// out, unless it had begun to answer.
     pub(super) fn failed(&mut self, failure: &Failure) {
         self.starts_at = None;
-        self.reached |= failure.sent
-            && !matches!(
-                failure.kind,
-                FailureKind::Throttled { .. }
-                    | FailureKind::Unauthorized { .. }
-                    | FailureKind::Forbidden { .. }
-                    | FailureKind::Ungranted { .. }
-                    | FailureKind::InsufficientScope { .. }
-                    | FailureKind::NotRenewed(_)
-                    | FailureKind::Status { status: 413 | 414 | 415 | 422 | 431, .. }
-            );
+        self.reached |= failure.answering
+            || failure.sent
+                && !matches!(
+                    failure.kind,
+                    FailureKind::Throttled { .. }
+                        | FailureKind::Unauthorized { .. }
+                        | FailureKind::Forbidden { .. }
+                        | FailureKind::Ungranted { .. }
+                        | FailureKind::InsufficientScope { .. }
+                        | FailureKind::NotRenewed(_)
+                        | FailureKind::SessionExpired { .. }
+                        | FailureKind::Status { status: 413 | 414 | 415 | 422 | 431, .. }
+                );
     }
 
     /// Its caller has no result.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
@@ -21,6 +22,7 @@ use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit, refused_because
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::policy::HealthCheck;
 use crate::model::remedy::Remedy;
+use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::rules::era;
 use crate::rules::health::{Checks, Verdict};
@@ -29,6 +31,9 @@ use crate::seam::{Incoming, Line, Outgoing, Routing};
 
 /// At the end so many messages are looked at that have come before it: a server may say more than its answers, and without end.
 const LAST_WORDS_MAX: usize = 4096;
+
+/// Calls that are under way when a session turns out to have expired are waited for this long.
+const REFUSALS_WAIT: Duration = Duration::from_millis(250);
 
 pub(crate) struct Args {
     pub(crate) basis: Basis,
@@ -144,13 +149,7 @@ impl Session {
                 control = self.control.recv() => match control {
                     Some(Control::Discover) => self.talk.list(),
                     Some(Control::Drain) => self.talk.draining = true,
-                    Some(Control::Credentials(spec)) => {
-                        if !spec.has_credentials_of(&self.talk.spec) {
-                            self.credentials_from = self.talk.port.gate.next_id.load(Ordering::Relaxed);
-                        }
-                        self.talk.spec = spec.clone();
-                        self.talk.outlet.line.send(Outgoing::Credentials(spec));
-                    }
+                    Some(Control::Adopt(spec)) => self.adopt(spec),
                     Some(Control::Check) => {
                         if let Some(checks) = &mut self.checks {
                             checks.hurry(Instant::now().into_std());
@@ -174,6 +173,22 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Goes on under another configuration; what is sent from now on has its credentials.
+    fn adopt(&mut self, spec: Arc<InstanceSpec>) {
+        if !spec.has_credentials_of(&self.talk.spec) {
+            self.credentials_from = self.talk.port.gate.next_id.load(Ordering::Relaxed);
+        }
+        let health = &spec.policy.health;
+        if *health != self.talk.spec.policy.health
+            && let Some(checks) = &mut self.checks
+        {
+            checks.reschedule(health, Instant::now().into_std());
+        }
+        self.talk.outlet.header_timeout = spec.policy.remote.header_timeout;
+        self.talk.adopt(spec.clone());
+        self.talk.outlet.line.send(Outgoing::Credentials(spec));
     }
 
     fn wake_at(&self) -> Option<Instant> {
@@ -277,7 +292,7 @@ impl Session {
                 let repeatable = *repeatable;
                 pending.failed(&failure);
                 // It was refused for the credentials of before.
-                if class == Class::Unauthorized && id < self.credentials_from {
+                if class == Class::Unauthorized && id < self.credentials_from && (repeatable || !pending.reached) {
                     self.talk.ask_again(id);
                     return None;
                 }
@@ -518,6 +533,28 @@ impl Session {
         is_over
     }
 
+    /// Gives the calls that were sent in a session that has expired a moment to be refused like the one that found out:
+    /// who was refused was not carried out, and is repeated in the next session.
+    async fn await_refusals(&mut self) {
+        let until = Instant::now() + REFUSALS_WAIT;
+        for _ in 0..LAST_WORDS_MAX {
+            if !self.talk.calls.pending.values().any(|pending| pending.starts_at.is_some()) {
+                return;
+            }
+            let next = poll_fn(|cx| self.talk.outlet.line.poll_next(cx));
+            match tokio::time::timeout_at(until, next).await {
+                Ok(Incoming::Message { message, .. }) => self.talk.on_last_word(&message, Instant::now()),
+                Ok(Incoming::Failed { id, failure }) => {
+                    if let Some(pending) = self.talk.calls.pending.get_mut(&id) {
+                        pending.failed(&failure);
+                    }
+                }
+                Ok(Incoming::Probed { .. } | Incoming::Lost(_)) => {}
+                Ok(Incoming::Closed) | Err(_) => return,
+            }
+        }
+    }
+
     async fn finish(&mut self, over: Over) -> WorkerExit {
         let ran = self.talk.initialized.map(|at| at.elapsed());
         let exit = match over {
@@ -541,6 +578,9 @@ impl Session {
             }
             Over::Lost(failure) => {
                 self.drain();
+                if matches!(failure.kind, FailureKind::SessionExpired { .. }) {
+                    self.await_refusals().await;
+                }
                 self.talk.close(&disconnected(&failure));
                 WorkerExit::because(ExitCause::Lost(failure))
             }
@@ -564,7 +604,6 @@ fn disconnected(failure: &Failure) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
-    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
     use std::task::{Context, Poll};
 
@@ -574,7 +613,7 @@ mod tests {
     use crate::model::ids::{InstanceId, Run};
     use crate::model::policy::Policy;
     use crate::model::secret::Mask;
-    use crate::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
+    use crate::model::spec::{Keep, OnUpdate, RemoteTransport, Target};
     use crate::rules::jitter::Dice;
 
     /// Greets; has answers that nobody was woken for; and holds back what is asked behind a gate.

@@ -149,8 +149,12 @@ impl Session {
                 control = self.control.recv() => match control {
                     Some(Control::Discover) => self.talk.list(),
                     Some(Control::Drain) => self.talk.draining = true,
+                    Some(Control::Adopt(spec)) => {
+                        self.lines.line_max = spec.policy.session.line_max;
+                        self.talk.adopt(spec);
+                    }
                     // It is said of an end that is under way, or to a remote server.
-                    Some(Control::Hurry | Control::Credentials(_) | Control::Check) => {}
+                    Some(Control::Hurry | Control::Check) => {}
                     // A worker that is gone wants what a stop wants.
                     Some(Control::Stop) | None => return Over::Asked,
                 },
@@ -346,7 +350,7 @@ impl Session {
                         Control::Stop
                         | Control::Drain
                         | Control::Discover
-                        | Control::Credentials(_)
+                        | Control::Adopt(_)
                         | Control::Check,
                     ) => {}
                     None => listening = false,

@@ -140,16 +140,6 @@ fn dice() -> Dice {
     Dice::new(0, "")
 }
 
-/// Whether a healthy connection may go on under this configuration.
-fn are_credentials(before: &InstanceSpec, after: &InstanceSpec) -> bool {
-    before.is_remote()
-        && before.target == after.target
-        && before.policy == after.policy
-        && before.keep == after.keep
-        && before.missing.is_empty()
-        && after.missing.is_empty()
-}
-
 /// A worker as the team started it.
 #[derive(Debug)]
 struct Worker {
@@ -392,25 +382,23 @@ impl World {
             return;
         }
         self.desired = Arc::clone(to);
-        if are_credentials(&before, to) {
-            self.credentials(to);
+        if self.goes_on_under(to) {
+            self.in_place(to);
             return;
         }
         let (ready, process) = (matches!(self.slot.phase, Phase::Ready { .. }), !before.is_remote());
         let rolls = to.on_update == OnUpdate::Rolling && ready && process;
-        let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
-        let back = self.not_taken && *to == before && sleeps;
         let stays = again && !rolls;
         self.not_taken &= stays;
         let phase = self.slot.phase.clone();
-        if !rolls && !back && !stays {
+        if !rolls && !stays {
             self.away.begins_anew();
         }
         self.handle(Input::Update(Arc::clone(to)));
         if rolls {
             assert!(matches!(self.slot.phase, Phase::Ready { .. }), "nothing happens to what takes calls");
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
-        } else if back || stays {
+        } else if stays {
             assert_eq!(phase, self.slot.phase, "nothing happens to what stays as it is");
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
         } else {
@@ -419,20 +407,39 @@ impl World {
         }
     }
 
-    /// Its credentials are others, and nothing else is.
-    fn credentials(&mut self, to: &Arc<InstanceSpec>) {
-        let before = (self.slot.phase.clone(), self.slot.catalogue.clone());
-        let waits = matches!(before.0, Phase::Reauth | Phase::Exhausted { .. });
+    /// Whether this configuration needs no other run than there is.
+    fn goes_on_under(&self, to: &InstanceSpec) -> bool {
+        let before = &*self.slot.spec;
+        let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
+        let wakes = sleeps && to.keep == Keep::AlwaysOn && before.keep != Keep::AlwaysOn;
+        before.can_go_on_as(to) && !wakes
+    }
+
+    /// Nothing is another that its run was started with.
+    fn in_place(&mut self, to: &Arc<InstanceSpec>) {
+        let (before, spec) = ((self.slot.phase.clone(), self.slot.catalogue.clone()), self.slot.spec.clone());
+        let are_newer = to.is_remote() && !to.has_credentials_of(&spec);
+        let waits = match before.0 {
+            Phase::Exhausted { .. } => true,
+            Phase::Reauth => are_newer,
+            _ => false,
+        };
         if waits {
             self.away.begins_anew();
         }
         self.handle(Input::Update(Arc::clone(to)));
         assert_eq!(&self.slot.spec, to);
         assert_eq!(before.1.is_some(), self.slot.catalogue.is_some(), "its tools are the same");
-        if waits {
-            assert!(matches!(self.slot.phase, Phase::Queued { .. }), "what waited for them is not tried");
-        } else {
-            assert_eq!(before.0, self.slot.phase, "what is well is left alone");
+        let now = self.now;
+        match (before.0, self.slot.phase.clone()) {
+            (_, after) if waits => assert!(matches!(after, Phase::Queued { .. }), "what waited for it is not tried"),
+            (Phase::Ready { run, since, .. }, Phase::Ready { run: goes_on, since: still, .. }) => {
+                assert_eq!((run, since), (goes_on, still), "what is well is left alone");
+            }
+            (before, after) => assert_eq!(before, after, "what is well is left alone"),
+        }
+        if are_newer && let Some(worker) = self.slot.run().and_then(|run| self.worker(run)) {
+            worker.newer_credentials = (!worker.told_to_stop).then_some(now).or(worker.newer_credentials);
         }
     }
 
@@ -818,13 +825,14 @@ impl World {
         let was_ready = matches!(self.slot.phase, Phase::Ready { .. });
         let person = matches!(input, Input::Start | Input::Stop | Input::Restart | Input::Reconnect);
         let before = self.slot.spec.clone();
+        let in_place = matches!(&input, Input::Update(to) if self.goes_on_under(to));
         let effects = self.slot.handle(self.now, input);
         if !Arc::ptr_eq(&before, &self.slot.spec) {
-            // A new configuration is a clean slate, from when it is taken on.
-            self.forget_exits();
-            (self.not_taken, self.recalled) = (false, false);
-            if !are_credentials(&before, &self.slot.spec) {
-                self.was_connected = false;
+            self.not_taken = false;
+            if !in_place {
+                // What is started anew is a clean slate, from when it is taken on.
+                self.forget_exits();
+                (self.recalled, self.was_connected) = (false, false);
             }
         }
         self.recalled &= !effects.iter().any(|effect| matches!(effect, Effect::Tell(Told::Discovered { .. })));
@@ -893,12 +901,9 @@ impl World {
                     assert_eq!(self.slot.open_run(), Some(run));
                     assert!(self.worker(run).unwrap().dialled, "a process is looked after by itself");
                 }
-                Effect::Credentials { run, spec } => {
+                Effect::Adopt { run, spec } => {
                     assert_eq!(spec, self.desired);
-                    let now = self.now;
-                    let worker = self.worker(run).unwrap();
-                    assert!(worker.dialled && !worker.told_to_stop);
-                    worker.newer_credentials = Some(now);
+                    assert!(!self.worker(run).unwrap().told_to_stop);
                 }
                 Effect::Tell(Told::Started { .. }) if self.slot.spec.is_remote() => {
                     assert!(!self.connected && !self.was_connected, "it is started a second time");
@@ -1006,7 +1011,11 @@ impl World {
         let Slot { phase, status, want, .. } = &self.slot;
         assert_eq!(*want, self.want, "{phase:?}");
         if self.want == Want::Stopped && !self.ending {
-            assert!(matches!(phase, Phase::Stopped | Phase::Stopping { then: Then::Stop, .. }), "{phase:?}");
+            let rests = matches!(
+                phase,
+                Phase::Stopped | Phase::Unconfigured | Phase::Stopping { then: Then::Stop | Then::AwaitConfig, .. }
+            );
+            assert!(rests, "{phase:?}");
         }
         let beside = self.slot.beside.as_ref();
         let known: BTreeSet<Run> = self.slot.run().into_iter().chain(beside.and_then(Beside::run)).collect();

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::calls::{CallError, Fetched};
 use super::contact::Matter;
 use super::key::{Key, read_capped};
-use super::rules::Backoff;
+use super::rules::{Backoff, Scope};
 use super::{Fleet, Shared, Specs};
 use crate::backend::wire::Config;
 use crate::config::{ConfigErrors, Document};
@@ -119,7 +119,7 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
             };
             Some(wait)
         };
-        if look(link, fleet, &key, again_in).await.is_ok() {
+        if look(link, fleet, &key, None, again_in).await.is_ok() {
             backoff.succeeded();
         }
         tokio::select! {
@@ -132,16 +132,17 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
 }
 
 /// Fetches it and takes it on, if it is another than what is applied. What is wrong is shown and told; `again_in` says when
-/// it is tried again.
+/// it is tried again. `expected` is what is to be removed, where somebody has said so.
 pub(super) async fn look(
     link: &Shared,
     fleet: &dyn Fleet,
     key: &Arc<Key>,
+    expected: Option<&Scope>,
     again_in: impl FnOnce(&Trouble) -> Option<Duration> + Send,
 ) -> Result<Look, Trouble> {
     // One after the other, or an older one could be taken on last.
     let mut taken = link.taken.lock().await;
-    let looked = take_on(link, fleet, key, &mut taken).await;
+    let looked = take_on(link, fleet, key, expected, &mut taken).await;
     match &looked {
         Ok(_) => {
             link.contact.went_well(Matter::Configuration);
@@ -160,7 +161,13 @@ pub(super) async fn look(
     looked
 }
 
-async fn take_on(link: &Shared, fleet: &dyn Fleet, key: &Arc<Key>, taken: &mut Taken) -> Result<Look, Trouble> {
+async fn take_on(
+    link: &Shared,
+    fleet: &dyn Fleet,
+    key: &Arc<Key>,
+    expected: Option<&Scope>,
+    taken: &mut Taken,
+) -> Result<Look, Trouble> {
     let started = std::time::Instant::now();
     let known = taken.tag.clone().or_else(|| {
         let hash = taken.hash.as_ref()?;
@@ -181,7 +188,7 @@ async fn take_on(link: &Shared, fleet: &dyn Fleet, key: &Arc<Key>, taken: &mut T
     let read = tokio::task::spawn_blocking(move || (Document::of(&config), config));
     let (document, config) = read.await.map_err(|error| Trouble::Invalid(error.to_string()))?;
     let document = document.map_err(|error| Trouble::Invalid(error.to_string()))?;
-    let specs = fleet.take_on(document, started).await;
+    let specs = fleet.take_on(document, started, expected).await;
     let specs = specs.map_err(|errors| Trouble::Invalid(in_a_line(&hash, &errors)))?;
     let before = taken.specs.take();
     *taken = Taken { hash: Some(hash.clone()), tag, told: None, before, specs: Some(specs.clone()) };

@@ -129,7 +129,10 @@ pub(super) async fn bring_about(
 
 fn summary(became: &[Became]) -> CommandResult {
     let of = became.len();
-    let wrong: Vec<&Became> = became.iter().filter(|one| one.wrong.is_some()).collect();
+    // A user who has not given what is asked for keeps no command from being done for the others.
+    let waits = |one: &Became| one.view.status == Status::AwaitingUserConfig;
+    let all_wait = became.iter().all(waits);
+    let wrong: Vec<&Became> = became.iter().filter(|one| one.wrong.is_some() && (all_wait || !waits(one))).collect();
     let first = wrong.first().map(|one| (one.view.spec.name.to_string(), one.wrong.clone().unwrap_or_default()));
     let error = first.map(|(name, why)| match wrong.len() {
         1 => format!("{name}: {why}"),
@@ -248,7 +251,13 @@ impl Acting<'_> {
     async fn configure(&self, configure: &Configure, scope: &Scope) -> Result<Vec<Became>, String> {
         let before: &HashMap<InstanceId, Arc<InstanceView>> =
             &self.views(scope).into_iter().map(|view| (view.spec.id.clone(), view)).collect();
-        let look = self.fetch().await?;
+        let removed = match configure.event {
+            ConfigureEvent::McpInstallationDeleted if scope.installation.is_some() => Some(scope),
+            ConfigureEvent::TeamMemberRemoved if scope.team.is_some() && scope.user.is_some() => Some(scope),
+            // Who or what is gone is not said: that the configuration is taken on is all.
+            _ => None,
+        };
+        let look = self.fetch(removed).await?;
         let wanted = &|view: &InstanceView| look.wanted(&view.spec);
         match configure.event {
             ConfigureEvent::McpInstallationCreated | ConfigureEvent::McpInstallationUpdated => {
@@ -266,10 +275,10 @@ impl Acting<'_> {
                 };
                 Ok(join_all(self.views(scope).into_iter().filter(changed).map(see)).await)
             }
-            ConfigureEvent::McpInstallationDeleted if scope.installation.is_some() => self.gone(scope).await,
-            ConfigureEvent::TeamMemberRemoved if scope.team.is_some() && scope.user.is_some() => self.gone(scope).await,
-            // Who or what is gone is not said: that the configuration is taken on is all.
-            ConfigureEvent::McpInstallationDeleted | ConfigureEvent::TeamMemberRemoved => Ok(Vec::new()),
+            ConfigureEvent::McpInstallationDeleted | ConfigureEvent::TeamMemberRemoved => match removed {
+                Some(removed) => self.gone(removed).await,
+                None => Ok(Vec::new()),
+            },
             ConfigureEvent::McpRecovery => {
                 self.each(scope, |view| async move {
                     let lost = matches!(view.spec.target, Reached::Remote { .. }) && view.status != Status::Online;
@@ -285,7 +294,8 @@ impl Acting<'_> {
                     let Some(before) = before.get(&view.spec.id) else {
                         return self.seen(&view, Effect::Configured, None, None).await;
                     };
-                    let changed = wanted(&view).is_some_and(|wanted| *wanted != *before.spec);
+                    // A change that a run goes on under starts no other run.
+                    let changed = wanted(&view).is_some_and(|wanted| !before.spec.can_go_on_as(wanted));
                     // A stop by a person is not undone.
                     let stopped = view.want == Want::Stopped;
                     if !changed
@@ -304,8 +314,8 @@ impl Acting<'_> {
         }
     }
 
-    /// Takes on what the backend says now.
-    async fn fetch(&self) -> Result<Look, String> {
+    /// Takes on what the backend says now. `removed` is what is expected to be gone then.
+    async fn fetch(&self, removed: Option<&Scope>) -> Result<Look, String> {
         let mut backoff = Backoff::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.dice("configure"));
         loop {
             let mut wait = None;
@@ -317,7 +327,7 @@ impl Acting<'_> {
             };
             let attempt = async {
                 let key = self.link.key().await;
-                document::look(self.link, self.fleet, &key, again_in).await
+                document::look(self.link, self.fleet, &key, removed, again_in).await
             };
             let trouble = match timeout_at(self.deadline, attempt).await {
                 Ok(Ok(look)) => return Ok(look),
@@ -333,7 +343,7 @@ impl Acting<'_> {
         }
     }
 
-    /// Waits until there is no instance in `scope`.
+    /// Waits until there is no instance in `scope`, and has the data of those that were there erased.
     async fn gone(&self, scope: &Scope) -> Result<Vec<Became>, String> {
         let mut watch = self.runtime.watch();
         let none = |snapshot: &Arc<mcp_satellite_actors::model::snapshot::Snapshot>| {
@@ -343,6 +353,7 @@ impl Acting<'_> {
             })
         };
         if timeout_at(self.deadline, watch.wait_for(none)).await.is_ok() {
+            self.fleet.erase(scope).await;
             return Ok(Vec::new());
         }
         let still = |view| Became { view, wrong: Some("it is still there".to_owned()), more: None };

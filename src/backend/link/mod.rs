@@ -57,6 +57,7 @@ use document::Taken;
 use done::Both;
 use key::Key;
 use metrics::Metrics;
+use rules::Scope;
 
 use super::wire::{EventProgress, PollingMode};
 use crate::config::{BackendPlan, ConfigErrors, Document};
@@ -76,9 +77,16 @@ pub trait Fleet: Send + Sync {
     /// The runtime.
     fn runtime(&self) -> &RuntimeHandle;
     /// Brings the fleet to what a backend wants, by difference, and tells what that is; the snapshot shows it then. What
-    /// cannot be used changes nothing. `since` is when the document was asked for.
-    fn take_on(&self, document: Document, since: std::time::Instant)
-    -> BoxFuture<'_, Result<Arc<Specs>, ConfigErrors>>;
+    /// cannot be used changes nothing. `since` is when the document was asked for, and `expected` what a command of the
+    /// backend says to be removed.
+    fn take_on<'a>(
+        &'a self,
+        document: Document,
+        since: std::time::Instant,
+        expected: Option<&'a Scope>,
+    ) -> BoxFuture<'a, Result<Arc<Specs>, ConfigErrors>>;
+    /// Erases, now, the data of instances in `removed` that are not configured any more.
+    fn erase<'a>(&'a self, removed: &'a Scope) -> BoxFuture<'a, ()>;
     /// How far the events are.
     fn events(&self) -> EventProgress;
 }

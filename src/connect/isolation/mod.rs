@@ -31,6 +31,8 @@ use super::process::{CgroupLimits, Confinement, Controllers, Launch, Limits, Pro
 
 /// Homes of servers are here in the data directory, one for each instance.
 const HOMES: &str = "homes";
+/// The names of homes that were taken away begin with this. No home of an instance does: a dot is spelled there.
+const SET_ASIDE: &str = ".erased-";
 /// Of what it says when its trial fails, this much is told.
 const COMPLAINT_MAX: u64 = 1024;
 /// A sandbox that takes longer for nothing is taken for broken.
@@ -243,12 +245,40 @@ impl Launchers {
         Ok(known().entry(command.to_owned()).or_insert(resolved).clone())
     }
 
-    /// Removes what an instance had in its home.
-    pub(super) fn forget(&self, id: &InstanceId) -> io::Result<()> {
+    /// The instances that have a home.
+    pub(super) fn homes(&self) -> Vec<InstanceId> {
+        let Some(Ok(entries)) = self.data_dir.as_ref().map(|data_dir| data_dir.join(HOMES).read_dir()) else {
+            return Vec::new();
+        };
+        entries.flatten().filter_map(|entry| id_of_home(entry.file_name().to_str()?)).collect()
+    }
+
+    /// Takes the home of an instance away.
+    pub(super) fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
         let Some(data_dir) = &self.data_dir else { return Ok(()) };
-        match fs::remove_dir_all(data_dir.join(HOMES).join(home_name(id))) {
+        let homes = data_dir.join(HOMES);
+        let mut number = 0_u64;
+        let aside = loop {
+            let aside = homes.join(format!("{SET_ASIDE}{number}"));
+            if aside.symlink_metadata().is_err() {
+                break aside;
+            }
+            number += 1;
+        };
+        match fs::rename(homes.join(home_name(id)), aside) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Erases what was in the homes that were taken away, without following links.
+    pub(super) fn erase_set_aside(&self) {
+        let Some(Ok(entries)) = self.data_dir.as_ref().map(|data_dir| data_dir.join(HOMES).read_dir()) else { return };
+        for entry in entries.flatten() {
+            let is_aside = entry.file_name().to_str().is_some_and(|name| name.starts_with(SET_ASIDE));
+            if is_aside && let Err(error) = fs::remove_dir_all(entry.path()) {
+                tracing::warn!(%error, "cannot erase the home of an instance that is gone; the next start tries again");
+            }
         }
     }
 
@@ -389,6 +419,26 @@ fn home_name(id: &InstanceId) -> String {
     };
     let parts = [id.team.as_str(), id.user.as_str(), id.installation.as_str()].map(part);
     parts.join("+")
+}
+
+/// The instance that has a home of this name.
+fn id_of_home(name: &str) -> Option<InstanceId> {
+    let part = |part: &str| {
+        let mut bytes = part.bytes();
+        let mut text = Vec::new();
+        while let Some(byte) = bytes.next() {
+            text.push(if byte == b'%' {
+                let digits = [bytes.next()?, bytes.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            } else {
+                byte
+            });
+        }
+        String::from_utf8(text).ok()
+    };
+    let parts: Vec<&str> = name.split('+').collect();
+    let [team, user, installation] = parts[..] else { return None };
+    Some(InstanceId::new(part(team)?.into(), part(user)?.into(), part(installation)?.into()))
 }
 
 const BIND_IT: &str = "name it, or a directory above it, in `binds` of [policy.isolation]";
@@ -558,6 +608,36 @@ mod tests {
         assert_ne!(name("a-b", "c"), name("a", "b-c"));
         assert_ne!(name("a+b", "c"), name("a", "b+c"));
         assert_eq!(name("..", "/"), "%2e%2e+%2f+i");
+        for (team, user) in [("team_acme", "alice"), ("a+b", "ü%"), ("..", "/")] {
+            let id = InstanceId::new(team.into(), user.into(), "i".into());
+            assert_eq!(id_of_home(&home_name(&id)), Some(id));
+        }
+        for other in [".trial", ".erased-1", "a+b", "a+b+c+d", "a+%2+c"] {
+            assert_eq!(id_of_home(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_home_is_taken_away_at_once_and_erased_without_following_its_links() {
+        let data_dir = tempfile::tempdir().unwrap();
+        let launchers = Launchers::new(Isolation::None, Strictness::Development, Some(data_dir.path().to_owned()));
+        let id = |installation: &str| InstanceId::new("acme".into(), "alice".into(), installation.into());
+        assert!(launchers.homes().is_empty());
+        let outside = data_dir.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("kept"), "").unwrap();
+        for installation in ["a", "b"] {
+            let home = data_dir.path().join(HOMES).join(home_name(&id(installation)));
+            fs::create_dir_all(&home).unwrap();
+            std::os::unix::fs::symlink(&outside, home.join("link")).unwrap();
+        }
+        launchers.set_aside(&id("a")).unwrap();
+        launchers.set_aside(&id("a")).unwrap();
+        assert_eq!(launchers.homes(), [id("b")]);
+        launchers.set_aside(&id("b")).unwrap();
+        launchers.erase_set_aside();
+        assert_eq!(fs::read_dir(data_dir.path().join(HOMES)).unwrap().count(), 0);
+        assert!(outside.join("kept").exists());
     }
 
     #[test]

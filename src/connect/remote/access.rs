@@ -19,6 +19,8 @@ const ANY_ANSWER: HeaderValue = HeaderValue::from_static("application/json, text
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
 /// The type of a message or a batch.
 pub(super) const JSON: &str = "application/json";
+/// The type of a text for people.
+pub(super) const TEXT: &str = "text/plain";
 
 pub(super) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");

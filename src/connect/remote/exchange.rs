@@ -19,7 +19,7 @@ use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Request, RequestBuilder, Response, StatusCode, Url};
 use tokio::time::timeout;
 
-use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID};
+use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID, TEXT};
 use super::clients::Clients;
 use super::events::{Event, Events, TooLong};
 use super::failures::{challenge, of_error, of_status, one_line};
@@ -267,7 +267,7 @@ impl Terms {
 
     /// Whether the server has given the session a name.
     pub(super) fn names_session(&self) -> bool {
-        self.id.is_some() || self.endpoint.is_some()
+        !self.alone && (self.id.is_some() || self.endpoint.is_some())
     }
 
     /// Whether a version was agreed on.
@@ -350,17 +350,40 @@ impl Terms {
             return Err(kind);
         }
         // What it says is only looked at where it makes a difference, and is not waited for without end.
-        let speaks = matches!(content_type(&response).as_deref(), Some(JSON)) && status.is_client_error();
+        let speaks = match content_type(&response).as_deref() {
+            Some(JSON) => status.is_client_error(),
+            Some(TEXT) => status.is_client_error() && self.names_session(),
+            _ => false,
+        };
         let body = if speaks {
             timeout(self.access.policy.remote.header_timeout, self.body(response)).await
         } else {
             Ok(Ok(Bytes::new()))
         };
-        let messages = body.ok().and_then(Result::ok).and_then(|body| message::messages(&body)).unwrap_or_default();
-        if id.is_some_and(|id| messages.iter().any(|message| message::answers(message, id))) {
+        let body = body.ok().and_then(Result::ok).unwrap_or_default();
+        let messages = message::messages(&body).unwrap_or_default();
+        let in_session = id.filter(|_| self.version.is_some() && self.names_session());
+        // The server's own words for a session that it does not know, whatever request they are an answer to.
+        let is_told = in_session.is_some()
+            && if messages.is_empty() {
+                message::says_session_not_found(&String::from_utf8_lossy(&body))
+            } else {
+                messages
+                    .iter()
+                    .filter_map(|message| message::complaint(message))
+                    .any(|said| message::says_session_not_found(&said))
+            };
+        if !is_told && id.is_some_and(|id| messages.iter().any(|message| message::answers(message, id))) {
             return Ok(messages);
         }
+        // A server that has no sessions any more does not know the method, and says so about no request in particular.
+        if let Some(id) = in_session
+            && let Some(answer) = messages.iter().find_map(|message| message::unknown_method(message, id))
+        {
+            return Ok(vec![answer]);
+        }
         let expired = match status {
+            _ if is_told => true,
             StatusCode::NOT_FOUND => true,
             // Who knows the session and takes the request for a bad one says so with its number. Who does not know the
             // session says it in JSON-RPC about nothing or about a number of its own. What is said in plain words, or not

@@ -30,7 +30,7 @@ pub(super) fn of_error(error: &reqwest::Error, access: &Access) -> Failure {
     } else {
         cause(error, connecting, access)
     };
-    Failure { kind, sent: !(connecting || error.is_builder()) }
+    Failure { kind, sent: !(connecting || error.is_builder()), answering: false }
 }
 
 fn cause(error: &reqwest::Error, connecting: bool, access: &Access) -> FailureKind {

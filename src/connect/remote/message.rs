@@ -7,6 +7,9 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
+/// The code of a JSON-RPC error that says that a method is unknown.
+const METHOD_NOT_FOUND: i64 = -32601;
+
 /// The outside of a message.
 #[derive(Deserialize)]
 struct Outside<'a> {
@@ -66,6 +69,28 @@ pub(super) fn complaint(message: &[u8]) -> Option<String> {
     Some(refusal.error.message).filter(|said| !said.trim().is_empty())
 }
 
+/// Whether these are the words of a server that does not know the session that a request named.
+pub(super) fn says_session_not_found(text: &str) -> bool {
+    text.to_ascii_lowercase().contains("session not found")
+}
+
+/// A JSON-RPC error that says that the method is unknown, as the answer to request `id`.
+pub(super) fn unknown_method(message: &[u8], id: u64) -> Option<Bytes> {
+    #[derive(Deserialize)]
+    struct Refusal<'a> {
+        #[serde(borrow)]
+        error: &'a RawValue,
+    }
+    #[derive(Deserialize)]
+    struct Coded {
+        code: i64,
+    }
+    Outside::of(message).filter(Outside::is_error)?;
+    let Refusal { error } = serde_json::from_slice(message).ok()?;
+    let Coded { code } = serde_json::from_str(error.get()).ok()?;
+    (code == METHOD_NOT_FOUND).then(|| format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#).into())
+}
+
 /// The messages of a text: one object, or those of a batch. `None` if it is not JSON.
 pub(super) fn messages(text: &Bytes) -> Option<Vec<Bytes>> {
     let trimmed = text.trim_ascii();
@@ -112,6 +137,15 @@ mod tests {
         assert!(!is_error(br#"{"error":{},"id":1}"#));
         assert!(!is_error_about_nothing(br#"{"error":{},"id":null}"#));
         assert!(!is_error_about_nothing(br#"{"jsonrpc":"2.0","result":{},"id":null}"#));
+    }
+
+    #[test]
+    fn an_unknown_method_becomes_the_answer_to_the_request_that_was_refused() {
+        let error = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"Method not found"}}"#;
+        let answer = unknown_method(error, 7).unwrap();
+        assert_eq!(&answer[..], br#"{"jsonrpc":"2.0","id":7,"error":{"code":-32601,"message":"Method not found"}}"#);
+        assert!(unknown_method(br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no"}}"#, 7).is_none());
+        assert!(unknown_method(br#"{"jsonrpc":"2.0","id":null,"result":{}}"#, 7).is_none());
     }
 
     #[test]

@@ -142,7 +142,8 @@ async fn follow(
         let last_id = last_id.as_ref().ok_or_else(cut)?;
         sleep(pace.ended(began.elapsed(), events.retry())).await;
 
-        terms = session.terms().map_err(|failure| Failure::sent(failure.kind))?;
+        // The server has taken the request: a refusal of its continuation does not mean that it was not carried out.
+        terms = session.terms().map_err(|failure| Failure::answering(failure.kind))?;
         let request = terms.access.listen().header(LAST_EVENT_ID, last_id);
         let resumed = terms.ask(request, Some(terms.header_timeout())).await;
         response = match resumed {
@@ -153,12 +154,12 @@ async fn follow(
                     kind @ (FailureKind::Unauthorized { .. }
                     | FailureKind::Forbidden { .. }
                     | FailureKind::SessionExpired { .. }),
-                ) => return Err(Failure::sent(kind)),
+                ) => return Err(Failure::answering(kind)),
                 Ok(_) | Err(_) => return Err(cut()),
             },
             Err(failure) => match failure.kind {
                 FailureKind::HeaderTimeout(_) => return Err(cut()),
-                kind => return Err(Failure::sent(kind)),
+                kind => return Err(Failure::answering(kind)),
             },
         };
     }

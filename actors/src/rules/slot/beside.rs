@@ -105,6 +105,28 @@ impl Slot {
         self.remark(message, out);
     }
 
+    /// Takes on a configuration under which the run that is on its way beside can go on; whether there is such a run.
+    pub(super) fn adopt_beside(&mut self, new: &Arc<InstanceSpec>, out: &mut Vec<Effect>) -> bool {
+        let starting = match &self.beside {
+            Some(Beside::Starting { run, .. }) => Some(*run),
+            _ => None,
+        };
+        let next = match &mut self.beside {
+            Some(
+                Beside::Queued { spec } | Beside::Starting { spec, .. } | Beside::Leaving { next: Some(spec), .. },
+            ) => spec,
+            Some(Beside::Leaving { next: None, .. }) | None => return false,
+        };
+        if **next == **new || !next.can_go_on_as(new) {
+            return false;
+        }
+        *next = new.clone();
+        if let Some(run) = starting {
+            out.push(Effect::Adopt { run, spec: new.clone() });
+        }
+        true
+    }
+
     /// A permit for the run beside, if one waits for it.
     pub(super) fn on_granted_beside(&mut self, now: Instant, run: Run, out: &mut Vec<Effect>) {
         let Some(Beside::Queued { spec }) = &self.beside else {

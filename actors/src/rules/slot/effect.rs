@@ -107,11 +107,11 @@ pub enum Effect {
     Discover(Run),
     /// Find out at once whether the server is still there.
     Check(Run),
-    /// Other credentials for a connection that stays.
-    Credentials {
+    /// Another configuration for a run that goes on under it.
+    Adopt {
         /// The incarnation.
         run: Run,
-        /// With these.
+        /// The configuration.
         spec: Arc<InstanceSpec>,
     },
     /// The status moved; tell the registry and the events.
@@ -172,7 +172,7 @@ impl Effect {
             | Self::Status { .. }
             | Self::ChargeTeam
             | Self::Tell(_)
-            | Self::Credentials { .. }
+            | Self::Adopt { .. }
             | Self::Unreachable { .. }
             | Self::Remove => true,
             Self::RequestPermit { .. }

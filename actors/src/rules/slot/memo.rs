@@ -161,7 +161,11 @@ impl Slot {
         slot.tell_disconnected(memo.stopped, &mut out);
         if memo.stopped {
             slot.want = Want::Stopped;
-            slot.stopped(&mut out);
+            if slot.spec.missing.is_empty() {
+                slot.stopped(&mut out);
+            } else {
+                slot.await_config(&mut out);
+            }
         } else if !slot.spec.missing.is_empty() {
             slot.await_config(&mut out);
         } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote()) {

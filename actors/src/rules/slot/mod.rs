@@ -419,14 +419,17 @@ impl Slot {
     }
 
     fn opens(&mut self, now: Instant, run: Run) {
-        let policy = &self.spec.policy.idle;
-        let look_at = match self.spec.keep {
+        self.phase = Phase::Ready { run, since: now, look_at: self.first_look(now) };
+    }
+
+    /// When a run that has been ready since then is looked at whether anybody needs it.
+    fn first_look(&self, ready: Instant) -> Option<Instant> {
+        match self.spec.keep {
             // Nothing is saved by a connection that sleeps.
             Keep::Listed | Keep::Lazy if self.is_remote() => None,
-            Keep::Listed | Keep::Lazy => idle::first_look(policy, now),
+            Keep::Listed | Keep::Lazy => idle::first_look(&self.spec.policy.idle, ready),
             Keep::AlwaysOn => None,
-        };
-        self.phase = Phase::Ready { run, since: now, look_at };
+        }
     }
 
     /// Ends the run that is there, and what is beside it. One that was to sleep is being ended already.
@@ -463,7 +466,8 @@ impl Slot {
     }
 
     fn missing_message(&self) -> String {
-        format!("waiting for its user to give {}", self.spec.missing.join(", "))
+        let stopped = if self.want == Want::Stopped { "stopped, and " } else { "" };
+        format!("{stopped}waiting for its user to give {}", self.spec.missing.join(", "))
     }
 
     /// Ends its life. A removal is told here, once, with the end of its last process.

@@ -11,7 +11,6 @@
 //!    └───────────────────────── lists are read ◀── Undiscovered (takes calls) ◀── initialized ──┘
 //! ```
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Effect, Phase, Slot, Then, Told, Want, Why};
@@ -20,7 +19,6 @@ use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::ids::Run;
 use crate::model::remote::{Connection, Health};
-use crate::model::spec::InstanceSpec;
 use crate::model::status::{self, Cause, Status};
 use crate::rules::restart;
 use crate::rules::retry::{self, Class};
@@ -161,6 +159,9 @@ impl Slot {
             }
             Phase::Stopping { then: Then::Again(_), .. } => {}
             Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => self.on_start(out),
+            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } if self.want == Want::Stopped => {
+                self.on_start(out);
+            }
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
                 self.called = waited_for;
                 out.push(self.denied_unconfigured("reconnect"));
@@ -261,43 +262,6 @@ impl Slot {
         }
     }
 
-    /// Its credentials are others, and nothing else is.
-    pub(super) fn on_credentials(&mut self, now: Instant, spec: &InstanceSpec, out: &mut Vec<Effect>) {
-        // What was sent with the old ones may still be answered, and echo them.
-        let mask = spec.mask.replacing(&self.spec.mask);
-        // Where only what is masked is new, whoever found the old token refused has had the new one.
-        let are_newer = !spec.has_credentials_of(&self.spec);
-        self.spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
-        match self.phase {
-            // What is connected stays so, and uses them from now on.
-            Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
-                if are_newer {
-                    self.newer_credentials = Some(now);
-                }
-                out.push(Effect::Credentials { run, spec: self.spec.clone() });
-            }
-            Phase::Reauth => {
-                self.moves(Cause::CredentialsChanged, Some("its credentials have changed".to_owned()), out);
-                self.attempt_now(0, None, out);
-            }
-            Phase::Exhausted { .. } => {
-                self.moves(Cause::Attempt, Some("its credentials have changed".to_owned()), out);
-                self.attempt_now(0, None, out);
-            }
-            // The next attempt has them.
-            Phase::Unconfigured
-            | Phase::Queued { .. }
-            | Phase::FallingAsleep { .. }
-            | Phase::Reconnecting { .. }
-            | Phase::Backoff { .. }
-            | Phase::Dormant { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped
-            | Phase::Failed
-            | Phase::Over => {}
-        }
-    }
-
     /// Once for each time that it was told to be there.
     pub(super) fn tell_disconnected(&mut self, intentional: bool, out: &mut Vec<Effect>) {
         if std::mem::take(&mut self.told_connected) {
@@ -379,11 +343,4 @@ impl Slot {
             | Phase::Over => false,
         }
     }
-}
-
-/// Whether two configurations of a remote instance differ in what it says of itself to its server, and in nothing else.
-pub(super) fn differ_in_credentials_only(old: &InstanceSpec, new: &InstanceSpec) -> bool {
-    let like_new =
-        InstanceSpec { headers: new.headers.clone(), query: new.query.clone(), mask: new.mask.clone(), ..old.clone() };
-    old.is_remote() && old.missing.is_empty() && like_new == *new
 }

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::remote::differ_in_credentials_only;
 use super::{Beside, Effect, Phase, Slot, Then, Want, Why, ending, refuse_ending};
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::remedy::Remedy;
-use crate::model::spec::{InstanceSpec, OnUpdate};
+use crate::model::spec::{InstanceSpec, Keep, OnUpdate};
 use crate::model::status::{Cause, Status};
 
 impl Slot {
@@ -35,6 +34,13 @@ impl Slot {
                     self.ends_in(Then::AwaitConfig);
                     self.moves(Cause::ConfigMissing, Some(self.missing_message()), out);
                 }
+            }
+            // Wanted again: it is started when its user has given what is missing.
+            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } if self.want == Want::Stopped => {
+                self.want = Want::Running;
+                self.called = false;
+                self.history.clear();
+                self.remark(Some(self.missing_message()), out);
             }
             // It takes a decision, not a wish, to leave these.
             Phase::Failed => out.push(self.denied("start", "it failed permanently", Some(Remedy::Restart))),
@@ -67,14 +73,18 @@ impl Slot {
                 out.push(Effect::WithdrawPermit);
                 self.stop_now(out);
             }
-            Phase::Unconfigured
-            | Phase::Reconnecting { .. }
+            Phase::Reconnecting { .. }
             | Phase::Reauth
             | Phase::Exhausted { .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
             | Phase::Failed => {
                 self.stop_now(out);
+            }
+            // Nothing runs: its user is still asked for what is missing, and nothing is started when that is given.
+            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
+                self.want = Want::Stopped;
+                self.remark(Some(self.missing_message()), out);
             }
             Phase::Starting { .. } | Phase::Ready { .. } | Phase::FallingAsleep { .. } | Phase::Undiscovered { .. } => {
                 self.want = Want::Stopped;
@@ -156,14 +166,11 @@ impl Slot {
         if !takes_calls && self.refused.as_ref().is_some_and(|refused| *refused.spec == *spec) {
             return;
         }
-        if differ_in_credentials_only(&self.spec, &spec) {
-            self.on_credentials(now, &spec, out);
+        if self.goes_on_under(&spec) {
+            self.adopt(now, &spec, out);
             return;
         }
-        // Back to what sleeps: there is nothing to start.
-        if self.refused.is_some() && *spec == *self.spec && self.sleeps_on() {
-            self.refused = None;
-            self.remark(None, out);
+        if takes_calls && self.adopt_beside(&spec, out) {
             return;
         }
         let complete = spec.missing.is_empty();
@@ -186,10 +193,15 @@ impl Slot {
                 self.end_run(StopKind::Config, then, out);
                 self.config_changed(out);
             }
+            Phase::Stopping { then: Then::AwaitConfig, .. } if complete && self.want == Want::Stopped => {
+                self.ends_in(Then::Stop);
+                self.moves(Cause::Stopped, Some("stopping".to_owned()), out);
+            }
             Phase::Stopping { then: Then::Again(_) | Then::AwaitConfig, .. } => {
                 self.ends_in(then);
                 self.config_changed(out);
             }
+            Phase::Unconfigured if complete && self.want == Want::Stopped => self.stopped(out),
             Phase::Unconfigured if complete => {
                 self.moves(Cause::Configured, None, out);
                 self.take(out);
@@ -219,6 +231,64 @@ impl Slot {
             }
             // What is configured will be started when a person, or the rest of the configuration, allows it.
             Phase::Stopped | Phase::Stopping { .. } | Phase::Over => {}
+        }
+    }
+
+    /// Whether another configuration needs no other run.
+    fn goes_on_under(&self, spec: &InstanceSpec) -> bool {
+        // One that sleeps is to be started where the new configuration lets it sleep no more.
+        let wakes = spec.keep == Keep::AlwaysOn && self.spec.keep != Keep::AlwaysOn && self.sleeps_on();
+        !wakes && self.spec.can_go_on_as(spec)
+    }
+
+    /// Takes on a configuration under which a run goes on: nothing is restarted, and its history stays.
+    fn adopt(&mut self, now: Instant, spec: &InstanceSpec, out: &mut Vec<Effect>) {
+        // What was sent under the old one may still be answered, and echo its secrets.
+        let mask = spec.mask.replacing(&self.spec.mask);
+        let spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
+        let before = std::mem::replace(&mut self.spec, spec.clone());
+        // What was on its way beside it, or has not come up there, is not wanted any more.
+        let was_refused = self.refused.take().is_some();
+        if self.has_successor() {
+            self.roll(spec.clone(), out);
+        } else if was_refused && (self.sleeps_on() || matches!(self.phase, Phase::Ready { .. })) {
+            self.remark(None, out);
+        }
+        // Where only what is masked is new, whoever found the old credentials refused has had the new ones.
+        let has_newer_credentials = self.is_remote() && !spec.has_credentials_of(&before);
+        match self.phase {
+            Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
+                if has_newer_credentials {
+                    self.newer_credentials = Some(now);
+                }
+                if let Phase::Ready { run, since, .. } = self.phase
+                    && (spec.keep != before.keep || spec.policy.idle != before.policy.idle)
+                {
+                    self.phase = Phase::Ready { run, since, look_at: self.first_look(since) };
+                }
+                out.push(Effect::Adopt { run, spec });
+            }
+            Phase::Reauth if has_newer_credentials => {
+                self.moves(Cause::CredentialsChanged, Some("its credentials have changed".to_owned()), out);
+                self.attempt_now(0, None, out);
+            }
+            Phase::Exhausted { .. } => {
+                let what = if has_newer_credentials { "credentials have" } else { "configuration has" };
+                self.moves(Cause::Attempt, Some(format!("its {what} changed")), out);
+                self.attempt_now(0, None, out);
+            }
+            // The next run has it.
+            Phase::Unconfigured
+            | Phase::Queued { .. }
+            | Phase::FallingAsleep { .. }
+            | Phase::Reconnecting { .. }
+            | Phase::Reauth
+            | Phase::Backoff { .. }
+            | Phase::Dormant { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped
+            | Phase::Failed
+            | Phase::Over => {}
         }
     }
 

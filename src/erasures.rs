@@ -1,0 +1,311 @@
+//! Erases what is kept for instances that the configuration does not name any more: the values of their users, their
+//! authorizations and the homes of their sandboxes.
+//!
+//! A removal by configuration may be a mistake that is corrected a moment later, so the data is only listed at first, in
+//! `DIR/to-erase.json`, and erased when the retention has passed. An instance that is configured again before that finds
+//! everything as it was. The list survives restarts of the satellite, so a restart neither shortens nor extends the time.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::ids::InstanceId;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use crate::connect::stdio::StdioConnector;
+use crate::oauth::Grants;
+use crate::private;
+use crate::satellite::Applied;
+use crate::values::Values;
+
+const FILE: &str = "to-erase.json";
+/// The version of the file's format.
+const VERSION: u32 = 1;
+/// A larger file is not one that a satellite has written.
+const FILE_MAX: u64 = 16 << 20;
+/// The longest time between two looks at the list: the wall clock may have been set meanwhile.
+const LOOK_INTERVAL: Duration = Duration::from_secs(60 * 60);
+/// The time before another attempt, where an instance was still ending or its data could not be erased.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
+#[derive(Serialize, Deserialize)]
+struct Form {
+    version: u32,
+    instances: Vec<Entry>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    team: String,
+    user: String,
+    installation: String,
+    removed_at: Timestamp,
+}
+
+/// The list of the instances whose data is to be erased, by when they were removed.
+struct ToErase {
+    path: PathBuf,
+    removed: Mutex<BTreeMap<InstanceId, Timestamp>>,
+}
+
+impl ToErase {
+    /// Reads the list. Where it cannot be read it is empty: what is still there is listed anew, and kept longer.
+    fn open(directory: &Path) -> Self {
+        let path = directory.join(FILE);
+        let removed = Self::read(&path).unwrap_or_else(|why| {
+            let file = path.display();
+            tracing::error!(%file, why, "cannot read which data is to be erased; the retention begins anew");
+            BTreeMap::new()
+        });
+        Self { path, removed: Mutex::new(removed) }
+    }
+
+    fn read(path: &Path) -> Result<BTreeMap<InstanceId, Timestamp>, String> {
+        let Some(bytes) = private::read(path, FILE_MAX)? else { return Ok(BTreeMap::new()) };
+        let form: Form = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+        if form.version != VERSION {
+            return Err(format!("it is of version {}, and this satellite knows {VERSION}", form.version));
+        }
+        let of = |Entry { team, user, installation, removed_at }: Entry| {
+            (InstanceId::new(team.into(), user.into(), installation.into()), removed_at)
+        };
+        Ok(form.instances.into_iter().map(of).collect())
+    }
+
+    /// Takes in which instances have data and which are configured. Lists the data of the others as removed at `now`,
+    /// unless it is listed already. Waits for the disk.
+    fn update(&self, present: &BTreeSet<InstanceId>, configured: &HashSet<InstanceId>, now: Timestamp) {
+        self.change(|removed| {
+            removed.retain(|id, _| present.contains(id) && !configured.contains(id));
+            for id in present.iter().filter(|id| !configured.contains(*id)) {
+                removed.entry(id.clone()).or_insert(now);
+            }
+        });
+    }
+
+    /// Takes these off the list: they are erased. Waits for the disk.
+    fn erased(&self, ids: &[InstanceId]) {
+        self.change(|removed| removed.retain(|id, _| !ids.contains(id)));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut BTreeMap<InstanceId, Timestamp>)) {
+        let mut removed = self.removed();
+        let before = removed.clone();
+        change(&mut removed);
+        if *removed == before {
+            return;
+        }
+        let entry = |(id, removed_at): (&InstanceId, &Timestamp)| Entry {
+            team: id.team.to_string(),
+            user: id.user.to_string(),
+            installation: id.installation.to_string(),
+            removed_at: *removed_at,
+        };
+        let form = Form { version: VERSION, instances: removed.iter().map(entry).collect() };
+        let written = serde_json::to_vec_pretty(&form).map_err(Into::into);
+        if let Err(error) = written.and_then(|bytes| private::replace(&self.path, &bytes)) {
+            tracing::warn!(%error, "cannot write down which data is to be erased; a restart begins the retention anew");
+        }
+    }
+
+    /// Those whose retention has passed.
+    fn due(&self, retention: Duration, now: Timestamp) -> Vec<InstanceId> {
+        let is_due = |removed_at: &Timestamp| left(*removed_at, retention, now).is_zero();
+        self.removed().iter().filter(|(_, at)| is_due(at)).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The time until the next one is due.
+    fn next_due(&self, retention: Duration, now: Timestamp) -> Option<Duration> {
+        self.removed().values().map(|at| left(*at, retention, now)).min()
+    }
+
+    fn listed(&self) -> Vec<InstanceId> {
+        self.removed().keys().cloned().collect()
+    }
+
+    fn removed(&self) -> MutexGuard<'_, BTreeMap<InstanceId, Timestamp>> {
+        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is left of the retention. A removal in the future, by a clock that was set back since, counts as now.
+fn left(removed_at: Timestamp, retention: Duration, now: Timestamp) -> Duration {
+    let passed = Duration::try_from(now.duration_since(removed_at)).unwrap_or_default();
+    retention.saturating_sub(passed)
+}
+
+/// Lists what is to be erased, and erases it when that is due.
+pub(crate) struct Eraser {
+    list: ToErase,
+    values: Arc<Values>,
+    grants: Grants,
+    connector: StdioConnector,
+    runtime: RuntimeHandle,
+    /// Held while something is erased, so that no configuration brings an instance back meanwhile.
+    applied: Arc<tokio::sync::Mutex<Applied>>,
+    /// None before a complete configuration was taken on: then nothing is erased.
+    retention: Mutex<Option<Duration>>,
+    changed: Notify,
+}
+
+impl Eraser {
+    /// An eraser for this data directory. Reads the list, so it waits for the disk.
+    pub(crate) fn open(
+        data_dir: &Path,
+        values: Arc<Values>,
+        grants: Grants,
+        connector: StdioConnector,
+        runtime: RuntimeHandle,
+        applied: Arc<tokio::sync::Mutex<Applied>>,
+    ) -> Self {
+        let list = ToErase::open(data_dir);
+        let (retention, changed) = (Mutex::default(), Notify::new());
+        Self { list, values, grants, connector, runtime, applied, retention, changed }
+    }
+
+    /// Takes in what is configured now, and how long the data of everything else is kept. Waits for the disk.
+    pub(crate) fn configured(&self, configured: &HashSet<InstanceId>, retention: Duration) {
+        *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = Some(retention);
+        let mut present: BTreeSet<InstanceId> = self.values.instances();
+        present.extend(self.grants.instances());
+        present.extend(self.connector.homes());
+        self.list.update(&present, configured, Timestamp::now());
+        self.changed.notify_one();
+    }
+
+    /// Erases whatever is due, until this is dropped.
+    pub(crate) async fn watch(self: Arc<Self>) {
+        let this = self.clone();
+        // An error means that it panicked: the next start clears what is left.
+        let _ = tokio::task::spawn_blocking(move || this.connector.erase_set_aside()).await;
+        loop {
+            let next = self.retention().and_then(|retention| self.list.next_due(retention, Timestamp::now()));
+            let wait = next.unwrap_or(LOOK_INTERVAL);
+            // Due already: it was tried before, and something kept it from being erased.
+            let wait = if wait.is_zero() { RETRY_INTERVAL } else { wait.min(LOOK_INTERVAL) };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.changed.notified() => {}
+            }
+            self.erase_due().await;
+        }
+    }
+
+    /// Erases whatever is due now.
+    pub(crate) async fn erase_due(self: &Arc<Self>) {
+        let Some(retention) = self.retention() else { return };
+        if !self.list.due(retention, Timestamp::now()).is_empty() {
+            let this = self.clone();
+            self.erase(move || this.list.due(retention, Timestamp::now())).await;
+        }
+    }
+
+    /// Erases everything that is listed and that `admits` admits, whatever is left of its retention. Returns what was
+    /// erased.
+    pub(crate) async fn erase_now(self: &Arc<Self>, admits: impl Fn(&InstanceId) -> bool) -> Vec<InstanceId> {
+        if self.retention().is_none() {
+            return Vec::new(); // Nobody has said yet what is configured.
+        }
+        let chosen: Vec<InstanceId> = self.list.listed().into_iter().filter(|id| admits(id)).collect();
+        let this = self.clone();
+        // One that was configured again meanwhile is listed no more.
+        self.erase(move || {
+            let listed = this.list.listed();
+            chosen.into_iter().filter(|id| listed.contains(id)).collect()
+        })
+        .await
+    }
+
+    async fn erase(self: &Arc<Self>, choose: impl FnOnce() -> Vec<InstanceId> + Send + 'static) -> Vec<InstanceId> {
+        let applied = self.applied.lock().await;
+        let this = self.clone();
+        let erasing = tokio::task::spawn_blocking(move || {
+            // One that is still ending uses its home.
+            let is_gone = |id: &InstanceId| this.runtime.status(id).is_none();
+            let mut ids: Vec<InstanceId> = choose().into_iter().filter(is_gone).collect();
+            if !this.values.erase(&ids) {
+                ids.clear();
+            }
+            ids.retain(|id| {
+                let aside = this.connector.set_aside(id);
+                if let Err(error) = &aside {
+                    tracing::warn!(instance = %id, %error, "cannot remove the home of an instance that is gone");
+                }
+                aside.is_ok()
+            });
+            this.grants.erase(&ids);
+            this.list.erased(&ids);
+            ids
+        });
+        // An error means that it panicked: it is tried again.
+        let ids = erasing.await.unwrap_or_default();
+        drop(applied);
+        if !ids.is_empty() {
+            let names: Vec<String> = ids.iter().map(ToString::to_string).collect();
+            tracing::info!(instances = names.join(", "), "erased the data of instances that are gone");
+            let this = self.clone();
+            let _ = tokio::task::spawn_blocking(move || this.connector.erase_set_aside()).await;
+        }
+        ids
+    }
+
+    fn retention(&self) -> Option<Duration> {
+        *self.retention.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    fn id(installation: &str) -> InstanceId {
+        InstanceId::new("acme".into(), "alice".into(), installation.into())
+    }
+
+    fn at(hours: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + hours * 3600).unwrap()
+    }
+
+    #[test]
+    fn what_is_removed_is_due_a_retention_later_also_after_a_restart() {
+        let home = tempfile::tempdir().unwrap();
+        let present = BTreeSet::from([id("a"), id("b")]);
+        let list = ToErase::open(home.path());
+        list.update(&present, &[id("a")].into(), at(0));
+        list.update(&present, &[id("a")].into(), at(20));
+        assert_eq!(list.next_due(DAY, at(20)), Some(Duration::from_secs(4 * 3600)));
+        let again = ToErase::open(home.path());
+        assert_eq!((again.due(DAY, at(23)), again.due(DAY, at(24))), (vec![], vec![id("b")]));
+        assert_eq!(again.due(Duration::ZERO, at(0)), [id("b")]);
+        again.erased(&[id("b")]);
+        assert!(ToErase::open(home.path()).listed().is_empty());
+    }
+
+    #[test]
+    fn what_is_configured_again_is_not_erased_and_its_next_removal_counts_anew() {
+        let home = tempfile::tempdir().unwrap();
+        let present = BTreeSet::from([id("a")]);
+        let list = ToErase::open(home.path());
+        list.update(&present, &HashSet::new(), at(0));
+        list.update(&present, &[id("a")].into(), at(1));
+        assert_eq!(list.next_due(DAY, at(1)), None);
+        list.update(&present, &HashSet::new(), at(2));
+        assert_eq!(list.next_due(DAY, at(2)), Some(DAY));
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_read_begins_the_retention_anew() {
+        let home = tempfile::tempdir().unwrap();
+        private::replace(&home.path().join(FILE), b"{\"version\": 9}").unwrap();
+        let list = ToErase::open(home.path());
+        list.update(&[id("a")].into(), &HashSet::new(), at(5));
+        assert_eq!(list.next_due(DAY, at(5)), Some(DAY));
+    }
+}

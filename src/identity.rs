@@ -1,0 +1,237 @@
+//! Canonical forms of a server's configuration, and hashes of them that are the same in every build and release.
+//!
+//! A form is JSON with its fields in a fixed order. Of a policy only the numbers that differ from their defaults are in
+//! it, so a release that adds a field changes no hash. Rename a field of a policy only together with [`FORM`].
+
+use std::collections::BTreeMap;
+
+use mcp_satellite_actors::model::era::Era;
+use mcp_satellite_actors::model::policy::{IsolationPolicy, Policy};
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
+use reqwest::Url;
+use ring::digest::{SHA256, digest};
+use serde::Serialize;
+use serde_json::Value;
+
+/// The version of the forms. Another version is another hash of everything.
+const FORM: u32 = 1;
+
+/// What a process is started with, or a connection is made with. It holds secrets.
+#[derive(Serialize)]
+struct ServerForm<'a> {
+    form: u32,
+    team: &'a str,
+    user: &'a str,
+    installation: &'a str,
+    target: TargetForm<'a>,
+    args: Vec<&'a str>,
+    env: BTreeMap<&'a str, &'a str>,
+    headers: BTreeMap<&'a str, &'a str>,
+    query: BTreeMap<&'a str, &'a str>,
+    protocol: Option<Era>,
+    /// What differs from the default.
+    isolation: BTreeMap<String, Value>,
+}
+
+/// Everything that is configured for an instance, without a value that may be secret.
+#[derive(Serialize)]
+struct ShownForm<'a> {
+    form: u32,
+    team: &'a str,
+    user: &'a str,
+    installation: &'a str,
+    name: &'a str,
+    target: TargetForm<'a>,
+    args: usize,
+    env: Vec<&'a str>,
+    headers: Vec<&'a str>,
+    query: Vec<&'a str>,
+    missing: &'a [String],
+    keep: Keep,
+    on_update: OnUpdate,
+    request_logging: bool,
+    /// What differs from the default.
+    policy: BTreeMap<String, Value>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case", tag = "transport")]
+enum TargetForm<'a> {
+    Stdio { command: &'a str, cwd: Option<&'a str> },
+    Http { url: &'a str },
+    Sse { url: &'a str },
+}
+
+/// The canonical form of what defines a server: whoever it serves, and what its process or connection is started with.
+/// Another policy is the same server. It holds secrets: it is for keyed hashes only.
+pub(crate) fn of_server(spec: &InstanceSpec) -> Vec<u8> {
+    fn exposed(values: &BTreeMap<String, Secret>) -> BTreeMap<&str, &str> {
+        values.iter().map(|(name, value)| (name.as_str(), value.expose())).collect()
+    }
+    let InstanceSpec { id, target, args, env, headers, query, policy, .. } = spec;
+    let target = match target {
+        Target::Stdio { command, cwd } => TargetForm::Stdio { command, cwd: cwd.as_deref() },
+        Target::Remote { transport: RemoteTransport::Http, url, health_url: _ } => TargetForm::Http { url },
+        Target::Remote { transport: RemoteTransport::Sse, url, health_url: _ } => TargetForm::Sse { url },
+    };
+    bytes(&ServerForm {
+        form: FORM,
+        team: id.team.as_str(),
+        user: id.user.as_str(),
+        installation: id.installation.as_str(),
+        target,
+        args: args.iter().map(Secret::expose).collect(),
+        env: exposed(env),
+        headers: exposed(headers),
+        query: exposed(query),
+        protocol: policy.session.protocol,
+        isolation: differences(&policy.isolation, &IsolationPolicy::default()),
+    })
+}
+
+/// A hash of what is configured for an instance. It is shown to others, so no value of an environment, header, query or
+/// argument is in it, and of an address only the origin: a short secret could be guessed from its hash.
+pub(crate) fn shown_hash(spec: &InstanceSpec) -> u64 {
+    fn names(values: &BTreeMap<String, Secret>) -> Vec<&str> {
+        values.keys().map(String::as_str).collect()
+    }
+    let origin = match &spec.target {
+        Target::Remote { url, .. } => Url::parse(url).map(|url| url.origin().ascii_serialization()).unwrap_or_default(),
+        Target::Stdio { .. } => String::new(),
+    };
+    let target = match &spec.target {
+        Target::Stdio { command, cwd } => TargetForm::Stdio { command, cwd: cwd.as_deref() },
+        Target::Remote { transport: RemoteTransport::Http, .. } => TargetForm::Http { url: &origin },
+        Target::Remote { transport: RemoteTransport::Sse, .. } => TargetForm::Sse { url: &origin },
+    };
+    let form = bytes(&ShownForm {
+        form: FORM,
+        team: spec.id.team.as_str(),
+        user: spec.id.user.as_str(),
+        installation: spec.id.installation.as_str(),
+        name: &spec.name,
+        target,
+        args: spec.args.len(),
+        env: names(&spec.env),
+        headers: names(&spec.headers),
+        query: names(&spec.query),
+        missing: &spec.missing,
+        keep: spec.keep,
+        on_update: spec.on_update,
+        request_logging: spec.request_logging,
+        policy: differences(&*spec.policy, &Policy::default()),
+    });
+    let hash = digest(&SHA256, &form);
+    let first = hash.as_ref().first_chunk().copied().unwrap_or_default();
+    u64::from_be_bytes(first)
+}
+
+/// A form has string keys only, so it can be written.
+fn bytes(form: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(form).unwrap_or_default()
+}
+
+/// The values of a policy that are not those of `default`, by their paths.
+fn differences<T: Serialize>(policy: &T, default: &T) -> BTreeMap<String, Value> {
+    let mut found = BTreeMap::new();
+    let value = |policy: &T| serde_json::to_value(policy).unwrap_or_default();
+    flatten(String::new(), &value(policy), Some(&value(default)), &mut found);
+    found
+}
+
+/// Every leaf on its own: whether objects keep an order is a matter of how `serde_json` was built.
+fn flatten(path: String, value: &Value, default: Option<&Value>, found: &mut BTreeMap<String, Value>) {
+    if default == Some(value) {
+        return;
+    }
+    let below = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                flatten(below(key), value, default.and_then(|default| default.get(key)), found);
+            }
+        }
+        Value::Array(items) => {
+            found.insert(below("length"), items.len().into());
+            for (index, item) in items.iter().enumerate() {
+                flatten(below(&index.to_string()), item, None, found);
+            }
+        }
+        leaf => drop(found.insert(path, leaf.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use mcp_satellite_actors::model::spec::{InstanceConfig, Value};
+
+    use super::*;
+    use crate::catalogue_cache::tests::spec;
+
+    fn policy(config: &mut InstanceConfig) -> &mut Policy {
+        Arc::make_mut(&mut config.policy)
+    }
+
+    #[test]
+    fn the_form_of_a_server_is_the_same_in_every_release() {
+        let form = String::from_utf8(of_server(&spec(|config| policy(config).isolation.tmp_size = 7))).unwrap();
+        assert_eq!(
+            form,
+            r#"{"form":1,"team":"team_acme","user":"user_alice","installation":"abc123","target":{"transport":"stdio","command":"files","cwd":null},"args":["a"],"env":{"TOKEN":"1234"},"headers":{},"query":{},"protocol":null,"isolation":{"tmp_size":7}}"#
+        );
+    }
+
+    #[test]
+    fn numbers_of_the_policy_make_no_other_server_and_another_shown_hash() {
+        let plain = spec(|_| {});
+        let numbers: [fn(&mut InstanceConfig); 3] = [
+            |config| policy(config).logs.line_max = 99,
+            |config| policy(config).restart.delays = vec![Duration::from_secs(1)],
+            |config| config.keep = Keep::AlwaysOn,
+        ];
+        for change in numbers {
+            let changed = spec(change);
+            assert_eq!(of_server(&changed), of_server(&plain));
+            assert_ne!(shown_hash(&changed), shown_hash(&plain));
+        }
+        let others: [fn(&mut InstanceConfig); 2] = [
+            |config| policy(config).isolation.network = false,
+            |config| policy(config).session.protocol = Some(Era::Stateless),
+        ];
+        for change in others {
+            assert_ne!(of_server(&spec(change)), of_server(&plain));
+        }
+    }
+
+    #[test]
+    fn what_differs_is_told_leaf_by_leaf_and_what_is_the_default_is_not() {
+        let mut changed = Policy::default();
+        assert!(differences(&changed, &Policy::default()).is_empty());
+        changed.restart.max_crashes = 9;
+        changed.restart.delays = vec![Duration::from_millis(1)];
+        let found = differences(&changed, &Policy::default());
+        let paths: Vec<&str> = found.keys().map(String::as_str).collect();
+        let delay = ["restart.delays.0.nanos", "restart.delays.0.secs", "restart.delays.length"];
+        assert_eq!(paths, [&delay[..], &["restart.max_crashes"]].concat());
+    }
+
+    #[test]
+    fn no_value_is_in_the_hash_that_is_shown() {
+        let token = |token: &'static str| {
+            spec(move |config| drop(config.user_layer.env.insert("TOKEN".to_owned(), Value::secret(token))))
+        };
+        assert_eq!(shown_hash(&token("1234")), shown_hash(&token("5678")));
+        let at = |url: &'static str| {
+            spec(move |config| {
+                let (transport, url) = (RemoteTransport::Http, url.to_owned());
+                config.target = Target::Remote { transport, url, health_url: None };
+            })
+        };
+        assert_eq!(shown_hash(&at("https://a.example/s/1234")), shown_hash(&at("https://a.example/s/5678")));
+        assert_ne!(shown_hash(&at("https://a.example/s")), shown_hash(&at("https://b.example/s")));
+    }
+}
