@@ -89,12 +89,14 @@ fn about(reply: &StatusReply) -> String {
         .backend
         .as_ref()
         .map(|backend| format!("\n{}", backend.to_string().lines().map(printable).collect::<Vec<_>>().join("\n")));
+    let memory = satellite.memory.as_ref().filter(|memory| memory.short);
+    let memory = memory.map(|memory| format!("\n{memory}")).unwrap_or_default();
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
     let journal = satellite.journal.as_ref().map(journal).unwrap_or_default();
     let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
     format!(
         "{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
-         {sandboxed} in a sandbox · process trees are held by {}{}{}{}{journal}{delivery}",
+         {sandboxed} in a sandbox · process trees are held by {}{memory}{}{}{}{journal}{delivery}",
         reply.instances.len(),
         satellite.name,
         satellite.version,

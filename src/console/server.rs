@@ -19,8 +19,8 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{
-    CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED,
-    Reconnected, SatelliteStatus, Selector, StatusReply, ToolEntry,
+    CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, MemoryReport,
+    NOT_ALL_STORED, Reconnected, SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
 use super::auth;
 use super::find::find;
@@ -151,6 +151,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         uptime_seconds: console.started.elapsed().as_secs(),
         data_dir: console.data_dir.display().to_string(),
         held_by: console.connector.held_by(),
+        memory: MemoryReport::of(console.runtime.memory()),
         events: console.runtime.event_statistics().into(),
         endpoint: console.endpoint.status(),
         backend: console
