@@ -47,12 +47,12 @@ impl Connector for Functions {
     fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
         Box::pin(async move {
             let Target::Stdio { command, .. } = &spec.target else {
-                return Err(OpenError("a function has no URL".to_owned()));
+                return Err(OpenError::Server("a function has no URL".to_owned()));
             };
             let (name, function) = FUNCTIONS
                 .into_iter()
                 .find(|(name, _)| name == command)
-                .ok_or_else(|| OpenError(format!("there is no function `{command}`")))?;
+                .ok_or_else(|| OpenError::Server(format!("there is no function `{command}`")))?;
             let (ours, theirs) = duplex(PIPE);
             let (reader, writer) = split(ours);
             let life = CancellationToken::new();

@@ -4,9 +4,13 @@
 //!
 //! ```text
 //!  shell ──► reaper ──► satellite ──► servers ──► whatever they start
-//!              ▲                         │            │
-//!              └──── what is orphaned ◀──┴────────────┘
+//!              ▲            ▲            │            │
+//!              │            └─ orphans ◀─┴────────────┘
+//!              └──────────────┘ when the satellite has ended
 //! ```
+//!
+//! The satellite adopts orphans, too, from when it can start servers: so the end of either process leaves the other one
+//! with all of them.
 //!
 //! Signals that ask for something come down a pipe. Who signals the whole group, as a terminal and systemd do, reaches
 //! both processes, and means it once: the satellite acts on the larger of the two counts. The end of the pipe is how the

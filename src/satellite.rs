@@ -16,7 +16,7 @@ use futures::future::{BoxFuture, Shared};
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Target};
 use mcp_satellite_actors::model::status::Status;
@@ -35,7 +35,8 @@ use crate::backend::wire::EventProgress;
 use crate::catalogue_cache::CatalogueCache;
 use crate::config::{BackendPlan, ConfigErrors, Document, Origin, Plan, Profile, SinkPlan};
 use crate::connect::Connectors;
-use crate::connect::isolation::{Isolation, Strictness};
+use crate::connect::isolation::{Isolation, Strictness, UidRange};
+use crate::connect::memory;
 use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
 use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
@@ -151,6 +152,7 @@ pub(crate) struct Satellite {
     known: Mutex<HashSet<InstanceId>>,
     _renewals: AbortOnDropHandle<()>,
     _suspends: AbortOnDropHandle<()>,
+    _memory: AbortOnDropHandle<()>,
     /// What users have given.
     values: Arc<Values>,
     /// What users have been granted by remote servers.
@@ -204,11 +206,13 @@ struct Settings {
     sink: SinkPlan,
     batch: BatchPolicy,
     team_budget: TeamBudgetPolicy,
+    memory: MemoryPolicy,
     start_permits: Option<usize>,
     connect_permits: Option<usize>,
     profile: Profile,
     isolation: Isolation,
     cgroups: CgroupMode,
+    uid_range: Option<UidRange>,
 }
 
 impl Settings {
@@ -221,11 +225,13 @@ impl Settings {
             sink: plan.sink.clone(),
             batch: plan.batch.clone(),
             team_budget: plan.team_budget.clone(),
+            memory: plan.memory.clone(),
             start_permits: plan.start_permits,
             connect_permits: plan.connect_permits,
             profile: plan.profile,
             isolation: plan.isolation,
             cgroups: plan.cgroups,
+            uid_range: plan.uid_range,
         }
     }
 }
@@ -297,6 +303,7 @@ impl Satellite {
                 Profile::Production => Strictness::Production,
             },
             cgroups: plan.cgroups,
+            uid_range: plan.uid_range,
         });
         let connector = connector.map_err(machine("get ready to start servers"))?;
         let last_act = connector.clone();
@@ -319,6 +326,7 @@ impl Satellite {
         options.audience = endpoint.audience();
         options.batch = BatchPolicy { batch_max: JOURNAL_BATCH_MAX, ..plan.batch.clone() };
         options.team_budget = plan.team_budget.clone();
+        options.memory_policy = plan.memory.clone();
         options.start_permits = plan.start_permits.unwrap_or(options.start_permits);
         options.connect_permits = plan.connect_permits.unwrap_or(options.connect_permits);
         let (runtime, root) = mcp_satellite_actors::start(options)
@@ -337,6 +345,9 @@ impl Satellite {
             sleeper.woke(asleep);
             linked.iter().for_each(Link::woke);
         })));
+        let observer = runtime.clone();
+        let readings = memory::watch(move |reading| observer.observe_memory(reading));
+        let readings = AbortOnDropHandle::new(tokio::spawn(readings));
         let values = Arc::new(Values::open(&data_dir));
         let applied: Arc<tokio::sync::Mutex<Applied>> = Arc::default();
         grants.tell(masks(&runtime, &applied));
@@ -409,6 +420,7 @@ impl Satellite {
             applied,
             _renewals: renewals,
             _suspends: suspends,
+            _memory: readings,
             _lock: lock,
         };
         let mut applied = satellite.applied.clone().lock_owned().await;
@@ -530,7 +542,7 @@ impl Satellite {
         }
         if Settings::of(&plan) != self.settings {
             tracing::warn!(
-                "[satellite], [backend], [journal], [events], [policy.team] or [policy.start] has changed: that takes a restart of the satellite"
+                "[satellite], [backend], [journal], [events], [policy.team], [policy.memory] or [policy.start] has changed: that takes a restart of the satellite"
             );
         }
         self.members.set(&plan.gateway.users);

@@ -1347,3 +1347,38 @@ fn every_error_of_an_oauth_table_is_told_at_once() {
         assert!(told.iter().any(|message| message.contains(wanted)), "{told:#?}");
     }
 }
+
+#[test]
+fn numbers_of_memory_and_users_are_read_and_a_wrong_range_is_an_error() {
+    let text = "[satellite]\nuid_range = \"200000-200999\"\n\n[policy.memory]\npressure_max_percent = 30\n\
+                available_min_percent = 10\nstart_interval = \"5s\"\n";
+    let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
+    let memory = &plan.memory;
+    assert_eq!((memory.pressure_max_percent, memory.available_min_percent), (30, 10));
+    assert_eq!((memory.start_interval, plan.uid_range), (Duration::from_secs(5), "200000-200999".parse().ok()));
+    let errors = parse("[satellite]\nuid_range = \"0-10\"\n").map(drop).unwrap_err();
+    assert!(render(&errors).contains("user ids below 1000 belong to the system"), "{}", render(&errors));
+}
+
+#[test]
+fn several_teams_without_a_sandbox_are_warned_about() {
+    let team = |name: &str| {
+        format!(
+            "[[teams]]\nid = \"team_{name}\"\nslug = \"{name}\"\nusers = [{{ id = \"u_{name}\", slug = \"u\" }}]\n\
+             [[teams.installations]]\nid = \"i_{name}\"\nserver = \"s\"\ncommand = \"cat\"\n"
+        )
+    };
+    let (one, two) = (team("one"), team("one") + &team("two"));
+    let warned = |head: &str, teams: &str| {
+        let plan =
+            parse(&format!("[satellite]\n{head}\n{teams}")).unwrap_or_else(|errors| panic!("{}", render(&errors)));
+        let plan = plan.settled().unwrap_or_else(|errors| panic!("{}", render(&errors)));
+        plan.warnings.iter().filter(|warning| warning.contains("/proc/PID/environ")).count()
+    };
+    assert_eq!(warned("", &two), 1);
+    assert_eq!(warned("isolation = \"none\"", &two), 1);
+    assert_eq!(warned("", &one), 0);
+    assert_eq!(warned("isolation = \"nsjail\"", &two), 0);
+    assert_eq!(warned("profile = \"production\"\nallowed_commands = [\"cat\"]", &two), 0);
+    assert_eq!(warned("uid_range = \"200000-200999\"", &two), 0);
+}

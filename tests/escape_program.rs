@@ -411,6 +411,7 @@ fn more_than_a_limit_allows_is_an_escape_and_less_is_none() {
     free.escapes("big_file", json!({"bytes": 3 * MIB, "path": path}));
     free.escapes("fill_tmp", json!({"bytes": 20 * MIB, "path": path}));
     free.escapes("memory", json!({"bytes": 64 * MIB}));
+    assert_eq!(free.escapes("many_files", json!({"count": 2000, "path": path})), "2000 files");
     free.escapes("open_files", json!({"count": 40}));
     // A shell counts sizes of files in blocks of 512 bytes and memory in KiB.
     let mut limited = Escape::after("ulimit -f 4096 && ulimit -n 32 && ulimit -v 50000");
@@ -429,9 +430,14 @@ fn more_than_a_limit_allows_is_an_escape_and_less_is_none() {
 #[test]
 fn a_machine_is_not_asked_for_more_than_it_can_stand() {
     let mut escape = Escape::start();
-    for (what, number) in
-        [("fork", "count"), ("fill_tmp", "bytes"), ("big_file", "bytes"), ("memory", "bytes"), ("open_files", "count")]
-    {
+    for (what, number) in [
+        ("fork", "count"),
+        ("many_files", "count"),
+        ("fill_tmp", "bytes"),
+        ("big_file", "bytes"),
+        ("memory", "bytes"),
+        ("open_files", "count"),
+    ] {
         let result = escape.call("attempt", &json!({"what": what, number: 1_u64 << 40}));
         assert_eq!(result["isError"], true, "{result}");
     }
@@ -457,6 +463,24 @@ fn a_socket_that_can_be_reached_is_an_escape() {
     let path = folder.path().join("socket");
     let _listener = UnixListener::bind(&path).unwrap();
     escape.escapes("unix_socket", json!({"path": path}));
+}
+
+#[test]
+fn a_socket_to_the_hypervisor_and_a_ring_are_escapes_where_the_kernel_has_them() {
+    let mut escape = Escape::start();
+    #[expect(unsafe_code, reason = "no library has a wrapper of the second one")]
+    // SAFETY: the first opens a descriptor. The second reads and writes a structure of 120 bytes that outlives the call.
+    let [vsock, ring] = unsafe {
+        let mut parameters = [0_u32; 30];
+        [
+            i64::from(libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)),
+            libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()),
+        ]
+    };
+    for (what, own) in [("vsock", vsock), ("io_uring", ring)] {
+        let (escaped, detail) = escape.attempt(what, json!({}));
+        assert_eq!(escaped, own >= 0, "{what}: {detail}");
+    }
 }
 
 #[test]

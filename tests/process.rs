@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite::connect::process::raise_descriptor_limit;
-use mcp_satellite::connect::stdio::StdioConnector;
+use mcp_satellite::connect::stdio::{StdioConnector, StdioOptions};
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::{
@@ -526,4 +526,133 @@ async fn who_leaves_its_cgroup_is_found_by_its_mark() {
     server.link.process.kill();
     server.gone().await;
     until("the stray is ended, too", || !is_alive(stray)).await;
+}
+
+/// The kernel gives this process no further descriptor; the limit is restored when this is dropped.
+struct NoDescriptors(u64, u64);
+
+impl NoDescriptors {
+    fn begin() -> Self {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        // The lowest number that is free, and so the count of those that are open.
+        let free = fs::File::open("/dev/null").unwrap().as_raw_fd();
+        setrlimit(Resource::RLIMIT_NOFILE, u64::try_from(free).unwrap(), hard).unwrap();
+        Self(soft, hard)
+    }
+}
+
+impl Drop for NoDescriptors {
+    fn drop(&mut self) {
+        setrlimit(Resource::RLIMIT_NOFILE, self.0, self.1).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_start_without_a_descriptor_is_the_machines_fault_and_a_missing_command_is_not() {
+    if !is_alone("a_start_without_a_descriptor_is_the_machines_fault_and_a_missing_command_is_not") {
+        return;
+    }
+    let connector = StdioConnector::new(Vec::new()).unwrap();
+    let short = NoDescriptors::begin();
+    let refused = open_with(&connector, config("cat", &[], &[], None)).await.err().unwrap();
+    drop(short);
+    let OpenError::Machine(reason) = refused else { panic!("it is charged to the server: {refused}") };
+    assert!(reason.starts_with("cannot start `cat`: Too many open files"), "{reason}");
+    let missing = open_with(&connector, config("no-such-command", &[], &[], None)).await.err().unwrap();
+    assert!(matches!(missing, OpenError::Server(_)), "{missing}");
+    // And with descriptors it starts.
+    open_with(&connector, config("cat", &[], &[], None)).await.unwrap();
+}
+
+#[tokio::test]
+async fn names_that_are_withheld_later_replace_those_before() {
+    async fn sees(connector: &StdioConnector) -> [bool; 2] {
+        let mut server = open_with(connector, config("env", &[], &[], None)).await.unwrap();
+        let mut text = String::new();
+        server.lines.read_to_string(&mut text).await.unwrap();
+        ["CARGO_PKG_NAME", "CARGO_MANIFEST_DIR"]
+            .map(|name| text.lines().any(|line| line.starts_with(&format!("{name}="))))
+    }
+    let connector = StdioConnector::new(vec!["CARGO_PKG_NAME".into()]).unwrap();
+    assert_eq!(sees(&connector).await, [false, true]);
+    connector.withhold(["CARGO_MANIFEST_DIR".to_owned()]);
+    assert_eq!(sees(&connector).await, [true, false]);
+    connector.withhold([]);
+    assert_eq!(sees(&connector).await, [true, true]);
+}
+
+/// Killed when this is dropped.
+struct Stray(u32);
+
+impl Drop for Stray {
+    fn drop(&mut self) {
+        let pid = nix::unistd::Pid::from_raw(self.0.cast_signed());
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_left_its_session_its_parent_and_its_environment_is_found() {
+    let script = "env -i setsid sh -c 'sleep 600 </dev/null >/dev/null 2>&1 & echo $!'; exec cat";
+    let mut server = sh(script).await;
+    let stray = Stray(server.number().await);
+    assert!(is_alive(stray.0));
+    let environment = fs::read(format!("/proc/{}/environ", stray.0)).unwrap();
+    assert!(!String::from_utf8_lossy(&environment).contains("MCP_SATELLITE_RUN"), "its environment is its own");
+    server.link.process.kill();
+    server.gone().await;
+    until("the stray is ended, too", || !is_alive(stray.0)).await;
+}
+
+/// `spec` for another team.
+fn of_team(team: &str, script: &str) -> Arc<InstanceSpec> {
+    let mut spec = (*config("/bin/sh", &["-c", script], &[("SECRET", "of-its-team")], None)).clone();
+    spec.id.team = team.into();
+    Arc::new(spec)
+}
+
+#[tokio::test]
+async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
+    let directory = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
+    let data_dir = directory.path().join("data");
+    fs::create_dir(&data_dir).unwrap();
+    let options =
+        StdioOptions { data_dir: Some(data_dir), uid_range: "200000-200009".parse().ok(), ..StdioOptions::default() };
+    if !nix::unistd::geteuid().is_root() {
+        let refused = StdioConnector::with(options).err().unwrap().to_string();
+        assert!(refused.contains("root"), "{refused}");
+        return;
+    }
+    const ABOUT: &str = "id -u; id -g; id -G; pwd; echo $HOME; touch here && echo writes; cat";
+    let connector = StdioConnector::with(options.clone()).unwrap();
+    let mut acme = open_with(&connector, of_team("acme", ABOUT)).await.unwrap();
+    let home = format!("{}/data.homes/200000", directory.path().display());
+    for expected in ["200000", "200000", "200000", &home, &home, "writes"] {
+        assert_eq!(acme.line().await, expected);
+    }
+    assert_eq!(acme.link.process.custody().unwrap().identity, "200000:200000");
+
+    let environ = format!("/proc/{}/environ", acme.pid());
+    assert!(fs::read_to_string(&environ).unwrap().contains("of-its-team"));
+    let looking =
+        format!("cat {environ} >/dev/null 2>&1 && echo read || echo held; id -u; ls {home} >/dev/null 2>&1; echo $?");
+    let mut globex = open_with(&connector, of_team("globex", &looking)).await.unwrap();
+    assert_eq!((globex.line().await, globex.line().await), ("held".to_owned(), "200001".to_owned()));
+    assert_ne!(globex.line().await, "0", "nor its home");
+    let mut same = open_with(&connector, of_team("acme", &looking)).await.unwrap();
+    assert_eq!(same.line().await, "read", "a server of the same team may");
+
+    // A team that is new gets a new number, and the others theirs, after a restart, too.
+    drop((acme, globex, same, connector));
+    let connector = StdioConnector::with(options).unwrap();
+    for (team, id) in [("initech", "200002"), ("globex", "200001")] {
+        assert_eq!(open_with(&connector, of_team(team, "id -u")).await.unwrap().line().await, id);
+    }
+    // It enters its working directory as its user.
+    let mut spec = (*of_team("acme", "pwd")).clone();
+    spec.target =
+        Target::Stdio { command: "pwd".into(), cwd: Some(directory.path().join("data").to_str().unwrap().into()) };
+    fs::set_permissions(directory.path().join("data"), fs::Permissions::from_mode(0o700)).unwrap();
+    let refused = open_with(&connector, Arc::new(spec)).await.err().unwrap().to_string();
+    assert!(refused.ends_with("data`: Permission denied"), "{refused}");
 }

@@ -18,17 +18,19 @@ use crate::model::event::{Event, StopKind, Subject};
 use crate::model::exit::CallError;
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::memo::StoredMemo;
-use crate::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use crate::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 use crate::model::remedy::Remedy;
 use crate::model::remote::{Connection, Health};
 use crate::model::snapshot::{InstanceView, Snapshot};
-use crate::model::spec::InstanceSpec;
+use crate::model::spec::{InstanceSpec, Keep};
 use crate::model::status::Status;
 use crate::registry::{self, StatusRegistry};
+use crate::rules::idle;
+use crate::rules::memory::{self, MemoryGate, MemoryNews, MemoryReading, MemoryStatus};
 use crate::rules::outbox::Outbox;
 use crate::rules::permits::{Pools, Urgency};
 use crate::rules::restart::{History, Verdict};
-use crate::rules::slot::{Memo, Want};
+use crate::rules::slot::{Input, Memo, Want};
 use crate::rules::team_budget::TeamBudget;
 use crate::seam::{Connector, EventSink, Memory};
 use crate::tasks::Tasks;
@@ -56,6 +58,8 @@ pub(crate) enum Msg {
     Reconnect(InstanceId, Reply<Reconnected>),
     /// The machine was suspended for so long: no clock of ours has seen it.
     Woke(Duration),
+    /// A reading of the memory of the machine.
+    Memory(MemoryReading),
     /// A caller wants a run that takes calls.
     Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
     /// An instance wants to start.
@@ -151,6 +155,8 @@ pub(crate) struct Args {
     pub(crate) connect_permits: usize,
     pub(crate) seed: u64,
     pub(crate) published: watch::Sender<Arc<Snapshot>>,
+    pub(crate) memory_policy: MemoryPolicy,
+    pub(crate) memory_status: watch::Sender<MemoryStatus>,
 }
 
 impl Args {
@@ -172,6 +178,7 @@ pub(crate) struct State {
     registry: ActorRef<registry::Msg>,
     batcher: Option<ActorRef<batcher::Msg>>,
     permits: Pools,
+    memory: MemoryGate,
     last_run: u64,
     closing: Option<Closing>,
     tasks: Tasks,
@@ -243,6 +250,7 @@ impl Actor for Root {
             registry,
             batcher,
             permits,
+            memory: MemoryGate::default(),
             last_run: 0,
             closing: None,
             tasks: Tasks::default(),
@@ -283,6 +291,7 @@ impl Actor for Root {
                     let _ = cast!(team, team::Msg::Woke(asleep));
                 }
             }
+            Msg::Memory(reading) => state.on_memory(reading),
             Msg::Ensure(id, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
@@ -651,6 +660,53 @@ impl State {
             let team = id.team.clone();
             self.tell_team(&team, team::Msg::Granted(id, run));
         }
+    }
+
+    /// Delays starts while memory is short, and puts the longest-idle servers to sleep.
+    fn on_memory(&mut self, reading: MemoryReading) {
+        let now = Instant::now().into_std();
+        let (pressure_percent, available_bytes) = (reading.pressure_percent, reading.available_bytes);
+        match self.memory.observe(&self.args.memory_policy, &reading, now) {
+            MemoryNews::Enough | MemoryNews::StillShort => {}
+            MemoryNews::BecameShort => {
+                tracing::warn!(
+                    pressure_percent,
+                    available_bytes,
+                    "memory is short: starts are delayed, and the longest-idle servers are put to sleep"
+                );
+                self.permits.allow_processes(Some(0));
+            }
+            MemoryNews::OneStart => self.permits.allow_processes(Some(1)),
+            MemoryNews::Relieved => {
+                tracing::info!(pressure_percent, available_bytes, "memory is no longer short: servers start as usual");
+                self.permits.allow_processes(None);
+            }
+        }
+        self.grant();
+        if self.memory.is_short() && self.closing.is_none() {
+            for (id, idle) in memory::longest_idle(self.idle_servers(now)) {
+                let team = id.team.clone();
+                self.tell_team(&team, team::Msg::News(id, Input::MakeRoom(idle)));
+            }
+        }
+        self.args.memory_status.send_replace(MemoryStatus {
+            is_short: self.memory.is_short(),
+            starts_waiting: self.permits.processes_waiting(),
+            reading: Some(reading),
+        });
+    }
+
+    /// The processes that may sleep and that nobody uses, each with how long it has been idle.
+    fn idle_servers(&self, now: std::time::Instant) -> Vec<(InstanceId, Duration)> {
+        let snapshot = self.args.published.borrow().clone();
+        let idle = snapshot.iter().filter_map(|view| {
+            let spec = &view.spec;
+            let may_sleep = spec.keep != Keep::AlwaysOn && idle::first_look(&spec.policy.idle, now).is_some();
+            let port = view.port.as_ref().filter(|_| may_sleep && !spec.is_remote())?;
+            let activity = port.activity();
+            (activity.needed_by == 0).then(|| (spec.id.clone(), now.saturating_duration_since(activity.last)))
+        });
+        idle.collect()
     }
 
     /// A team without a supervisor is between two: what is told to it is dropped, and whoever asked asks again.

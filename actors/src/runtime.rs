@@ -20,13 +20,14 @@ use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, Fate};
 use crate::model::ids::InstanceId;
-use crate::model::policy::{BatchPolicy, SessionPolicy, TeamBudgetPolicy};
+use crate::model::policy::{BatchPolicy, MemoryPolicy, SessionPolicy, TeamBudgetPolicy};
 use crate::model::remote::ServerInfo;
 use crate::model::secret::Mask;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
 use crate::root::{self, Farewell, Installed, Known, Part, Root};
 use crate::rpc::{Kind, Message, member};
+use crate::rules::memory::{MemoryReading, MemoryStatus};
 use crate::rules::outbox::Statistics;
 use crate::rules::request_log::{self, Payload};
 use crate::seam::{Connector, EventSink, Forgetful, Memory};
@@ -58,6 +59,8 @@ pub struct Options {
     pub start_permits: usize,
     /// Attempts to connect to remote servers under way at once, over all teams.
     pub connect_permits: usize,
+    /// When memory is short, as [`RuntimeHandle::observe_memory`] tells.
+    pub memory_policy: MemoryPolicy,
     /// For delays that are not to be the same for all: the same seed, the same delays.
     pub seed: u64,
 }
@@ -77,6 +80,7 @@ impl Options {
             team_budget: TeamBudgetPolicy::default(),
             start_permits: (2 * cores).max(4),
             connect_permits: 64,
+            memory_policy: MemoryPolicy::default(),
             seed: 0,
         }
     }
@@ -87,6 +91,7 @@ impl Options {
 pub struct RuntimeHandle {
     root: ActorRef<root::Msg>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
+    memory: watch::Receiver<MemoryStatus>,
     events: Emitter,
     /// See [`BatchPolicy::request_payload_max`].
     request_payload_max: usize,
@@ -115,19 +120,21 @@ pub async fn start_linked(
 
 struct Parts {
     snapshot: watch::Receiver<Arc<Snapshot>>,
+    memory: watch::Receiver<MemoryStatus>,
     events: Emitter,
     request_payload_max: usize,
 }
 
 impl Parts {
     fn handle(self, root: ActorRef<root::Msg>) -> RuntimeHandle {
-        let Self { snapshot, events, request_payload_max } = self;
-        RuntimeHandle { root, snapshot, events, request_payload_max }
+        let Self { snapshot, memory, events, request_payload_max } = self;
+        RuntimeHandle { root, snapshot, memory, events, request_payload_max }
     }
 }
 
 fn parts(options: Options) -> (root::Args, Parts) {
     let (published, snapshot) = watch::channel(Arc::new(Snapshot::default()));
+    let (memory_status, memory) = watch::channel(MemoryStatus::default());
     let events = Emitter::new(&options.batch, options.wall);
     let request_payload_max = options.batch.request_payload_max;
     let args = root::Args {
@@ -143,8 +150,10 @@ fn parts(options: Options) -> (root::Args, Parts) {
         connect_permits: options.connect_permits,
         seed: options.seed,
         published,
+        memory_policy: options.memory_policy,
+        memory_status,
     };
-    (args, Parts { snapshot, events, request_payload_max })
+    (args, Parts { snapshot, memory, events, request_payload_max })
 }
 
 impl fmt::Debug for RuntimeHandle {
@@ -213,6 +222,17 @@ impl RuntimeHandle {
     /// now.
     pub fn woke(&self, asleep: Duration) {
         let _ = cast!(self.root, root::Msg::Woke(asleep));
+    }
+
+    /// Tells how much memory there is. While it is short, processes are started one by one, and the longest-idle servers
+    /// are put to sleep.
+    pub fn observe_memory(&self, reading: MemoryReading) {
+        let _ = cast!(self.root, root::Msg::Memory(reading));
+    }
+
+    /// The last reading of the memory and its effect.
+    pub fn memory(&self) -> MemoryStatus {
+        *self.memory.borrow()
     }
 
     async fn control(&self, id: &InstanceId, verb: Verb) -> Result<(), ControlError> {

@@ -169,8 +169,15 @@ impl Line for Unserved {
 
 /// Why nothing was started: the OS reason and the command's name, with no secret in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct OpenError(pub String);
+pub enum OpenError {
+    /// The server cannot be started as it is configured. The failure is charged to its restart budget.
+    #[error("{0}")]
+    Server(String),
+    /// The machine lacks descriptors, memory, processes or disk space, or its disk fails. The start is repeated and
+    /// charged to nobody.
+    #[error("{0}")]
+    Machine(String),
+}
 
 /// What a connector hands over: the client's side of one MCP session, how it ends, and how to end it.
 pub struct Link {

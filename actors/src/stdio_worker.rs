@@ -56,8 +56,12 @@ impl Actor for StdioWorker {
             let opening = AssertUnwindSafe(opening).catch_unwind();
             let opened = match tokio::time::timeout(patience, opening).await {
                 Ok(Ok(opened)) => opened,
-                Ok(Err(panic)) => Err(OpenError(format!("the connector panicked: {}", panic_text(panic.as_ref())))),
-                Err(_elapsed) => Err(OpenError(format!("it was not started within {} s", patience.as_secs_f64()))),
+                Ok(Err(panic)) => {
+                    Err(OpenError::Server(format!("the connector panicked: {}", panic_text(panic.as_ref()))))
+                }
+                Err(_elapsed) => {
+                    Err(OpenError::Server(format!("it was not started within {} s", patience.as_secs_f64())))
+                }
             };
             // If the worker is gone the link comes back in the error and is dropped, and its guard with it.
             let _ = cast!(myself, Msg::Opened(opened));
@@ -70,7 +74,13 @@ impl Actor for StdioWorker {
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match msg {
             Msg::Opened(Ok(link)) => state.begin(link, &myself),
-            Msg::Opened(Err(error)) => state.end(WorkerExit::because(ExitCause::Spawn(error.0)), &myself),
+            Msg::Opened(Err(error)) => {
+                let cause = match error {
+                    OpenError::Server(why) => ExitCause::Spawn(why),
+                    OpenError::Machine(why) => ExitCause::Machine(why),
+                };
+                state.end(WorkerExit::because(cause), &myself);
+            }
             // Nothing is there yet: a start under way is dropped, and what comes of it all the same with it.
             Msg::Control(Control::Stop) if state.waiting.is_some() => {
                 state.end(WorkerExit::because(ExitCause::Asked), &myself);

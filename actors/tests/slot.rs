@@ -234,6 +234,9 @@ fn phase(phase: &Phase, start: Instant) -> String {
 fn with(beside: &Beside, start: Instant) -> String {
     match beside {
         Beside::Queued { spec } => format!("beside it {} waits for a permit", version(spec)),
+        Beside::Postponed { spec, until } => {
+            format!("beside it {} waits for the machine until {:?}", version(spec), until.duration_since(start))
+        }
         Beside::Starting { run, spec, initialized_at, .. } => {
             let state = if initialized_at.is_some() { "is initialized" } else { "starts" };
             format!("beside it {run:?} with {} {state}", version(spec))

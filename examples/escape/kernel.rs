@@ -166,6 +166,22 @@ pub(crate) fn setns(arguments: &Arguments) -> Result<Outcome, String> {
 }
 
 /// Opened for reading, and not read. None of these does anything by being opened.
+/// A ring by which system calls are made past a filter.
+pub(crate) fn io_uring(_: &Arguments) -> Result<Outcome, String> {
+    // The kernel's `io_uring_params`, all of it zero.
+    let mut parameters = [0_u32; 30];
+    #[expect(unsafe_code, reason = "no library has a wrapper")]
+    // SAFETY: the structure is as long as the kernel's and outlives the call.
+    let descriptor = unsafe { nix::libc::syscall(nix::libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+    let made = nix::errno::Errno::result(descriptor).map(|descriptor| {
+        // It ends with this program, which asks once or twice.
+        format!("descriptor {descriptor}")
+    });
+    let mut steps = Steps::default();
+    steps.saw("io_uring_setup", made);
+    Ok(steps.into())
+}
+
 pub(crate) fn device(_: &Arguments) -> Result<Outcome, String> {
     const DEVICES: [&str; 14] = [
         "/dev/mem",

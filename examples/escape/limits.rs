@@ -17,6 +17,7 @@ use crate::outcome::{Outcome, Steps, in_child, name};
 const DISK_MAX: usize = 1 << 30;
 const MEMORY_MAX: usize = 4 << 30;
 const DESCRIPTORS_MAX: usize = 100_000;
+const FILES_MAX: usize = 100_000;
 
 const CHUNK: usize = 1 << 20;
 /// Small enough for any limit of a file's size.
@@ -70,6 +71,20 @@ pub(crate) fn fill_tmp(arguments: &Arguments) -> Result<Outcome, String> {
         stopped = error;
     }
     Ok(told(written, bytes, stopped.as_ref()))
+}
+
+/// Empty files, which use memory of the kernel.
+pub(crate) fn many_files(arguments: &Arguments) -> Result<Outcome, String> {
+    let count = arguments.at_most("count", FILES_MAX)?;
+    let folder = unique(arguments.optional_text("path")?.unwrap_or("/tmp"));
+    fs::create_dir(&folder).map_err(|error| error.to_string())?;
+    let folder = Made(folder);
+    for number in 0..count {
+        if let Err(error) = File::create(folder.0.join(number.to_string())) {
+            return Ok(Outcome::new(false, format!("{number} files, then {}", name(&error))));
+        }
+    }
+    Ok(Outcome::new(true, format!("{count} files")))
 }
 
 pub(crate) fn big_file(arguments: &Arguments) -> Result<Outcome, String> {

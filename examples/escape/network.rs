@@ -45,6 +45,15 @@ pub(crate) fn unix_socket(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
+/// A socket to the hypervisor and the other virtual machines.
+pub(crate) fn vsock(_: &Arguments) -> Result<Outcome, String> {
+    let mut steps = Steps::default();
+    for (name, kind) in [("stream", SockType::Stream), ("datagram", SockType::Datagram)] {
+        steps.done(name, socket(AddressFamily::Vsock, kind, SockFlag::SOCK_CLOEXEC, None));
+    }
+    Ok(steps.into())
+}
+
 pub(crate) fn raw_socket(_: &Arguments) -> Result<Outcome, String> {
     let open = |family, protocol| socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol);
     let mut steps = Steps::default();

@@ -13,7 +13,7 @@ use crate::{facts, files, kernel, keys, limits, network, privileges, processes};
 type Attempt = fn(&Arguments) -> Result<Outcome, String>;
 
 /// Every escape by its name, with what it is told.
-const ATTEMPTS: [(&str, &str, Attempt); 30] = [
+const ATTEMPTS: [(&str, &str, Attempt); 33] = [
     ("read_file", "path: of a file or a folder", files::read_file),
     ("read_environ", "pid, or \"any\"; needle", files::read_environ),
     ("write_file", "path: of a file, of a folder, or of neither", files::write_file),
@@ -27,6 +27,7 @@ const ATTEMPTS: [(&str, &str, Attempt); 30] = [
     ("chroot", "", privileges::chroot),
     ("raise_limits", "", limits::raise_limits),
     ("fill_tmp", "bytes, path: of the folder, /tmp if not given", limits::fill_tmp),
+    ("many_files", "count, path: of the folder, /tmp if not given", limits::many_files),
     ("big_file", "bytes, path: of the folder, HOME if not given", limits::big_file),
     ("memory", "bytes", limits::memory),
     ("open_files", "count", limits::open_files),
@@ -42,6 +43,8 @@ const ATTEMPTS: [(&str, &str, Attempt); 30] = [
     ("listen", "address: host:port", network::listen),
     ("unix_socket", "path, or @name", network::unix_socket),
     ("raw_socket", "", network::raw_socket),
+    ("vsock", "", network::vsock),
+    ("io_uring", "", kernel::io_uring),
     ("keyring", "needle: a key's description", keys::find),
     ("plant_key", "name: of a key in the user's keyring, for a minute", keys::plant),
 ];

@@ -219,10 +219,14 @@ async fn machine(plan: &Plan) -> Result<bool, Failed> {
         (Isolation::Bubblewrap, _) => !works("bubblewrap"),
         (Isolation::Auto, Profile::Production) => findings.iter().all(|finding| finding.usable.is_err()),
     };
+    let lacks_root = plan.uid_range.is_some() && !nix::unistd::geteuid().is_root();
+    if lacks_root {
+        complain("warning: the satellite will not start: `uid_range` needs root");
+    }
     if refused {
         complain(
             "warning: no server will be started on this machine: the sandbox that the configuration asks for does not work here",
         );
     }
-    Ok(!refused)
+    Ok(!refused && !lacks_root)
 }

@@ -188,6 +188,8 @@ fn about(reply: &StatusReply, verbose: bool) -> String {
         .backend
         .as_ref()
         .map(|backend| format!("\n{}", backend.to_string().lines().map(printable).collect::<Vec<_>>().join("\n")));
+    let memory = satellite.memory.as_ref().filter(|memory| memory.short);
+    let memory = memory.map(|memory| format!("\n{memory}")).unwrap_or_default();
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
     let rejected =
         satellite.rejected_configuration.as_ref().map(|rejected| format!("\n{}", printable(&rejected.to_string())));
@@ -197,7 +199,7 @@ fn about(reply: &StatusReply, verbose: bool) -> String {
     let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
     format!(
         "{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
-         {sandboxed} in a sandbox · process trees are held by {held_by}{}{}{}{journal}{delivery}{}",
+         {sandboxed} in a sandbox · process trees are held by {held_by}{memory}{}{}{}{journal}{delivery}{}",
         reply.instances.len(),
         satellite.name,
         satellite.version,

@@ -10,7 +10,7 @@ use super::backend::Backend;
 use super::errors::Findings;
 use super::gateway::Gateway;
 use super::oauth::OAuth;
-use super::policy::{self, Batching, TeamBudget};
+use super::policy::{self, Batching, Memory, TeamBudget};
 use super::reader::{Fields, Text, Typed};
 
 /// A whole file.
@@ -21,6 +21,7 @@ pub(super) struct File {
     pub(super) allowed_commands: Vec<Text>,
     pub(super) isolation: Typed<String>,
     pub(super) cgroups: Typed<String>,
+    pub(super) uid_range: Typed<String>,
     pub(super) watch: Typed<bool>,
     pub(super) retention: Option<Duration>,
     pub(super) gateway: Gateway,
@@ -29,6 +30,7 @@ pub(super) struct File {
     pub(super) events: Events,
     pub(super) policy: policy::Tier,
     pub(super) team_budget: TeamBudget,
+    pub(super) memory: Memory,
     pub(super) start_permits: Option<usize>,
     pub(super) connect_permits: Option<usize>,
     pub(super) servers: Vec<(Text, Server)>,
@@ -137,6 +139,7 @@ impl File {
             file.allowed_commands = fields.texts("allowed_commands").unwrap_or_default();
             file.isolation = fields.text("isolation");
             file.cgroups = fields.text("cgroups");
+            file.uid_range = fields.text("uid_range");
             file.watch = fields.flag("watch");
             file.retention = fields.duration("retention");
         });
@@ -147,6 +150,7 @@ impl File {
         fields.section("policy", |fields| {
             file.policy = policy::Tier::read(fields);
             file.team_budget = fields.section("team", TeamBudget::read);
+            file.memory = fields.section("memory", Memory::read);
             fields.section("start", |fields| {
                 file.start_permits = fields.count::<1, _>("permits");
                 file.connect_permits = fields.count::<1, _>("connect_permits");

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::policy::{BatchPolicy, TeamBudgetPolicy};
+use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::InstanceConfig;
+use mcp_satellite_actors::model::spec::{InstanceConfig, Target};
 
 use super::backend::{BackendPlan, Document};
 use super::errors::ConfigErrors;
@@ -16,7 +16,7 @@ use super::gateway::{Auth, GatewayPlan};
 use super::oauth::OAuthPlan;
 use super::origin::Origin;
 use super::policy::Held;
-use crate::connect::isolation::Isolation;
+use crate::connect::isolation::{Isolation, UidRange};
 use crate::connect::process::CgroupMode;
 use crate::journal::Limits;
 
@@ -31,6 +31,8 @@ pub struct Plan {
     pub isolation: Isolation,
     /// Whether each run gets a cgroup.
     pub cgroups: CgroupMode,
+    /// The user ids of which each team gets one for its servers without a sandbox.
+    pub uid_range: Option<UidRange>,
     /// Whether the files are looked at while the satellite runs, and taken on when they change.
     pub watch: bool,
     /// The time for which the data of an instance that was removed from the configuration is kept.
@@ -47,6 +49,8 @@ pub struct Plan {
     pub batch: BatchPolicy,
     /// What each team may spend on unwanted exits.
     pub team_budget: TeamBudgetPolicy,
+    /// When memory is short, and starts are delayed.
+    pub memory: MemoryPolicy,
     /// Spawns under way at once; `None` is twice the cores, at least 4.
     pub start_permits: Option<usize>,
     /// Connections to remote servers that are being made at once; `None` is 64.
@@ -126,6 +130,7 @@ impl Default for Plan {
             profile: Profile::default(),
             isolation: Isolation::default(),
             cgroups: CgroupMode::default(),
+            uid_range: None,
             watch: true,
             retention: RETENTION,
             gateway: GatewayPlan::default(),
@@ -134,6 +139,7 @@ impl Default for Plan {
             sink: SinkPlan::default(),
             batch: BatchPolicy::default(),
             team_budget: TeamBudgetPolicy::default(),
+            memory: MemoryPolicy::default(),
             start_permits: None,
             connect_permits: None,
             instances: Vec::new(),
@@ -177,6 +183,8 @@ impl Plan {
                            token = \"sha256:…\" for a user of [[teams.users]]";
             self.warnings.push(message.to_owned());
         }
+        let warning = self.shared_user();
+        self.warnings.extend(warning.filter(|warning| !self.warnings.contains(warning)));
         // Who comes in is said by the backend, and that comes later.
         let later = self.backend.is_some() && self.gateway.users.is_empty();
         if later || self.gateway.auth == Auth::Bearer || self.gateway.address().is_none() {
@@ -193,6 +201,28 @@ impl Plan {
         if self.backend.is_none() {
             self.gateway.keep_only_token();
         }
+    }
+
+    /// Whether servers are started in a sandbox, or not at all.
+    pub(super) fn is_sandboxed(&self) -> bool {
+        match self.isolation {
+            Isolation::None => false,
+            Isolation::Auto => self.profile == Profile::Production,
+            Isolation::Nsjail | Isolation::Bubblewrap => true,
+        }
+    }
+
+    /// A warning where servers of several teams run as one user without a sandbox.
+    fn shared_user(&self) -> Option<String> {
+        let processes = self.instances.iter().filter(|one| matches!(one.target, Target::Stdio { .. }));
+        let teams = processes.map(|one| &one.team).collect::<BTreeSet<_>>().len();
+        (teams > 1 && !self.is_sandboxed() && self.uid_range.is_none()).then(|| {
+            format!(
+                "the servers of {teams} teams run as the same user without a sandbox, so that each can read the secrets of \
+                 the others in /proc/PID/environ; choose a sandbox with `isolation`, or give `uid_range`, both under \
+                 [satellite]"
+            )
+        })
     }
 
     /// This plan with the other's instances too; every other setting stays this one's. An instance, or an instance's

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{
-    BatchPolicy, Bind, HealthCheck, HealthPolicy, IdlePolicy, IsolationPolicy, LogPolicy, OnDegraded, Policy,
-    ReconnectPolicy, RemotePolicy, RestartPolicy, RetryPolicy, SessionPolicy, TeamBudgetPolicy, WatchdogPolicy,
+    BatchPolicy, Bind, HealthCheck, HealthPolicy, IdlePolicy, IsolationPolicy, LogPolicy, MemoryPolicy, OnDegraded,
+    Policy, ReconnectPolicy, RemotePolicy, RestartPolicy, RetryPolicy, SessionPolicy, TeamBudgetPolicy, WatchdogPolicy,
 };
 use mcp_satellite_actors::model::spec::Target;
 use toml_span::Span;
@@ -119,6 +119,14 @@ section!(
     TeamBudget of TeamBudgetPolicy {
         window: Duration = Fields::positive,
         max_exits: usize = Fields::count::<1, _>,
+    }
+);
+section!(
+    /// `[policy.memory]`, at the top of the file only.
+    Memory of MemoryPolicy {
+        pressure_max_percent: u8 = Fields::percent,
+        available_min_percent: u8 = Fields::percent,
+        start_interval: Duration = Fields::positive,
     }
 );
 section!(
@@ -410,6 +418,14 @@ fn shown(duration: Duration) -> humantime::FormattedDuration {
 impl TeamBudget {
     pub(super) fn meant(self) -> TeamBudgetPolicy {
         let mut policy = TeamBudgetPolicy::default();
+        self.put(&mut policy);
+        policy
+    }
+}
+
+impl Memory {
+    pub(super) fn meant(self) -> MemoryPolicy {
+        let mut policy = MemoryPolicy::default();
         self.put(&mut policy);
         policy
     }

@@ -48,6 +48,18 @@ pub(super) fn build(
     plan.isolation = check.word(&file.isolation, "isolation", &isolations).unwrap_or_default();
     let cgroups = [("auto", CgroupMode::Auto), ("off", CgroupMode::Off), ("required", CgroupMode::Required)];
     plan.cgroups = check.word(&file.cgroups, "use of cgroups", &cgroups).unwrap_or_default();
+    if let Some(range) = file.uid_range.given() {
+        match range.value.parse() {
+            Ok(meant) => plan.uid_range = Some(meant),
+            Err(why) => {
+                let message = format!("`{}` is no range of user ids: {why}", range.value);
+                check.findings.error(range.span, message, "such as uid_range = \"200000-200999\"");
+            }
+        }
+        if plan.is_sandboxed() {
+            check.findings.warning(range.span, "`uid_range` says nothing about servers in a sandbox".to_owned());
+        }
+    }
     if let Some(at) = file.isolation.given().filter(|_| plan.isolation == Isolation::None)
         && plan.profile == Profile::Production
     {
@@ -58,6 +70,7 @@ pub(super) fn build(
     plan.start_permits = file.start_permits;
     plan.connect_permits = file.connect_permits;
     plan.team_budget = file.team_budget.meant();
+    plan.memory = file.memory.meant();
     let held = file.policy.over(&base.held, check.findings);
     plan.base = Base { allowed_commands: check.allowed.clone(), held: held.clone() };
     plan.backend = file.backend.meant(&mut check, &file.servers, &file.teams, &file.events.sink);

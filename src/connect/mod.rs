@@ -7,6 +7,7 @@
 mod connectors;
 pub mod environment;
 pub mod isolation;
+pub mod memory;
 pub mod process;
 #[cfg(feature = "remote")]
 pub mod remote;

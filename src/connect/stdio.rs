@@ -11,7 +11,7 @@ use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
 use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Unserved};
 
-use super::isolation::{Finding, Isolation, Launchers, Prepared, Strictness};
+use super::isolation::{Finding, Isolation, Launchers, Prepared, Strictness, UidRange};
 use super::process::{CgroupMode, Processes, Reclaimed, Usage};
 
 /// Starts servers as child processes, each with all that it starts held together, in a sandbox if so configured.
@@ -39,6 +39,9 @@ pub struct StdioOptions {
     pub strictness: Strictness,
     /// Whether each run gets a cgroup.
     pub cgroups: CgroupMode,
+    /// The user ids of which each team gets one for its servers without a sandbox. Needs root and a data directory. The
+    /// homes of these users are beside the data directory, in `DATA_DIR.homes`.
+    pub uid_range: Option<UidRange>,
 }
 
 impl StdioConnector {
@@ -51,10 +54,11 @@ impl StdioConnector {
     /// A connector as `options` say. Fails also where the data directory cannot be written, or cgroups are required and
     /// there are none.
     pub fn with(options: StdioOptions) -> io::Result<Self> {
-        let StdioOptions { withheld, data_dir, isolation, strictness, cgroups } = options;
+        let StdioOptions { withheld, data_dir, isolation, strictness, cgroups, uid_range } = options;
+        let launchers = Launchers::new(isolation, strictness, data_dir.clone(), uid_range)?;
         Ok(Self {
             processes: Processes::start(cgroups, data_dir.as_deref())?,
-            launchers: Arc::new(Launchers::new(isolation, strictness, data_dir)),
+            launchers: Arc::new(launchers),
             withheld: Arc::new(RwLock::new(withheld.into_iter().collect())),
         })
     }
@@ -65,9 +69,10 @@ impl StdioConnector {
         Processes::reclaim(data_dir)
     }
 
-    /// Withholds these variables too from every server that is started from now on.
+    /// Withholds these variables, and no others, from every server that is started from now on. The names that were
+    /// withheld before, those of [`StdioOptions::withheld`] among them, are replaced.
     pub fn withhold(&self, names: impl IntoIterator<Item = String>) {
-        self.withheld.write().unwrap_or_else(PoisonError::into_inner).extend(names);
+        *self.withheld.write().unwrap_or_else(PoisonError::into_inner) = names.into_iter().collect();
     }
 
     /// What each server and all that it started use, by the server's process id. Reads `/proc` once, so it blocks for
@@ -114,22 +119,24 @@ impl Connector for StdioConnector {
         let Self { processes, launchers, withheld } = self.clone();
         Box::pin(async move {
             // A secret in a command's or a directory's name is a mistake, and no reason to show it.
-            let failed = |reason: String| {
+            let failed = |reason: String, is_machine_fault: bool| {
                 let command = match &spec.target {
                     Target::Stdio { command, .. } => command,
-                    Target::Remote { .. } => return OpenError(reason),
+                    Target::Remote { .. } => return OpenError::Server(reason),
                 };
-                OpenError(spec.mask.apply(&format!("cannot start `{command}`: {reason}")))
+                let reason = spec.mask.apply(&format!("cannot start `{command}`: {reason}"));
+                if is_machine_fault { OpenError::Machine(reason) } else { OpenError::Server(reason) }
             };
             let withheld: Vec<String> =
                 withheld.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
             let preparing = launchers.prepare(Arc::clone(&spec), withheld, &processes);
-            let Prepared { launch, identity } = preparing.await.map_err(&failed)?;
+            let Prepared { launch, identity } =
+                preparing.await.map_err(|error| failed(error.reason, error.is_machine_fault))?;
             processes.launch(launch, identity).await.map_err(|error| match &spec.target {
                 Target::Stdio { command, .. } if error.is_missing() && !command.contains('/') => {
-                    OpenError(spec.mask.apply(&format!("executable \"{command}\" not found in PATH")))
+                    OpenError::Server(spec.mask.apply(&format!("executable \"{command}\" not found in PATH")))
                 }
-                Target::Stdio { .. } | Target::Remote { .. } => failed(error.to_string()),
+                Target::Stdio { .. } | Target::Remote { .. } => failed(error.to_string(), error.is_machine_fault()),
             })
         })
     }

@@ -12,6 +12,7 @@ use mcp_satellite_actors::model::remote::{Connection, Health};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::memory::MemoryStatus;
 use mcp_satellite_actors::rules::outbox;
 use mcp_satellite_actors::rules::slot::Want;
 use serde::{Deserialize, Serialize};
@@ -477,6 +478,9 @@ pub struct SatelliteStatus {
     pub data_dir: String,
     /// What holds the trees of its servers together.
     pub held_by: String,
+    /// The memory of the machine; nothing as long as it was not read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryReport>,
     /// Events waiting, sent and lost.
     pub events: EventStatus,
     /// How events are kept.
@@ -518,6 +522,52 @@ impl fmt::Display for RejectedConfiguration {
 pub struct Ending {
     /// The satellite's process.
     pub pid: u32,
+}
+
+/// The memory of the machine, or of the control group that limits the satellite, and whether starts are delayed by it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// Whether it is short: then processes are started one by one, and the longest-idle servers are put to sleep.
+    pub short: bool,
+    /// Processes that wait for their start.
+    pub starts_waiting: usize,
+    /// The share of the last ten seconds, in percent, in which some task waited for memory; null if the kernel does not
+    /// tell.
+    pub pressure_percent: Option<f64>,
+    /// Bytes that can be used.
+    pub available_bytes: u64,
+    /// Bytes in all.
+    pub total_bytes: u64,
+}
+
+impl MemoryReport {
+    /// The last reading; none if there is none.
+    pub fn of(status: MemoryStatus) -> Option<Self> {
+        let reading = status.reading?;
+        Some(Self {
+            short: status.is_short,
+            starts_waiting: status.starts_waiting,
+            pressure_percent: reading.pressure_percent,
+            available_bytes: reading.available_bytes,
+            total_bytes: reading.total_bytes,
+        })
+    }
+}
+
+/// One line, for people.
+impl fmt::Display for MemoryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (available, total) = (self.available_bytes as f64 / 1e6, self.total_bytes as f64 / 1e6);
+        write!(f, "memory: {available:.0} of {total:.0} MB available")?;
+        if let Some(percent) = self.pressure_percent {
+            write!(f, ", pressure {percent:.0} %")?;
+        }
+        if self.short {
+            let starts = if self.starts_waiting == 1 { "start waits" } else { "starts wait" };
+            write!(f, "; it is short: {} {starts}, the longest-idle servers are put to sleep", self.starts_waiting)?;
+        }
+        Ok(())
+    }
 }
 
 /// The link to a backend.

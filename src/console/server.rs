@@ -19,8 +19,9 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{
-    CallRequest, ConfigureRequest, Configured, Ending, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED, Pruned,
-    Reconnected, RejectedConfiguration, ReloadQuery, Reloaded, SatelliteStatus, Selector, StatusReply, ToolEntry,
+    CallRequest, ConfigureRequest, Configured, Ending, EventQuery, Failure, Filter, InstanceStatus, MemoryReport,
+    NOT_ALL_STORED, Pruned, Reconnected, RejectedConfiguration, ReloadQuery, Reloaded, SatelliteStatus, Selector, StatusReply,
+    ToolEntry,
 };
 use super::auth;
 use super::find::{Members, find};
@@ -184,6 +185,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         uptime_seconds: console.started.elapsed().as_secs(),
         data_dir: console.data_dir.display().to_string(),
         held_by: console.connector.held_by(),
+        memory: MemoryReport::of(console.runtime.memory()),
         events: console.runtime.event_statistics().into(),
         endpoint: console.endpoint.status(),
         backend: console

@@ -135,7 +135,7 @@ fn what_both_left_when_they_were_killed_is_reclaimed_by_the_next_start() {
 }
 
 #[test]
-fn an_orphan_is_adopted_by_the_reaper() {
+fn an_orphan_is_adopted_by_the_satellite() {
     everywhere(|mechanism| {
         // In a sandbox there is somebody nearer.
         if mechanism.sandbox != Sandbox::None {
@@ -146,7 +146,7 @@ fn an_orphan_is_adopted_by_the_reaper() {
         let members = playing.members();
         let servers: Vec<_> = scene.home.rows().iter().map(pid).collect();
         let sleepers: Vec<_> = members.iter().filter(|member| member.line.starts_with("sleep ")).collect();
-        let adopted = sleepers.iter().filter(|sleeper| sleeper.parent == playing.reaper()).count();
+        let adopted = sleepers.iter().filter(|sleeper| sleeper.parent == playing.satellite.pid).count();
         let children = sleepers.iter().filter(|sleeper| servers.contains(&sleeper.parent)).count();
         assert_eq!((adopted, children), (2, 1), "{members:#?}");
         playing.terminate();

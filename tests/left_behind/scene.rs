@@ -1,4 +1,4 @@
-//! A satellite with four servers, each of which leaves something behind in its own way.
+//! A satellite with five servers, each of which leaves something behind in its own way.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -20,12 +20,17 @@ pub(crate) const LONG: &str = "1h";
 
 /// By slug, what each server is told: a wrapper around one that ignores SIGTERM and the end of its input, as a package
 /// runner is; and those whose processes do not stay where they were forked.
-pub(crate) const SERVERS: [(&str, &[&str]); 4] = [
+pub(crate) const SERVERS: [(&str, &[&str]); 5] = [
     ("wrapped", STUBBORN),
     ("forking", &["--grandchild", "double-fork"]),
     ("leaving", &["--grandchild", "setsid"]),
     ("daemon", &["--grandchild", "daemon", "--ignore-sigterm", "--ignore-eof"]),
+    (HIDDEN, &[]),
 ];
+/// A server that starts a process with a session of its own, an empty environment and no parent.
+const HIDDEN: &str = "hidden";
+const HIDE: &str = "env -i setsid /bin/sh -c 'trap \"\" TERM; tail -f /dev/null \"$0\" </dev/null >/dev/null 2>&1 &' \
+                    \"$0\"; exec \"$@\"";
 const WRAPPED: &str = "wrapped";
 /// What ignores whatever is polite.
 pub(crate) const STUBBORN: &[&str] = &["--ignore-sigterm", "--ignore-eof"];
@@ -42,11 +47,11 @@ impl Scene {
         Self { home, mechanism }
     }
 
-    /// The satellite of this scene with all four servers, once they are there with all that they start.
+    /// The satellite of this scene with all five servers, once they are there with all that they start.
     #[track_caller]
     pub(crate) fn play(&self, grace: &str) -> Playing<'_> {
         let servers: String = SERVERS.iter().map(|(slug, flags)| self.server(slug, flags)).collect();
-        let playing = self.run(&self.config("four.toml", grace, &servers));
+        let playing = self.run(&self.config("five.toml", grace, &servers));
         self.home.wait_all_online();
         // A server, and beside it one process of its own; what is around it in a sandbox.
         let there = SERVERS.len() * (2 + self.mechanism.sandbox.processes());
@@ -62,7 +67,13 @@ impl Scene {
     /// A simulated server, to be written into a configuration.
     pub(crate) fn server(&self, slug: &str, flags: &[&str]) -> String {
         let mark = self.home.mark();
-        let wrapper = if slug == WRAPPED { &["/bin/sh", "-c", "\"$@\"; exit $?", "sh"][..] } else { &[] };
+        // The name of a file that need not exist: an argument by which the process is found.
+        let trace = self.home.path().join("hidden");
+        let wrapper = match slug {
+            WRAPPED => &["/bin/sh", "-c", "\"$@\"; exit $?", "sh"][..],
+            HIDDEN => &["/bin/sh", "-c", HIDE, trace.to_str().unwrap()],
+            _ => &[],
+        };
         let line = [wrapper, &[SATELLITE, "sim-server", "--name", mark], flags].concat();
         format!(
             "[[teams.installations]]\nid = \"{slug}\"\nserver = \"{slug}\"\ncommand = {:?}\nargs = {:?}\n\

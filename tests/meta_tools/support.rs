@@ -87,7 +87,7 @@ impl Connector for Stage {
     fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
         let lists = self.lists.lock().unwrap().get(spec.id.installation.as_str()).copied();
         let Some(lists) = lists.filter(|lists| !lists.tools.is_empty()) else {
-            return async { Err(OpenError("cannot start `played`: not found".to_owned())) }.boxed();
+            return async { Err(OpenError::Server("cannot start `played`: not found".to_owned())) }.boxed();
         };
         let (ours, theirs) = duplex(1024 * 1024);
         if spec.server.as_str().starts_with("new") {

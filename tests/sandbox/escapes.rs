@@ -25,6 +25,8 @@ everywhere!(
     a_key_of_the_satellites_session_is_not_found,
     an_abstract_socket_of_the_machine_is_not_reached,
     without_a_network_the_machine_is_not_reached,
+    the_hypervisor_is_not_reached,
+    a_flood_of_empty_files_is_stopped_where_the_sandbox_can,
 );
 
 /// Every file below a directory.
@@ -255,6 +257,27 @@ fn an_abstract_socket_of_the_machine_is_not_reached(yard: &Yard) {
     }
     // With a file it is hidden with the file.
     running.is_held("unix_socket", json!({"path": yard.home.data_dir().join("control.sock")}));
+    running.end();
+}
+
+fn the_hypervisor_is_not_reached(yard: &Yard) {
+    let running = yard.run_escape("");
+    for what in ["vsock", "io_uring"] {
+        // Not for want of it: the kernel would say so in another way.
+        assert!(running.is_held(what, json!({})).contains("EPERM"), "{what}");
+    }
+    running.end();
+}
+
+fn a_flood_of_empty_files_is_stopped_where_the_sandbox_can(yard: &Yard) {
+    let running = yard.run_escape("[policy.isolation]\ntmp_size = \"8MiB\"");
+    let flood = json!({"count": 5000});
+    match yard.sandbox {
+        // 2048, of which one is `/tmp` and one is the folder of the attempt.
+        Sandbox::Nsjail => assert_eq!(running.is_held("many_files", flood), "2046 files, then ENOSPC"),
+        // It has no word for that: documented.
+        Sandbox::Bubblewrap => drop(running.escapes("many_files", flood)),
+    }
     running.end();
 }
 

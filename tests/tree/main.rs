@@ -12,6 +12,7 @@ mod events;
 mod lazy;
 mod memory;
 mod panics;
+mod pressure;
 mod remote_backoff;
 mod remote_credentials;
 mod remote_edges;

@@ -1,12 +1,19 @@
 //! What comes after a run that ended unasked.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use mcp_satellite::connect::sim::{Script, SimPlan};
 use mcp_satellite_actors::Installed;
 use mcp_satellite_actors::model::exit::CallError;
-use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -413,4 +420,94 @@ async fn a_crash_while_discovery_fails_is_an_ordinary_crash() {
 /// The rules' clock.
 fn now() -> std::time::Instant {
     Instant::now().into_std()
+}
+
+const NO_DESCRIPTORS: &str = "cannot start `files`: Too many open files";
+
+/// A connector of a machine that cannot start anything a number of times.
+struct ShortOfDescriptors {
+    left: Arc<AtomicUsize>,
+    then: Arc<dyn Connector>,
+}
+
+impl Connector for ShortOfDescriptors {
+    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+        let fails = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+        if fails {
+            return futures::future::ready(Err(OpenError::Machine(NO_DESCRIPTORS.to_owned()))).boxed();
+        }
+        self.then.open(spec, run)
+    }
+
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+        self.then.dial(spec, run)
+    }
+}
+
+/// A fleet whose next starts fail as often as the counter says.
+async fn short_of_descriptors() -> (Fleet, Arc<AtomicUsize>) {
+    let left = Arc::new(AtomicUsize::new(0));
+    let counter = left.clone();
+    let fleet = Fleet::with(move |options| {
+        options.connector = Arc::new(ShortOfDescriptors { left: counter, then: options.connector.clone() });
+    });
+    (fleet.await, left)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_the_machine_cannot_carry_out_is_repeated_and_charged_to_nobody() {
+    let (fleet, left) = short_of_descriptors().await;
+    left.store(9, Ordering::Relaxed);
+    let began = Instant::now();
+    let id = fleet.add(Server::new("a")).await;
+    let waiting = fleet.until_view(&id, |view| view.attempt.is_none() && view.next_retry_at.is_some()).await;
+    assert_eq!(waiting.status, Status::Connecting);
+    let online = fleet.until(&id, Status::Online).await;
+    assert_eq!(tenths(began.elapsed()), f64::from(1 + 2 + 4 + 8 + 16 + 32 + 60 + 60 + 60));
+    assert_eq!((online.restarts, online.exits_in_window(now())), (0, 0));
+    let messages: Vec<_> = fleet.statuses(&id).await.into_iter().filter_map(|(_, message)| message).collect();
+    for wait in ["1 s", "32 s", "60 s"] {
+        let wanted = format!("the machine cannot start it, trying again in {wait}: {NO_DESCRIPTORS}");
+        assert!(messages.contains(&wanted), "{wanted}: {messages:?}");
+    }
+    for kind in ["mcp.server.crashed", "mcp.server.exited", "mcp.server.permanently_failed", "mcp.team.throttled"] {
+        assert!(fleet.told(&id, kind).await.is_empty(), "{kind}");
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_and_a_wake_that_the_machine_cannot_carry_out_are_repeated() {
+    let (fleet, left) = short_of_descriptors().await;
+    let id = fleet.add(Server::new("a").plans([exits(100.0, 1).into(), Script::default().into()])).await;
+    let first = fleet.until(&id, Status::Online).await;
+    left.store(3, Ordering::Relaxed);
+    let again = fleet.until_replaced(&id, first.pid).await;
+    assert_eq!((again.restarts, again.exits_in_window(now())), (1, 1), "one crash, one restart");
+
+    fleet.until_view(&id, |view| view.dormant).await;
+    left.store(3, Ordering::Relaxed);
+    fleet.runtime.call(&id, "echo", None, Some(seconds(60.0))).await.unwrap();
+    let awake = fleet.view(&id);
+    assert_eq!((awake.status, awake.dormant, awake.message.as_deref()), (Status::Online, false, None));
+    let statuses = fleet.statuses(&id).await;
+    let woken: Vec<_> = statuses.iter().rev().take(4).map(|(status, _)| status.as_str()).collect();
+    assert_eq!(woken, ["online"; 4], "its tools stay listed while it is woken: {statuses:?}");
+    assert_eq!(fleet.told(&id, "mcp.server.respawned").await.len(), 1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rolling_update_that_the_machine_cannot_carry_out_is_repeated() {
+    let (fleet, left) = short_of_descriptors().await;
+    let server = Server::new("a").rolling();
+    let id = fleet.add(server.clone()).await;
+    let first = fleet.until(&id, Status::Online).await;
+    left.store(3, Ordering::Relaxed);
+    assert_eq!(fleet.runtime.install(server.env("NEW", "yes").spec).await, Ok(Installed::Updated));
+    let postponed = fleet.until_view(&id, |view| view.message.as_ref().is_some_and(|it| it.contains("machine"))).await;
+    assert_eq!((postponed.status, postponed.pid), (Status::Online, first.pid), "the old run goes on");
+    let second = fleet.until_replaced(&id, first.pid).await;
+    assert!(second.spec.env.contains_key("NEW") && second.message.is_none(), "{:?}", second.message);
+    fleet.finish().await;
 }

@@ -71,6 +71,8 @@ pub enum ExitCause {
     Exited,
     /// It could not be started: the OS reason and the command's name.
     Spawn(String),
+    /// The machine could not start it: descriptors, memory, processes or disk space are short, or its disk fails.
+    Machine(String),
     /// The handshake failed, and why.
     Handshake(String),
     /// The wire broke: a line over the limit, stdout closed, a read error.
@@ -92,7 +94,8 @@ impl WorkerExit {
     /// Whether this is a crash. An unasked exit with code 0 is an exit, not a crash.
     pub fn is_crash(&self) -> bool {
         match self.cause {
-            ExitCause::Asked => false,
+            // No fault of the server: nothing of it was started.
+            ExitCause::Asked | ExitCause::Machine(_) => false,
             ExitCause::Exited => self.code != Some(0),
             ExitCause::Spawn(_)
             | ExitCause::Handshake(_)
@@ -119,7 +122,7 @@ impl WorkerExit {
                 Some(limit) => format!("{} ({limit})", self.how_it_ended()),
                 None => self.how_it_ended(),
             },
-            ExitCause::Spawn(why) => why.clone(),
+            ExitCause::Spawn(why) | ExitCause::Machine(why) => why.clone(),
             ExitCause::Handshake(why) => format!("handshake failed: {why}"),
             ExitCause::Wire(why) => format!("connection broken: {why}"),
             ExitCause::Unresponsive => "unresponsive".to_owned(),
@@ -303,6 +306,7 @@ mod tests {
         assert!(exited(None, None).is_crash(), "nobody knows how it ended");
         assert!(!WorkerExit::because(ExitCause::Asked).is_crash());
         let why = String::new;
+        assert!(!WorkerExit::because(ExitCause::Machine(why())).is_crash());
         for cause in [
             ExitCause::Spawn(why()),
             ExitCause::Handshake(why()),

@@ -46,6 +46,24 @@ impl Default for TeamBudgetPolicy {
     }
 }
 
+/// When the memory of the machine is short, and starts are delayed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryPolicy {
+    /// Memory is short while some task waited for it in more than this share of the last ten seconds, in percent (PSI,
+    /// `some avg10`). With 100 it is never short by this.
+    pub pressure_max_percent: u8,
+    /// Memory is short while less than this share of it is available, in percent. With 0 it is never short by this.
+    pub available_min_percent: u8,
+    /// While memory is short, one process is started in each such interval: first those that a caller waits for.
+    pub start_interval: Duration,
+}
+
+impl Default for MemoryPolicy {
+    fn default() -> Self {
+        Self { pressure_max_percent: 40, available_min_percent: 5, start_interval: Duration::from_secs(10) }
+    }
+}
+
 /// How attempts to reach something that will come back are spaced: a remote server, the lists of a live link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReconnectPolicy {

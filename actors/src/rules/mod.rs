@@ -5,6 +5,7 @@ pub mod era;
 pub mod health;
 pub mod idle;
 pub mod jitter;
+pub mod memory;
 pub mod mirror;
 pub mod origin;
 pub mod outbox;

@@ -23,6 +23,8 @@ pub struct Permits {
     urgent: Lane,
     normal: Lane,
     one_at_a_time: HashSet<TeamId>,
+    /// The starts that may still take place while memory is short; none if there is no such limit.
+    allowance: Option<usize>,
 }
 
 /// Whether somebody waits for this start.
@@ -113,6 +115,16 @@ impl Pools {
         self.processes.throttle(team, one_at_a_time);
     }
 
+    /// Limits how many processes may still be started; none for no limit. Connections use little memory and go on.
+    pub fn allow_processes(&mut self, allowance: Option<usize>) {
+        self.processes.allow(allowance);
+    }
+
+    /// Processes that wait for their start.
+    pub fn processes_waiting(&self) -> usize {
+        self.processes.load().1
+    }
+
     /// The next start, if one is free, and its run, which gets this number. Call until it answers `None`.
     pub fn grant(&mut self, run: Run) -> Option<(InstanceId, Run)> {
         self.processes.grant(|| run).or_else(|| self.connections.grant(|| run))
@@ -130,6 +142,7 @@ impl Permits {
             urgent: Lane::default(),
             normal: Lane::default(),
             one_at_a_time: HashSet::new(),
+            allowance: None,
         }
     }
 
@@ -179,9 +192,14 @@ impl Permits {
         }
     }
 
+    /// Limits how many more starts are granted; none for no limit.
+    pub fn allow(&mut self, allowance: Option<usize>) {
+        self.allowance = allowance;
+    }
+
     /// The next start, if one is free; `draw` numbers its run. Call until it answers `None`.
     pub fn grant(&mut self, draw: impl FnOnce() -> Run) -> Option<(InstanceId, Run)> {
-        if self.held.len() >= self.limit || self.waiting.is_empty() {
+        if self.held.len() >= self.limit || self.waiting.is_empty() || self.allowance == Some(0) {
             return None;
         }
         let may = |team: &TeamId| !self.one_at_a_time.contains(team) || !self.held_by_team.contains_key(team);
@@ -191,6 +209,7 @@ impl Permits {
             .pop(may, |instance| waits(instance, Urgency::Urgent))
             .or_else(|| self.normal.pop(may, |instance| waits(instance, Urgency::Normal)))?;
         self.waiting.remove(&instance);
+        self.allowance = self.allowance.map(|left| left - 1);
         let run = draw();
         self.held.insert(run, instance.team.clone());
         *self.held_by_team.entry(instance.team.clone()).or_default() += 1;
@@ -244,6 +263,22 @@ mod tests {
         permits.0.release(Run(1));
         permits.0.release(Run(1));
         assert_eq!(permits.next().as_deref(), Some("b0"));
+    }
+
+    #[test]
+    fn with_an_allowance_so_many_start_and_a_waiting_caller_goes_first() {
+        let mut permits = Numbered(Permits::new(10), 0);
+        permits.0.allow(Some(0));
+        for nth in 0..3 {
+            permits.0.request(instance("a", nth), Urgency::Normal);
+        }
+        permits.0.request(instance("b", 0), Urgency::Urgent);
+        assert_eq!(permits.next(), None);
+        permits.0.allow(Some(1));
+        assert_eq!((permits.next().as_deref(), permits.next()), (Some("b0"), None));
+        permits.0.allow(None);
+        let order: Vec<String> = std::iter::from_fn(|| permits.next()).collect();
+        assert_eq!(order, ["a0", "a1", "a2"]);
     }
 
     #[test]

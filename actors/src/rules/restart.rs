@@ -99,6 +99,13 @@ fn counts(policy: &RestartPolicy, now: Instant, charge: &Charge) -> bool {
     now.duration_since(charge.at) < policy.window
 }
 
+/// The delay before the start is repeated that the machine could not carry out, after so many such failures in a row:
+/// 1 s, 2 s, 4 s and so on, at most a minute. It never gives up.
+pub fn machine_fault_delay(failures: u32) -> Duration {
+    const LONGEST: u64 = 60;
+    Duration::from_secs((1 << failures.saturating_sub(1).min(6)).min(LONGEST))
+}
+
 /// `Process crashed 3 times in 5 minutes; last: exited with code 1: no such table. Manual restart required.`
 pub fn give_up_message(policy: &RestartPolicy, exits: usize, crashed: bool, last: &str) -> String {
     let verb = if crashed { "crashed" } else { "exited" };

@@ -98,6 +98,14 @@ impl Jail {
         Self { hostname, mounts, tmp_size, network, directory: HOME.into(), identity }
     }
 
+    /// How many files may be in `/tmp`: one for each page of memory that they may fill, and some where that is little. An
+    /// empty file uses more than a kilobyte of the kernel's memory, which no size limits.
+    pub(super) fn tmp_files(&self) -> u64 {
+        const PAGE: u64 = 4096;
+        const LEAST: u64 = 1024;
+        (self.tmp_size / PAGE).max(LEAST)
+    }
+
     /// Whether there is something under `path` inside.
     pub(super) fn has(&self, path: &Path) -> bool {
         let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));

@@ -4,6 +4,7 @@
 mod bubblewrap;
 mod jail;
 mod nsjail;
+mod uids;
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -26,8 +27,10 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use self::bubblewrap::Bubblewrap;
 use self::jail::{HOME, Identity, Jail, Mount};
 use self::nsjail::Nsjail;
+pub use self::uids::UidRange;
+use self::uids::{TeamUids, TeamUser};
 use super::environment::{SANDBOX_PATH, environment, sandboxed};
-use super::process::{CgroupLimits, Confinement, Controllers, Launch, Limits, Processes, SERVER_ID};
+use super::process::{CgroupLimits, Confinement, Controllers, Launch, Limits, Processes, SERVER_ID, is_machine_fault};
 
 /// Homes of servers are here in the data directory, one for each instance.
 const HOMES: &str = "homes";
@@ -103,6 +106,8 @@ pub(super) struct Launchers {
     strictness: Strictness,
     data_dir: Option<PathBuf>,
     found: tokio::sync::Mutex<Option<Arc<Found>>>,
+    /// The users of teams, where each has its own without a sandbox.
+    uids: Option<TeamUids>,
     /// Commands as they were first resolved, in production.
     resolved: Mutex<HashMap<String, PathBuf>>,
 }
@@ -110,7 +115,31 @@ pub(super) struct Launchers {
 struct Found {
     findings: Vec<Finding>,
     best: Option<Arc<dyn Launcher>>,
+    /// Whether the machine was at fault when a trial failed.
+    is_machine_fault: bool,
     at: Instant,
+}
+
+/// Why a launch cannot be prepared.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PrepareError {
+    /// The reason, and what to do.
+    pub(super) reason: String,
+    /// Whether the machine is at fault, and not what is configured.
+    pub(super) is_machine_fault: bool,
+}
+
+impl From<String> for PrepareError {
+    fn from(reason: String) -> Self {
+        Self { reason, is_machine_fault: false }
+    }
+}
+
+impl PrepareError {
+    /// An error of the system at one of our own files.
+    fn at(what: &str, error: &io::Error) -> Self {
+        Self { reason: format!("{what}: {}", in_words(error)), is_machine_fault: is_machine_fault(error) }
+    }
 }
 
 /// What is started and as whom, for `status`.
@@ -120,8 +149,20 @@ pub(super) struct Prepared {
 }
 
 impl Launchers {
-    pub(super) fn new(isolation: Isolation, strictness: Strictness, data_dir: Option<PathBuf>) -> Self {
-        Self { isolation, strictness, data_dir, found: tokio::sync::Mutex::default(), resolved: Mutex::default() }
+    /// Fails where teams are to have users of their own and cannot.
+    pub(super) fn new(
+        isolation: Isolation,
+        strictness: Strictness,
+        data_dir: Option<PathBuf>,
+        uid_range: Option<UidRange>,
+    ) -> io::Result<Self> {
+        let uids = match (uid_range, &data_dir) {
+            (Some(range), Some(data_dir)) => Some(TeamUids::open(range, data_dir)?),
+            (Some(_), None) => return Err(io::Error::other("uid_range needs a data directory")),
+            (None, _) => None,
+        };
+        let (found, resolved) = (tokio::sync::Mutex::default(), Mutex::default());
+        Ok(Self { isolation, strictness, data_dir, found, uids, resolved })
     }
 
     /// What was found out about the sandboxes that this machine may have. Tries them all, once.
@@ -135,12 +176,14 @@ impl Launchers {
         spec: Arc<InstanceSpec>,
         withheld: Vec<String>,
         processes: &Processes,
-    ) -> Result<Prepared, String> {
+    ) -> Result<Prepared, PrepareError> {
         let launcher = match (self.isolation, self.strictness) {
             (Isolation::None, _) | (Isolation::Auto, Strictness::Development) => None,
             (Isolation::Auto, Strictness::Production) | (Isolation::Nsjail | Isolation::Bubblewrap, _) => {
                 let found = self.found(processes).await;
-                Some(found.best.clone().ok_or_else(|| self.refusal(&found.findings))?)
+                let refusal =
+                    || PrepareError { reason: self.refusal(&found.findings), is_machine_fault: found.is_machine_fault };
+                Some(found.best.clone().ok_or_else(refusal)?)
             }
         };
         let controllers = processes.controllers();
@@ -153,10 +196,17 @@ impl Launchers {
     }
 
     /// Without a sandbox.
-    fn bare(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<Prepared, String> {
+    fn bare(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<Prepared, PrepareError> {
         let (command, cwd) = stdio(spec)?;
-        let environment =
-            environment(std::env::vars_os(), withheld, &spec.env).map_err(|invalid| invalid.to_string())?;
+        let user = self.uids.as_ref().map(|uids| uids.user(&spec.id.team)).transpose()?;
+        let environment = match &user {
+            Some(TeamUser { home, .. }) => environment(inherited_by_another(home), withheld, &spec.env),
+            None => environment(std::env::vars_os(), withheld, &spec.env),
+        };
+        let environment = environment.map_err(|invalid| invalid.to_string())?;
+        let id = user.as_ref().map(|user| user.id);
+        let identity = id.map_or_else(|| format!("{}:{}", geteuid(), getegid()), |id| format!("{id}:{id}"));
+        let directory = cwd.map(PathBuf::from).or_else(|| Some(user?.home));
         let command = match self.strictness {
             Strictness::Development => command.into(),
             // Not by the PATH that a user may give: the allow-list would be worth nothing.
@@ -168,11 +218,12 @@ impl Launchers {
             args: exposed(&spec.args),
             handed: Vec::new(),
             environment,
-            directory: cwd.map(Into::into),
+            directory,
+            user: id,
             confinement: None,
             cgroup_limits: CgroupLimits::default(),
         };
-        Ok(Prepared { launch, identity: format!("{}:{}", geteuid(), getegid()) })
+        Ok(Prepared { launch, identity })
     }
 
     /// In a sandbox.
@@ -181,7 +232,7 @@ impl Launchers {
         spec: &InstanceSpec,
         launcher: &dyn Launcher,
         controllers: Controllers,
-    ) -> Result<Prepared, String> {
+    ) -> Result<Prepared, PrepareError> {
         let (command, cwd) = stdio(spec)?;
         let policy = &spec.policy.isolation;
         let environment =
@@ -196,7 +247,7 @@ impl Launchers {
         jail.show_program(&program);
         if let Some(cwd) = cwd {
             if !jail.has(Path::new(cwd)) {
-                return Err(format!("the working directory `{cwd}` cannot be seen in the sandbox: {BIND_IT}"));
+                return Err(format!("the working directory `{cwd}` cannot be seen in the sandbox: {BIND_IT}").into());
             }
             jail.directory = cwd.into();
         }
@@ -204,15 +255,17 @@ impl Launchers {
             match source.metadata() {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    return Err(format!("`{}` is to be seen in the sandbox and does not exist", source.display()));
+                    let reason = format!("`{}` is to be seen in the sandbox and does not exist", source.display());
+                    return Err(reason.into());
                 }
                 Err(error) => {
-                    return Err(format!("`{}` is to be seen in the sandbox: {}", source.display(), in_words(&error)));
+                    let what = format!("`{}` is to be seen in the sandbox", source.display());
+                    return Err(PrepareError::at(&what, &error));
                 }
             }
         }
         if let Some(objection) = launcher.objection(&jail) {
-            return Err(objection);
+            return Err(objection.into());
         }
         let wrapped = launcher.wrap(&jail, &program, exposed(&spec.args));
         let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, controllers);
@@ -223,6 +276,7 @@ impl Launchers {
             handed: wrapped.handed,
             environment,
             directory: None,
+            user: None,
             confinement: Some(confinement(launcher, jail.identity, limits)),
             cgroup_limits,
         };
@@ -283,11 +337,12 @@ impl Launchers {
     }
 
     /// The home of an instance in a sandbox, outside.
-    fn home(&self, instance: &str) -> Result<PathBuf, String> {
+    fn home(&self, instance: &str) -> Result<PathBuf, PrepareError> {
         let data_dir = self.data_dir.as_ref();
-        let home = data_dir.ok_or("a sandboxed server needs a home: give the connector a data directory")?.join(HOMES);
+        let none = || "a sandboxed server needs a home: give the connector a data directory".to_owned();
+        let home = data_dir.ok_or_else(none)?.join(HOMES);
         let home = home.join(instance);
-        let failed = |error: io::Error| format!("cannot make its home `{}`: {}", home.display(), in_words(&error));
+        let failed = |error: io::Error| PrepareError::at(&format!("cannot make its home `{}`", home.display()), &error);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&home).map_err(failed)?;
         if identity() == Identity::Outside {
             chown(&home, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
@@ -324,13 +379,19 @@ impl Launchers {
             Isolation::Bubblewrap => vec![bubblewrap()],
             Isolation::Auto | Isolation::None => vec![nsjail(), bubblewrap()],
         };
-        let mut found = Found { findings: Vec::new(), best: None, at: Instant::now() };
+        let mut found = Found { findings: Vec::new(), best: None, is_machine_fault: false, at: Instant::now() };
         for (sandbox, candidate) in candidates {
             let usable = match candidate {
-                Ok((path, launcher)) => self.tried(&*launcher, processes).await.map(|()| {
-                    found.best.get_or_insert(launcher);
-                    path
-                }),
+                Ok((path, launcher)) => match self.tried(&*launcher, processes).await {
+                    Ok(()) => {
+                        found.best.get_or_insert(launcher);
+                        Ok(path)
+                    }
+                    Err(PrepareError { reason, is_machine_fault }) => {
+                        found.is_machine_fault |= is_machine_fault;
+                        Err(reason)
+                    }
+                },
                 Err(why) => Err(why),
             };
             match &usable {
@@ -344,7 +405,7 @@ impl Launchers {
     }
 
     /// Runs a shell in the sandbox, with all that a server would get.
-    async fn tried(&self, launcher: &dyn Launcher, processes: &Processes) -> Result<(), String> {
+    async fn tried(&self, launcher: &dyn Launcher, processes: &Processes) -> Result<(), PrepareError> {
         let policy = IsolationPolicy::standard();
         let home = self.home(".trial")?;
         let jail = Jail::new(&policy, "trial", &home, identity());
@@ -358,11 +419,16 @@ impl Launchers {
             handed: wrapped.handed,
             environment: sandboxed(HOME, None, &std::collections::BTreeMap::new()).unwrap_or_default(),
             directory: None,
+            user: None,
             confinement: Some(confinement(launcher, jail.identity, limits)),
             cgroup_limits,
         };
         let trial = async {
-            let link = processes.launch(launch, String::new()).await.map_err(|error| error.to_string())?;
+            let launched = processes.launch(launch, String::new()).await;
+            let link = launched.map_err(|error| PrepareError {
+                reason: error.to_string(),
+                is_machine_fault: error.is_machine_fault(),
+            })?;
             let Link { reader, writer, stderr, mut process, guard } = link;
             let mut said = String::new();
             BufReader::new(reader).read_line(&mut said).await.map_err(|error| error.to_string())?;
@@ -380,10 +446,10 @@ impl Launchers {
             let complaint = String::from_utf8_lossy(&complaint);
             let words: Vec<&str> = complaint.split_whitespace().collect();
             let words = if words.is_empty() { "without a word".to_owned() } else { words.join(" ") };
-            Err(format!("a trial run in it failed: {words}"))
+            Err(format!("a trial run in it failed: {words}").into())
         };
         let tried = tokio::time::timeout(TRIAL_PATIENCE, trial).await;
-        tried.unwrap_or_else(|_elapsed| Err("a trial run in it did not end".to_owned()))
+        tried.unwrap_or_else(|_elapsed| Err("a trial run in it did not end".to_owned().into()))
     }
 }
 
@@ -439,6 +505,15 @@ fn id_of_home(name: &str) -> Option<InstanceId> {
     let parts: Vec<&str> = name.split('+').collect();
     let [team, user, installation] = parts[..] else { return None };
     Some(InstanceId::new(part(team)?.into(), part(user)?.into(), part(installation)?.into()))
+}
+
+/// Our environment, without what is about our own user, for another one with this home.
+fn inherited_by_another(home: &Path) -> impl Iterator<Item = (OsString, OsString)> {
+    let is_ours = |name: &OsStr| {
+        name.to_str().is_some_and(|name| matches!(name, "USER" | "LOGNAME" | "MAIL") || name.starts_with("XDG_"))
+    };
+    let others = std::env::vars_os().filter(move |(name, _)| !is_ours(name));
+    others.chain([("HOME".into(), home.as_os_str().to_owned())])
 }
 
 const BIND_IT: &str = "name it, or a directory above it, in `binds` of [policy.isolation]";
@@ -592,7 +667,7 @@ mod tests {
         };
         let path = std::env::join_paths([&first, &second]).unwrap();
         tool(&second);
-        let production = Launchers::new(Isolation::None, Strictness::Production, None);
+        let production = Launchers::new(Isolation::None, Strictness::Production, None, None).unwrap();
         assert_eq!(production.resolve_once_by("tool", &path), Ok(second.join("tool")));
         assert_eq!(resolve("tool", Some(&path)), Ok(second.join("tool")));
         tool(&first);

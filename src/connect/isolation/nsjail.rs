@@ -54,7 +54,7 @@ impl Launcher for Nsjail {
             }
         }
         say(&[&"--hostname", &jail.hostname, &"--cwd", &jail.directory]);
-        say(&[&"--mount", &format!("none:/tmp:tmpfs:size={},mode=1777", jail.tmp_size)]);
+        say(&[&"--mount", &format!("none:/tmp:tmpfs:size={},nr_inodes={},mode=1777", jail.tmp_size, jail.tmp_files())]);
         for mount in &jail.mounts {
             let how = match mount.kind {
                 Kind::ReadOnly => "--bindmount_ro",
@@ -74,6 +74,15 @@ impl Launcher for Nsjail {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_files_of_tmp_are_limited() {
+        let policy = mcp_satellite_actors::model::policy::IsolationPolicy::standard();
+        let jail = Jail::new(&policy, "t", Path::new("/h"), Identity::Outside);
+        let wrapped = Nsjail { path: "nsjail".into() }.wrap(&jail, Path::new("/bin/true"), Vec::new());
+        let options = wrapped.args.iter().filter_map(|word| word.to_str()).find(|word| word.contains("tmpfs"));
+        assert_eq!(options, Some("none:/tmp:tmpfs:size=104857600,nr_inodes=25600,mode=1777"));
+    }
 
     #[test]
     fn its_own_failure_is_told_from_that_of_a_server() {

@@ -10,9 +10,7 @@ use std::os::fd::OwnedFd;
 use nix::errno::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// The environment variable by which what a server started is found, wherever it has gone. It says which satellite and
-/// which run.
-pub(super) const MARK: &str = "MCP_SATELLITE_RUN";
+use super::mark::{Carried, Mark};
 
 /// One process, from its `/proc/PID/stat`: see proc(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,8 +69,8 @@ fn read(path: &str) -> io::Result<Vec<u8>> {
 /// Every process that can be seen, at one time.
 pub(crate) struct Census {
     all: HashMap<u32, Stat>,
-    /// Who carries which mark: read once for all who ask, and only where somebody does.
-    marked: OnceCell<HashMap<String, HashSet<u32>>>,
+    /// The marks of all processes: read once for all who ask, and only where somebody does.
+    marks: OnceCell<HashMap<u32, Carried>>,
 }
 
 impl Census {
@@ -93,7 +91,7 @@ impl Census {
     }
 
     fn of(all: HashMap<u32, Stat>) -> Self {
-        Self { all, marked: OnceCell::new() }
+        Self { all, marks: OnceCell::new() }
     }
 
     /// All of them.
@@ -105,18 +103,15 @@ impl Census {
         self.all.get(&pid)
     }
 
+    /// The mark that a live process carries.
+    pub(super) fn mark_of(&self, pid: u32) -> Option<&Carried> {
+        let read = || self.all().filter(|stat| stat.alive).map(|stat| (stat.pid, Carried::by(stat.pid))).collect();
+        self.marks.get_or_init(read).get(&pid)
+    }
+
     /// Whether a live process carries this mark.
-    pub(super) fn is_marked(&self, pid: u32, mark: &str) -> bool {
-        let marked = self.marked.get_or_init(|| {
-            let mut marked: HashMap<String, HashSet<u32>> = HashMap::new();
-            for stat in self.all().filter(|stat| stat.alive) {
-                if let Some(mark) = mark_of(stat.pid) {
-                    marked.entry(mark).or_default().insert(stat.pid);
-                }
-            }
-            marked
-        });
-        marked.get(mark).is_some_and(|marked| marked.contains(&pid))
+    pub(super) fn is_marked(&self, pid: u32, mark: &Mark) -> bool {
+        self.mark_of(pid).is_some_and(|carried| carried.is(mark))
     }
 
     /// The live members of the trees under these leaders: who is in a leader's group or session, and who descends from
@@ -154,10 +149,10 @@ fn is_shortage(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|raw| shortages.contains(&Errno::from_raw(raw)))
 }
 
-/// The mark in a process's environment, as it was at its last exec; `None` if there is none or we may not look.
-pub(super) fn mark_of(pid: u32) -> Option<String> {
+/// A variable of a process's environment, as it was at its last exec; `None` if there is none or we may not look.
+pub(super) fn environment_variable(pid: u32, name: &str) -> Option<String> {
     let environment = read(&format!("/proc/{pid}/environ")).ok()?;
-    let name = MARK.as_bytes();
+    let name = name.as_bytes();
     let mut variables = environment.split(|byte| *byte == 0);
     let value = variables.find_map(|variable| variable.strip_prefix(name)?.strip_prefix(b"="))?;
     String::from_utf8(value.to_vec()).ok()

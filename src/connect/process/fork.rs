@@ -14,9 +14,10 @@ use super::cgroup::Cgroup;
 use super::group::Group;
 use super::holds::Holds;
 use super::launch::{Launch, LaunchError};
+use super::mark::Mark;
 use super::scan::Scanner;
 use super::spawn::Child;
-use super::tree::{Tree, mark};
+use super::tree::Tree;
 use super::userns::Mapper;
 
 /// A handle to the thread, which ends with its last handle. Every guard of a process holds one.
@@ -87,16 +88,16 @@ fn start(
         return Err(LaunchError::Ending);
     }
     let run = holds.next_run();
-    let cgroup = holds.cgroup(run, launch.cgroup_limits)?;
+    let cgroup = holds.cgroup(run, launch.cgroup_limits).map_err(LaunchError::Cgroup)?;
     let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
-    // A sandbox holds by itself, and its server gets no variable that was not configured.
-    let mark = launch.confinement.is_none().then(|| {
-        let (name, value) = mark(holds.satellite(), run);
-        launch.environment.insert(name.into(), value.clone().into());
-        value
-    });
+    let mark = Mark::new(holds.satellite(), run);
+    // A server in a sandbox gets no variable that was not configured.
+    if launch.confinement.is_none() {
+        let (name, value) = mark.variable();
+        launch.environment.insert(name.into(), value.into());
+    }
     let Child { pid, stdin, stdout, stderr } =
-        launch.spawn(directory.as_ref().map(AsFd::as_fd), mapper.map(Mapper::mapping))?;
+        launch.spawn(directory.as_ref().map(AsFd::as_fd), mapper.map(Mapper::mapping), mark.limit())?;
     let group = Group::of(pid)?;
     holds.ledger.started(run, &launch.instance, group.pid());
     let tree = Arc::new(Tree::new(group, run, cgroup, mark, launch.confinement, Arc::clone(&holds.ledger)));

@@ -1,6 +1,6 @@
 //! All trees of a connector: by what they are held, what they use, and how all of them are ended at once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use std::{io, thread};
 
 use rustix::process::Signal;
 
-use super::census::{Census, Known, mark_of};
+use super::census::{Census, Known};
 use super::cgroup::{Cgroup, CgroupLimits, Cgroups, Controllers};
 use super::ledger::{Ledger, Satellite, boot_id, pid_namespace};
 use super::tree::Tree;
@@ -121,9 +121,7 @@ impl Holds {
         let Some(cgroups) = &self.cgroups else { return Ok(None) };
         match cgroups.create(run, limits) {
             Ok(cgroup) => Ok(Some(cgroup)),
-            Err(error) if self.cgroups_required || limits != CgroupLimits::default() => {
-                Err(io::Error::new(error.kind(), format!("no cgroup for it: {error}")))
-            }
+            Err(error) if self.cgroups_required || limits != CgroupLimits::default() => Err(error),
             Err(error) => {
                 tracing::warn!(run, %error, "no cgroup for this run: it is held by its process group, session and mark");
                 Ok(None)
@@ -161,7 +159,6 @@ impl Holds {
     /// the kernel.
     pub(super) fn end_all(&self, patience: Duration) {
         self.closed.store(true, Ordering::Release);
-        let prefix = format!("{}.", self.id);
         let until = Instant::now() + patience;
         loop {
             if let Some(cgroups) = &self.cgroups {
@@ -180,8 +177,12 @@ impl Holds {
                     left |= !tree.is_empty(Some(&census));
                     tree.kill_strays(&census);
                 }
-                for stat in census.all().filter(|stat| stat.alive) {
-                    if mark_of(stat.pid).is_some_and(|mark| mark.starts_with(&prefix))
+                let own = std::process::id();
+                // A satellite with a reaper above it adopts what its servers orphan, and has no other children.
+                let below = super::reaper_pid().map(|_| census.under(&HashSet::from([own]))).unwrap_or_default();
+                for stat in census.all().filter(|stat| stat.alive && stat.pid != own) {
+                    let is_marked = || census.mark_of(stat.pid).is_some_and(|mark| mark.run_of(&self.id).is_some());
+                    if (below.contains_key(&stat.pid) || is_marked())
                         && let Some(known) = Known::hold(stat.pid, stat.start_time)
                     {
                         known.signal(Signal::KILL);

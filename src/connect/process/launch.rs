@@ -14,11 +14,13 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{Pid, getpid, getppid, setsid};
+use nix::unistd::{Gid, Pid, Uid, getpid, getppid, setgroups, setresgid, setresuid, setsid};
 
 use super::cgroup::CgroupLimits;
 use super::descriptors;
+use super::filter::Filter;
 use super::limits::Limits;
+use super::mark;
 use super::spawn::{Child, Image, Stage};
 use super::userns::{self, Mapping};
 use crate::huge_pages;
@@ -35,6 +37,8 @@ pub(in crate::connect) struct Launch {
     pub(in crate::connect) environment: BTreeMap<OsString, OsString>,
     /// The working directory; ours if none.
     pub(in crate::connect) directory: Option<PathBuf>,
+    /// User and group to become, both of this number and without any other group; ours if none. Only root can.
+    pub(in crate::connect) user: Option<u32>,
     /// Further words for a sandbox, before `args`: handed over in a file, so that nobody reads them in its argument list.
     pub(in crate::connect) handed: Vec<OsString>,
     /// What it is confined by, where `command` is a sandbox.
@@ -67,6 +71,9 @@ pub(in crate::connect) enum LaunchError {
     /// The command does not exist or cannot be executed, or the system has run out of something.
     #[error("{}", reason(.0))]
     System(#[from] io::Error),
+    /// There is no cgroup for the process, and it may not run without one.
+    #[error("no cgroup for it: {}", reason(.0))]
+    Cgroup(#[source] io::Error),
     /// The sandbox did not come up: what it says.
     #[error("the sandbox {sandbox} failed: {said}")]
     Sandbox { sandbox: &'static str, said: String },
@@ -83,6 +90,20 @@ impl LaunchError {
     pub(in crate::connect) fn is_missing(&self) -> bool {
         matches!(self, Self::System(error) if error.kind() == io::ErrorKind::NotFound)
     }
+
+    /// Whether the machine is at fault, so that the start can succeed later as it is.
+    pub(in crate::connect) fn is_machine_fault(&self) -> bool {
+        match self {
+            Self::Directory(_, error) | Self::System(error) | Self::Cgroup(error) => is_machine_fault(error),
+            Self::Sandbox { .. } | Self::Ending | Self::Thread => false,
+        }
+    }
+}
+
+/// Whether an error is one of the machine: descriptors, memory, processes or disk space are short, or a disk fails.
+pub(in crate::connect) fn is_machine_fault(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::EAGAIN | Errno::ENOSPC | Errno::EIO))
 }
 
 /// What the system says, without the `(os error 2)` that means nothing to a reader, and with a cure where there is one.
@@ -93,6 +114,8 @@ fn reason(error: &io::Error) -> String {
         Errno::ENOMEM => ": the machine or the cgroup is out of memory",
         Errno::EMFILE => ": the satellite may open no more files, raise `ulimit -n`",
         Errno::ENFILE => ": the machine may open no more files, raise fs.file-max",
+        Errno::ENOSPC => ": a disk is full, make room",
+        Errno::EIO => ": a disk fails, look into the kernel's log",
         _ => "",
     };
     format!("{}{cure}", errno.desc())
@@ -100,11 +123,18 @@ fn reason(error: &io::Error) -> String {
 
 impl Launch {
     /// Forks into `cgroup` and executes. Blocks, and ties the child's life to that of the calling thread.
-    pub(super) fn spawn(&self, cgroup: Option<BorrowedFd<'_>>, mapping: Option<Mapping>) -> Result<Child, LaunchError> {
+    pub(super) fn spawn(
+        &self,
+        cgroup: Option<BorrowedFd<'_>>,
+        mapping: Option<Mapping>,
+        mark: Option<u64>,
+    ) -> Result<Child, LaunchError> {
         let handed = self.hand_over()?;
         let number = handed.as_ref().map(|handed| OsString::from(handed.as_raw_fd().to_string()));
         let words = number.iter().flat_map(|number| [OsStr::new("--args"), number]);
         let args = std::iter::once(&*self.command).chain(words).chain(self.args.iter().map(OsString::as_os_str));
+        // Only a sandbox is filtered: without one a server may do what the satellite may.
+        let filter = self.confinement.map(|_| Filter::new()).transpose()?;
         let image = Image::new(args, self.environment.iter(), self.directory.as_deref())?;
         let preparation = Preparation {
             parent: getpid(),
@@ -112,6 +142,9 @@ impl Launch {
             handed: handed.as_ref().map(File::as_raw_fd),
             confinement: self.confinement,
             mapping,
+            filter,
+            mark,
+            user: self.user,
         };
         image.spawn(cgroup, || preparation.carry_out()).map_err(|(stage, error)| match (stage, &self.directory) {
             (Stage::Entering, Some(directory)) => LaunchError::Directory(directory.clone(), error),
@@ -144,6 +177,10 @@ struct Preparation {
     handed: Option<RawFd>,
     confinement: Option<Confinement>,
     mapping: Option<Mapping>,
+    filter: Option<Filter>,
+    user: Option<u32>,
+    /// The limit that marks the run.
+    mark: Option<u64>,
 }
 
 impl Preparation {
@@ -151,6 +188,9 @@ impl Preparation {
     fn carry_out(self) -> io::Result<()> {
         // A session of its own has a group of its own, and no terminal that it could read from or type into.
         setsid()?;
+        if let Some(mark) = self.mark {
+            mark::set_limit(mark);
+        }
         if let Some((soft, hard)) = self.descriptors {
             setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
         }
@@ -158,12 +198,18 @@ impl Preparation {
             userns::enter(confinement.namespaces_below, self.mapping)?;
             confinement.limits.set()?;
         }
-        // Again after the user namespace: a change of credentials may clear it.
+        if let Some(id) = self.user {
+            setgroups(&[])?;
+            setresgid(Gid::from_raw(id), Gid::from_raw(id), Gid::from_raw(id))?;
+            setresuid(Uid::from_raw(id), Uid::from_raw(id), Uid::from_raw(id))?;
+        }
+        // Again after the user namespace and the other user: a change of credentials may clear it.
         die_with(self.parent)?;
         set_no_new_privs()?;
         huge_pages::restore_in_child();
-        if self.confinement.is_some() {
+        if let Some(filter) = self.filter {
             leave_keys_and_sockets();
+            filter.apply()?;
         }
         close_on_exec();
         if let Some(handed) = self.handed {
@@ -243,6 +289,20 @@ fn reset_signals() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn faults_of_the_machine_are_told_from_those_of_the_command() {
+        let of = |errno: Errno| io::Error::from(errno);
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::EAGAIN, Errno::ENOSPC, Errno::EIO] {
+            assert!(LaunchError::System(of(errno)).is_machine_fault(), "{errno}");
+            assert!(LaunchError::Cgroup(of(errno)).is_machine_fault(), "{errno}");
+            assert!(LaunchError::Directory("/x".into(), of(errno)).is_machine_fault(), "{errno}");
+        }
+        for errno in [Errno::ENOENT, Errno::EACCES, Errno::ENOEXEC, Errno::ENOTDIR] {
+            assert!(!LaunchError::System(of(errno)).is_machine_fault(), "{errno}");
+        }
+        assert!(!LaunchError::System(io::Error::other("no such thing")).is_machine_fault());
+    }
 
     #[test]
     fn a_lack_of_resources_is_told_with_its_cure() {

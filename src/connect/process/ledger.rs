@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::census::{Census, Known, Stat, mark_of};
+use super::census::{Census, Known, Stat};
 use super::cgroup;
 
 /// Its name in the data directory.
@@ -281,14 +281,12 @@ impl Left {
         roots.extend(self.started.values().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
         roots.extend(self.inside.iter().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
         let under = census.under(&roots.keys().copied().collect());
-        let prefix = format!("{}.", self.satellite.id);
         let own = std::process::id();
         let run_of = |stat: &Stat| {
             if let Some(run) = under.get(&stat.pid).and_then(|root| roots.get(root)) {
                 return Some(Some(*run));
             }
-            let mark = mark_of(stat.pid)?;
-            Some(mark.strip_prefix(&prefix)?.parse().ok())
+            census.mark_of(stat.pid)?.run_of(&self.satellite.id)
         };
         let live = census.all().filter(|stat| stat.alive && stat.pid != own);
         live.filter_map(|stat| Some((*stat, run_of(stat)?))).collect()

@@ -1,12 +1,13 @@
 //! Child processes: forked from one lasting thread, each the leader of a session of its own, and gone only when the whole
 //! tree that it started is.
 //!
-//! - `launch` says what is started, and prepares the child between fork and exec; `spawn` forks and executes; `userns`
-//!   and `limits` confine it;
+//! - `launch` says what is started, and prepares the child between fork and exec; `spawn` forks and executes; `userns`,
+//!   `limits` and `filter` confine it;
 //! - `fork` is the thread that does it;
 //! - `tree` is a leader and all that it started: how it is held, signalled and found; `group`, `cgroup` and `census` are
 //!   the means;
 //! - `scan` is the thread that finds out when a tree is empty, and only then reaps its leader;
+//! - `mark` is what all processes of a run inherit;
 //! - `holds` has all trees, `ledger` writes them down for the next satellite.
 //!
 //! Four invariants: a leader is reaped after its tree is empty and never before, so that no signal can reach a stranger
@@ -18,12 +19,14 @@
 mod census;
 mod cgroup;
 mod descriptors;
+mod filter;
 mod fork;
 mod group;
 mod holds;
 mod launch;
 mod ledger;
 mod limits;
+mod mark;
 mod scan;
 pub(crate) mod signals;
 mod spawn;
@@ -41,6 +44,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::snapshot::Custody;
 use mcp_satellite_actors::seam::{Autopsy, Link, Process, ProcessEnd};
+use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::Signal;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
@@ -51,12 +55,13 @@ use tokio::net::unix::pipe;
 pub(crate) use self::census::{Census, Stat, children_of};
 #[cfg(feature = "cli")]
 pub(crate) use self::cgroup::LeftBy;
+pub(super) use self::cgroup::own_cgroup;
 pub(super) use self::cgroup::{CgroupLimits, Controllers};
 pub use self::descriptors::raise_descriptor_limit;
 use self::fork::{ForkThread, Started};
 use self::holds::Holds;
 pub use self::holds::{CgroupMode, Usage};
-pub(super) use self::launch::{Confinement, Launch, LaunchError};
+pub(super) use self::launch::{Confinement, Launch, LaunchError, is_machine_fault};
 pub use self::ledger::Reclaimed;
 pub(super) use self::limits::Limits;
 use self::limits::Overhearing;
@@ -99,7 +104,12 @@ impl Processes {
             ));
         }
         let holds = Arc::new(Holds::new(cgroups, data_dir)?);
-        Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: Scanner::start()?, holds })
+        let adopts = reaper_pid().map(|_| {
+            // A kernel without it leaves them to the reaper.
+            let _ = set_child_subreaper(true);
+            holds.satellite().to_owned()
+        });
+        Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: Scanner::start(adopts)?, holds })
     }
 
     /// Ends what the ledger in `data_dir` says was left by a satellite that was killed. The caller holds the directory's

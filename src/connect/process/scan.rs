@@ -3,13 +3,16 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::sync::oneshot;
 
-use super::census::Census;
+use super::census::{Census, children_of};
+use super::mark::{self, Mark};
 use super::tree::{self, Tree};
 
 /// Between two rounds at least.
@@ -18,6 +21,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Between two rounds at least this many times what a round took, so that on a machine with very many processes the
 /// thread is mostly idle all the same.
 const IDLE_SHARE: u32 = 4;
+
+/// Between two looks for adopted processes that have ended.
+const ADOPTED_PAUSE: Duration = Duration::from_secs(1);
 
 /// After this many rounds in which nothing ended the pause grows, up to this.
 const QUIET_ROUNDS: u32 = 20;
@@ -33,7 +39,7 @@ enum Order {
     /// SIGTERM to all of it.
     Terminate(Arc<Tree>),
     /// SIGKILL to whoever carries this mark: its tree is gone.
-    Sweep(String),
+    Sweep(Mark),
 }
 
 struct Watched {
@@ -49,11 +55,14 @@ impl Watched {
 }
 
 impl Scanner {
-    /// Fails also where `/proc` cannot be read: a tree's end could then never be known.
-    pub(super) fn start() -> io::Result<Self> {
+    /// Fails also where `/proc` cannot be read: a tree's end could then never be known. `adopts` is the id of the
+    /// satellite where this process adopts what its servers orphan, and so has to reap it.
+    pub(super) fn start(adopts: Option<String>) -> io::Result<Self> {
         Census::take().map_err(|error| io::Error::new(error.kind(), format!("cannot read /proc: {error}")))?;
         let (sender, orders) = mpsc::channel();
-        thread::Builder::new().name("satellite-scan".into()).spawn(move || Rounds::default().run(&orders))?;
+        thread::Builder::new().name("satellite-scan".into()).spawn(move || {
+            Rounds { adopts, ..Rounds::default() }.run(&orders);
+        })?;
         Ok(Self(sender))
     }
 
@@ -79,7 +88,7 @@ impl Scanner {
     fn let_go(&self, tree: &Tree) {
         tree.reap();
         if let Some(mark) = tree.mark_outside() {
-            let _ = self.0.send(Order::Sweep(mark.to_owned()));
+            let _ = self.0.send(Order::Sweep(mark.clone()));
         }
     }
 
@@ -98,19 +107,32 @@ impl Scanner {
 struct Rounds {
     watched: Vec<Watched>,
     to_terminate: Vec<Arc<Tree>>,
-    to_sweep: Vec<String>,
+    to_sweep: Vec<Mark>,
     /// Rounds in which nothing has ended.
     quiet: u32,
     /// Those that may have to be helped.
     terminating: Vec<Arc<Tree>>,
+    /// The satellite's id, where orphans are adopted.
+    adopts: Option<String>,
+    /// When those were last reaped that have ended.
+    reaped: Option<Instant>,
 }
 
 impl Rounds {
     fn run(mut self, orders: &mpsc::Receiver<Order>) {
         loop {
             if self.is_idle() {
-                let Ok(first) = orders.recv() else { return };
-                self.take(first);
+                match self.next(orders) {
+                    Ok(first) => self.take(first),
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.reap_adopted();
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+            if self.reaped.is_none_or(|at| at.elapsed() >= ADOPTED_PAUSE) {
+                self.reap_adopted();
             }
             for order in orders.try_iter() {
                 self.take(order);
@@ -125,6 +147,28 @@ impl Rounds {
             // Who takes its whole grace, or never dies, is looked at less and less often.
             let pause = (PAUSE * (1 + self.quiet / QUIET_ROUNDS)).min(PAUSE_MAX);
             thread::sleep(pause.max(began.elapsed() * IDLE_SHARE));
+        }
+    }
+
+    /// The next order, or nothing for a while where orphans are to be reaped.
+    fn next(&self, orders: &mpsc::Receiver<Order>) -> Result<Order, RecvTimeoutError> {
+        match self.adopts {
+            Some(_) => orders.recv_timeout(ADOPTED_PAUSE),
+            None => orders.recv().map_err(RecvTimeoutError::from),
+        }
+    }
+
+    /// Reaps the adopted processes that have ended. The kernel gives orphans to the first thread; the leaders are children
+    /// of the thread that forks, and no other child carries the mark of this satellite.
+    fn reap_adopted(&mut self) {
+        let Some(satellite) = &self.adopts else { return };
+        self.reaped = Some(Instant::now());
+        for pid in children_of(std::process::id()).unwrap_or_default() {
+            if mark::has_limit_of(pid, satellite)
+                && let Some(pid) = Pid::from_raw(pid.cast_signed())
+            {
+                let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+            }
         }
     }
 
@@ -172,7 +216,7 @@ impl Rounds {
             }
             if one.tree.is_empty(census.as_ref()) {
                 one.tree.reap();
-                self.to_sweep.extend(one.tree.mark_outside().map(str::to_owned));
+                self.to_sweep.extend(one.tree.mark_outside().cloned());
                 if let Some(tell) = one.tell.take() {
                     let _ = tell.send(());
                 }

@@ -155,13 +155,14 @@ impl Becomes {
                 return (Stage::Becoming, io::Error::last_os_error());
             }
         }
+        if let Err(error) = prepare() {
+            return (Stage::Becoming, error);
+        }
+        // As the user that it has become: a directory that this user may not enter is an error.
         #[expect(unsafe_code, reason = "the path is a C string already, and nothing may be allocated here")]
         // SAFETY: it is a C string of the image, which lives in this copy of the parent.
         if !self.directory.is_null() && unsafe { libc::chdir(self.directory) } == -1 {
             return (Stage::Entering, io::Error::last_os_error());
-        }
-        if let Err(error) = prepare() {
-            return (Stage::Becoming, error);
         }
         #[expect(unsafe_code, reason = "exec with a PATH of its own")]
         // SAFETY: both arrays end with a null pointer and point to C strings of the image. This process has one thread,

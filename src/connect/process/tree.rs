@@ -16,12 +16,13 @@ use mcp_satellite_actors::model::exit::{Limit, Resource};
 use mcp_satellite_actors::seam::ProcessEnd;
 use rustix::process::Signal;
 
-use super::census::{Census, Known, MARK, Stat, children_of};
+use super::census::{Census, Known, Stat, children_of};
 use super::cgroup::Cgroup;
 use super::group::Group;
 use super::launch::Confinement;
 use super::ledger::Ledger;
 use super::limits::Limits;
+use super::mark::Mark;
 
 /// Above this an exit code of a sandbox is the signal that ended its server.
 const SIGNAL_BASE: i32 = 128;
@@ -30,8 +31,8 @@ pub(super) struct Tree {
     pub(super) group: Group,
     pub(super) run: u64,
     cgroup: Option<Cgroup>,
-    /// What its processes carry in their environment; none in a sandbox, which holds by itself.
-    mark: Option<String>,
+    /// The mark that its processes carry.
+    mark: Mark,
     confinement: Option<Confinement>,
     inside: OnceLock<Inside>,
     /// To be killed, whoever of it turns up.
@@ -59,7 +60,7 @@ impl Tree {
         group: Group,
         run: u64,
         cgroup: Option<Cgroup>,
-        mark: Option<String>,
+        mark: Mark,
         confinement: Option<Confinement>,
         ledger: Arc<Ledger>,
     ) -> Self {
@@ -225,9 +226,9 @@ impl Tree {
         self.last.get().is_some()
     }
 
-    /// What a stray of it carries that has left its cgroup: a server without a sandbox may.
-    pub(super) fn mark_outside(&self) -> Option<&str> {
-        self.cgroup.as_ref().and(self.mark.as_deref())
+    /// The mark of a stray that has left the cgroup: a server without a sandbox may.
+    pub(super) fn mark_outside(&self) -> Option<&Mark> {
+        (self.cgroup.is_some() && self.confinement.is_none()).then_some(&self.mark)
     }
 
     /// The live members.
@@ -238,7 +239,7 @@ impl Tree {
         // A number that is not held is nobody's.
         let leader = (!self.group.is_reaped()).then(|| self.group.pid());
         let near = census.under(&leader.into_iter().collect::<HashSet<u32>>());
-        let is_marked = |pid| self.mark.as_ref().is_some_and(|mark| census.is_marked(pid, mark));
+        let is_marked = |pid| census.is_marked(pid, &self.mark);
         let is_member = |stat: &&Stat| stat.alive && (near.contains_key(&stat.pid) || is_marked(stat.pid));
         census.all().filter(is_member).copied().collect()
     }
@@ -277,7 +278,7 @@ impl Tree {
 }
 
 /// SIGKILL to whoever carries this mark. Whether there was anybody.
-pub(super) fn kill_marked(census: &Census, mark: &str) -> bool {
+pub(super) fn kill_marked(census: &Census, mark: &Mark) -> bool {
     let marked: Vec<Stat> =
         census.all().filter(|stat| stat.alive && census.is_marked(stat.pid, mark)).copied().collect();
     for member in &marked {
@@ -305,9 +306,4 @@ fn is_deaf_to_term(pid: u32) -> bool {
         (Some(caught), Some(ignored)) => (caught | ignored) & term == 0,
         _ => false,
     }
-}
-
-/// The variable that marks what a run starts.
-pub(super) fn mark(satellite: &str, run: u64) -> (&'static str, String) {
-    (MARK, format!("{satellite}.{run}"))
 }

@@ -64,7 +64,7 @@ impl RemoteConnector {
 
 impl Connector for RemoteConnector {
     fn open(&self, _spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
-        ready(Err(OpenError("stdio servers are not served by the remote connector".to_owned()))).boxed()
+        ready(Err(OpenError::Server("stdio servers are not served by the remote connector".to_owned()))).boxed()
     }
 
     fn dial(&self, spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {

@@ -188,7 +188,7 @@ impl Connector for SimConnector {
                 tokio::time::sleep(plan.open_delay).await;
             }
             match plan.open_error {
-                Some(why) => Err(OpenError(why)),
+                Some(why) => Err(OpenError::Server(why)),
                 None => Ok(connector.start(spec, run, plan)),
             }
         })

@@ -79,7 +79,7 @@ impl Connector for Gate {
     fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
         match &*self.connectors() {
             Some(connectors) => connectors.open(spec, run),
-            None => futures::future::ready(Err(OpenError("the harness has ended".to_owned()))).boxed(),
+            None => futures::future::ready(Err(OpenError::Server("the harness has ended".to_owned()))).boxed(),
         }
     }
 

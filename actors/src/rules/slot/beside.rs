@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::{Effect, Phase, Refusal, Slot, Then, Told, Why};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
-use crate::model::exit::WorkerExit;
+use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::ids::Run;
 use crate::model::remote::{Health, ServerInfo};
 use crate::model::spec::InstanceSpec;
@@ -34,6 +34,13 @@ pub enum Beside {
     Queued {
         /// What it is to be.
         spec: Arc<InstanceSpec>,
+    },
+    /// The machine could not start the new one; a permit is asked for again after a delay.
+    Postponed {
+        /// The configuration to start.
+        spec: Arc<InstanceSpec>,
+        /// The end of the delay.
+        until: Instant,
     },
     /// The new one comes up.
     Starting {
@@ -65,7 +72,7 @@ impl Beside {
     /// The incarnation, where there is one.
     pub fn run(&self) -> Option<Run> {
         match self {
-            Self::Queued { .. } => None,
+            Self::Queued { .. } | Self::Postponed { .. } => None,
             Self::Starting { run, .. } | Self::Leaving { run, .. } => Some(*run),
         }
     }
@@ -73,7 +80,7 @@ impl Beside {
     /// The configuration that is on its way.
     fn next(&self) -> Option<&Arc<InstanceSpec>> {
         match self {
-            Self::Queued { spec } | Self::Starting { spec, .. } => Some(spec),
+            Self::Queued { spec } | Self::Postponed { spec, .. } | Self::Starting { spec, .. } => Some(spec),
             Self::Leaving { next, .. } => next.as_ref(),
         }
     }
@@ -95,6 +102,7 @@ impl Slot {
                 out.push(Effect::WithdrawPermit);
                 None
             }
+            (Some(Beside::Postponed { until, .. }), next) => next.map(|spec| Beside::Postponed { spec, until }),
             (Some(Beside::Starting { run, .. }), next) => Some(leave(run, next, out)),
             // The calls of the one before finish first: there are two at most.
             (Some(Beside::Leaving { run, kind, drain_until, .. }), next) => {
@@ -184,6 +192,7 @@ impl Slot {
         self.spec = spec;
         self.greeted_beside();
         self.history.clear();
+        self.machine_faults = 0;
         self.restarts += 1;
         self.learn(catalogue, out);
         self.opens(now, run);
@@ -204,8 +213,13 @@ impl Slot {
     }
 
     /// The run beside is gone.
-    pub(super) fn on_ended_beside(&mut self, run: Run, exit: WorkerExit, out: &mut Vec<Effect>) {
+    pub(super) fn on_ended_beside(&mut self, now: Instant, run: Run, exit: WorkerExit, out: &mut Vec<Effect>) {
         match self.beside.take_if(|beside| beside.run() == Some(run)) {
+            Some(Beside::Starting { spec, .. }) if matches!(exit.cause, ExitCause::Machine(_)) => {
+                let (delay, message) = self.machine_fault(&exit);
+                self.beside = Some(Beside::Postponed { spec, until: now + delay });
+                self.remark(Some(message), out);
+            }
             Some(Beside::Starting { spec, .. }) => {
                 let reason = exit.reason();
                 // Charged to the team like any other, and not to the instance, whose current run has not ended.
@@ -227,7 +241,7 @@ impl Slot {
                     self.beside = Some(Beside::Queued { spec });
                 }
             }
-            Some(Beside::Queued { .. }) | None => {}
+            Some(Beside::Queued { .. } | Beside::Postponed { .. }) | None => {}
         }
     }
 
@@ -265,6 +279,7 @@ impl Slot {
         match beside {
             // Its permit is asked for already.
             Beside::Queued { .. } => self.phase = Phase::Queued { why, urgent: false },
+            Beside::Postponed { .. } => self.queue(why, out),
             Beside::Starting { run, since, pid, initialized_at, .. } => {
                 self.restarts += 1;
                 self.pid = pid;
@@ -286,7 +301,7 @@ impl Slot {
     pub fn leaving(&self) -> Option<Run> {
         match self.beside {
             Some(Beside::Leaving { run, .. }) => Some(run),
-            Some(Beside::Queued { .. } | Beside::Starting { .. }) | None => None,
+            Some(Beside::Queued { .. } | Beside::Postponed { .. } | Beside::Starting { .. }) | None => None,
         }
     }
 
@@ -329,7 +344,7 @@ impl Slot {
                 }
                 self.beside = Some(Beside::Leaving { run, kind, drain_until: None, next: None });
             }
-            None => {}
+            Some(Beside::Postponed { .. }) | None => {}
         }
     }
 
@@ -348,6 +363,12 @@ impl Slot {
         {
             *drain_until = None;
             out.push(Effect::Stop(*run));
+        }
+        if let Some(Beside::Postponed { spec, .. }) =
+            self.beside.take_if(|beside| matches!(beside, Beside::Postponed { until, .. } if now >= *until))
+        {
+            out.push(Effect::RequestPermit { urgent: false });
+            self.beside = Some(Beside::Queued { spec });
         }
     }
 

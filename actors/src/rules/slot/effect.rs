@@ -58,6 +58,8 @@ pub enum Input {
     Health(Run, HealthNews),
     /// The machine was suspended for so long.
     Woke(Duration),
+    /// Memory is short, and it has been idle for so long: it is put to sleep if it may sleep.
+    MakeRoom(Duration),
     /// A deadline of this slot may have passed; and what its open run has to do, if there is one.
     Tick(Option<Activity>),
     /// Its run takes no calls any more, as was tried by [`Effect::TrySleep`].

@@ -115,6 +115,8 @@ pub struct Slot {
     revisions_told: Revisions,
     /// Attempts to connect since it was last there, the one under way among them.
     attempts: u32,
+    /// Starts in a row that the machine could not carry out.
+    machine_faults: u32,
     /// The run that is a connection, not a process: an update may have made one of what was the other.
     dialled: Option<Run>,
     /// Set while it is being removed: whether it was active, and whether it was asleep.
@@ -179,7 +181,9 @@ impl Slot {
     /// When it is tried again, while a delay runs.
     pub fn next_retry_at(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Backoff { until, why: Why::Again { .. } } | Phase::Reconnecting { until, .. } => Some(until),
+            Phase::Backoff { until, why: Why::First | Why::Again { .. } } | Phase::Reconnecting { until, .. } => {
+                Some(until)
+            }
             Phase::Undiscovered { retry_at, .. } => retry_at,
             _ => None,
         }
@@ -220,6 +224,7 @@ impl Slot {
         };
         let drain = match self.beside {
             Some(Beside::Leaving { drain_until, .. }) => drain_until,
+            Some(Beside::Postponed { until, .. }) => Some(until),
             Some(Beside::Queued { .. } | Beside::Starting { .. }) | None => None,
         };
         let permit = self.permit.map(|(_, until)| until);
@@ -262,6 +267,7 @@ impl Slot {
             }
             Input::Health(run, news) => self.on_health(run, news, &mut out),
             Input::Woke(asleep) => self.on_woke(now, asleep, &mut out),
+            Input::MakeRoom(idle) => self.on_make_room(idle, &mut out),
             Input::Sleep { run, idle } => self.on_sleep(now, run, idle, &mut out),
         }
         out
@@ -318,6 +324,7 @@ impl Slot {
             revisions: Revisions::default(),
             revisions_told: Revisions::default(),
             attempts: 0,
+            machine_faults: 0,
             dialled: None,
             removal: None,
             was_ready: false,
@@ -381,8 +388,11 @@ impl Slot {
             },
         };
         // A wake never left it.
+        let was_postponed = std::mem::take(&mut self.machine_faults) > 0;
         if self.status != Status::Online {
             self.moves(Cause::Synced, self.refusal(), out);
+        } else if was_postponed {
+            self.remark(self.refusal(), out);
         }
         out.push(Effect::Tell(told));
         out.push(Effect::Admit(run));

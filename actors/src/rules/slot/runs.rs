@@ -194,7 +194,7 @@ impl Slot {
     pub(super) fn on_ended(&mut self, now: Instant, run: Run, exit: WorkerExit, out: &mut Vec<Effect>) {
         self.release(run, out);
         if self.run() != Some(run) {
-            self.on_ended_beside(run, exit, out);
+            self.on_ended_beside(now, run, exit, out);
             return;
         }
         let old_pid = exit.pid.or(self.pid);
@@ -237,6 +237,9 @@ impl Slot {
             Phase::Ready { .. } if self.has_successor() => self.succeeds(now, &exit, old_pid, out),
             // Or it ended by itself in the moment in which it was to sleep.
             Phase::Ready { .. } | Phase::FallingAsleep { .. } => self.unwanted(now, &exit, old_pid, true, out),
+            Phase::Starting { why, .. } if matches!(exit.cause, ExitCause::Machine(_)) => {
+                self.postpone(now, why, &exit, out);
+            }
             Phase::Starting { .. } | Phase::Undiscovered { .. } => self.unwanted(now, &exit, old_pid, false, out),
             // These have no run: the check above ended it.
             Phase::Unconfigured
@@ -250,6 +253,27 @@ impl Slot {
             | Phase::Failed
             | Phase::Over => {}
         }
+    }
+
+    /// Repeats a start that the machine could not carry out. Nobody is charged, and it is not counted as a restart.
+    fn postpone(&mut self, now: Instant, why: Why, exit: &WorkerExit, out: &mut Vec<Effect>) {
+        let (delay, message) = self.machine_fault(exit);
+        match why {
+            // Its tools stay listed while it sleeps: only the message changes.
+            Why::Wake { .. } => self.remark(Some(message), out),
+            Why::First | Why::Again { .. } | Why::Reconnect { .. } => self.moves(Cause::Ended, Some(message), out),
+        }
+        self.restarts = self.restarts.saturating_sub(u64::from(matches!(why, Why::Again { .. })));
+        self.phase = Phase::Backoff { until: now + delay, why };
+    }
+
+    /// Counts a start that the machine could not carry out: the delay until the next one, and the message that says so.
+    pub(super) fn machine_fault(&mut self, exit: &WorkerExit) -> (Duration, String) {
+        self.machine_faults = self.machine_faults.saturating_add(1);
+        let (delay, reason) = (restart::machine_fault_delay(self.machine_faults), exit.reason());
+        let message = format!("the machine cannot start it, trying again in {}: {reason}", restart::in_seconds(delay));
+        self.last_error = Some(reason);
+        (delay, message)
     }
 
     /// Every unwanted exit is charged to the one budget, whatever its code.
@@ -303,6 +327,15 @@ impl Slot {
                     self.phase = Phase::Backoff { until: now + delay, why };
                 }
             }
+        }
+    }
+
+    /// One that never sleeps has no time at which it is looked at.
+    pub(super) fn on_make_room(&mut self, idle: Duration, out: &mut Vec<Effect>) {
+        if let Phase::Ready { run, look_at: Some(_), .. } = self.phase
+            && self.beside.is_none()
+        {
+            out.push(Effect::TrySleep { run, idle });
         }
     }
 

@@ -1,0 +1,173 @@
+//! Admission of starts while the memory of the machine is short, and the servers that are put to sleep to make room.
+//!
+//! ```text
+//!          pressure or available memory beyond its limit
+//!  enough ─────────────────────────────────────────────▶ short: one start in each interval, idle servers fall asleep
+//!     ▲                                                     │
+//!     └──── pressure at half its limit and half as much ────┘
+//!           again available as its limit
+//! ```
+
+use std::time::{Duration, Instant};
+
+use crate::model::ids::InstanceId;
+use crate::model::policy::MemoryPolicy;
+
+/// A server that was needed more recently than this is not put to sleep.
+const QUIET_MIN: Duration = Duration::from_secs(10);
+/// One in so many idle servers is put to sleep after each reading.
+const SLEEP_SHARE: usize = 10;
+
+/// One look at the memory of the machine, or of the control group that limits the satellite if that is tighter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryReading {
+    /// The share of the last ten seconds, in percent, in which some task waited for memory (PSI, `some avg10`); none if the
+    /// kernel does not tell.
+    pub pressure_percent: Option<f64>,
+    /// Bytes that can be used without swapping.
+    pub available_bytes: u64,
+    /// Bytes in all.
+    pub total_bytes: u64,
+}
+
+/// The last reading and its effect, for `status`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct MemoryStatus {
+    /// Whether memory is short, so that starts are delayed.
+    pub is_short: bool,
+    /// Processes that waited for their start at that time.
+    pub starts_waiting: usize,
+    /// The last reading; none if there is none yet.
+    pub reading: Option<MemoryReading>,
+}
+
+/// What a reading changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryNews {
+    /// Memory is not short, nor was it before.
+    Enough,
+    /// Memory is no longer short.
+    Relieved,
+    /// Memory has become short.
+    BecameShort,
+    /// Memory is still short, and it is time for one start.
+    OneStart,
+    /// Memory is still short.
+    StillShort,
+}
+
+/// Whether memory is short, and when the next start takes place then.
+#[derive(Debug, Default)]
+pub struct MemoryGate {
+    /// The time of the next start while memory is short.
+    next_start: Option<Instant>,
+}
+
+impl MemoryGate {
+    /// Takes note of a reading.
+    pub fn observe(&mut self, policy: &MemoryPolicy, reading: &MemoryReading, now: Instant) -> MemoryNews {
+        match self.next_start {
+            None if is_short(policy, reading) => {
+                self.next_start = Some(now + policy.start_interval);
+                MemoryNews::BecameShort
+            }
+            None => MemoryNews::Enough,
+            Some(_) if is_relieved(policy, reading) => {
+                self.next_start = None;
+                MemoryNews::Relieved
+            }
+            Some(at) if now >= at => {
+                self.next_start = Some(now + policy.start_interval);
+                MemoryNews::OneStart
+            }
+            Some(_) => MemoryNews::StillShort,
+        }
+    }
+
+    /// Whether memory was short at the last reading.
+    pub fn is_short(&self) -> bool {
+        self.next_start.is_some()
+    }
+}
+
+fn is_short(policy: &MemoryPolicy, reading: &MemoryReading) -> bool {
+    let pressed = reading.pressure_percent.is_some_and(|percent| percent > f64::from(policy.pressure_max_percent));
+    pressed || available_percent(reading) < f64::from(policy.available_min_percent)
+}
+
+/// Not at the same numbers, so that a machine at its limit does not change its mind with every reading.
+fn is_relieved(policy: &MemoryPolicy, reading: &MemoryReading) -> bool {
+    let pressed =
+        reading.pressure_percent.is_some_and(|percent| percent > f64::from(policy.pressure_max_percent) / 2.0);
+    !pressed && available_percent(reading) >= f64::from(policy.available_min_percent) * 1.5
+}
+
+fn available_percent(reading: &MemoryReading) -> f64 {
+    100.0 * reading.available_bytes as f64 / reading.total_bytes.max(1) as f64
+}
+
+/// The servers to be put to sleep now, of those that may sleep and are not in use, each with how long it has been idle:
+/// the longest-idle tenth, at least one.
+pub fn longest_idle(mut idle: Vec<(InstanceId, Duration)>) -> Vec<(InstanceId, Duration)> {
+    idle.retain(|(_, quiet)| *quiet >= QUIET_MIN);
+    idle.sort_by(|(one, quiet), (other, longer)| longer.cmp(quiet).then_with(|| one.cmp(other)));
+    idle.truncate(idle.len().div_ceil(SLEEP_SHARE));
+    idle
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(pressure_percent: Option<f64>, available_percent: u64) -> MemoryReading {
+        MemoryReading { pressure_percent, available_bytes: available_percent << 20, total_bytes: 100 << 20 }
+    }
+
+    #[test]
+    fn memory_is_short_by_pressure_or_by_what_is_available_and_relieved_by_both() {
+        let (policy, now) = (MemoryPolicy::default(), Instant::now());
+        let mut gate = MemoryGate::default();
+        let mut sees = |pressure, available| gate.observe(&policy, &reading(pressure, available), now);
+        assert_eq!(sees(Some(40.0), 5), MemoryNews::Enough, "at the limits");
+        assert_eq!(sees(Some(40.1), 90), MemoryNews::BecameShort);
+        assert_eq!(sees(Some(30.0), 90), MemoryNews::StillShort, "below the limit, above its half");
+        assert_eq!(sees(Some(20.0), 90), MemoryNews::Relieved);
+        assert_eq!(sees(None, 4), MemoryNews::BecameShort);
+        assert_eq!(sees(None, 7), MemoryNews::StillShort);
+        assert_eq!(sees(None, 8), MemoryNews::Relieved);
+    }
+
+    #[test]
+    fn limits_of_nothing_and_of_everything_switch_it_off() {
+        let policy = MemoryPolicy { pressure_max_percent: 100, available_min_percent: 0, ..MemoryPolicy::default() };
+        let mut gate = MemoryGate::default();
+        assert_eq!(gate.observe(&policy, &reading(Some(100.0), 0), Instant::now()), MemoryNews::Enough);
+    }
+
+    #[test]
+    fn while_memory_is_short_one_start_takes_place_in_each_interval() {
+        let (policy, began) = (MemoryPolicy::default(), Instant::now());
+        let mut gate = MemoryGate::default();
+        let seen: Vec<_> = (0..=20)
+            .step_by(2)
+            .map(|seconds| gate.observe(&policy, &reading(None, 0), began + Duration::from_secs(seconds)))
+            .collect();
+        assert_eq!(seen[0], MemoryNews::BecameShort);
+        let starts: Vec<_> = (0..seen.len()).filter(|at| seen[*at] == MemoryNews::OneStart).collect();
+        assert_eq!(starts, [5, 10], "after 10 s and after 20 s");
+        assert!(gate.is_short());
+    }
+
+    #[test]
+    fn the_longest_idle_tenth_falls_asleep_and_nothing_that_was_needed_just_now() {
+        let one = |nth: u64, seconds: u64| {
+            let id = InstanceId::new("a".into(), "u".into(), format!("{nth:02}").into());
+            (id, Duration::from_secs(seconds))
+        };
+        let chosen = |idle| longest_idle(idle).into_iter().map(|(_, quiet)| quiet.as_secs()).collect::<Vec<_>>();
+        assert_eq!(chosen(vec![one(0, 20), one(1, 90), one(2, 40)]), [90]);
+        assert_eq!(chosen((0..25).map(|nth| one(nth, 100 + nth)).collect()), [124, 123, 122]);
+        assert_eq!(chosen(vec![one(0, 9)]), [] as [u64; 0]);
+        assert_eq!(chosen(Vec::new()), [] as [u64; 0]);
+    }
+}

@@ -1,0 +1,210 @@
+//! A user id of its own for each team, for servers without a sandbox: so that the servers of one team cannot read the
+//! environment, the files and the memory of another one's.
+//!
+//! A number is given to a team once and written down (`team-uids.json` in the data directory). It is never given to another
+//! team, also not when the first one is gone, because files of that number may still be there.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+
+use mcp_satellite_actors::model::ids::TeamId;
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
+
+use super::PrepareError;
+use crate::connect::process::SERVER_ID;
+
+/// The numbers that were given, in the data directory.
+const FILE: &str = "team-uids.json";
+/// Below this are the accounts of the system.
+const FIRST_MIN: u32 = 1000;
+/// The last one means "none" to the kernel.
+const LAST_MAX: u32 = u32::MAX - 1;
+/// Of the directory of homes: entered by everybody, listed by nobody else.
+const HOMES_MODE: u32 = 0o711;
+
+/// The user ids that teams may get, first and last inclusive. A group of the same number goes with each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UidRange {
+    first: u32,
+    last: u32,
+}
+
+/// `200000-200999`
+impl FromStr for UidRange {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (first, last) = text.split_once('-').ok_or("it is not two numbers with a hyphen between them")?;
+        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| "it is not two numbers of user ids");
+        let (first, last) = (number(first)?, number(last)?);
+        match (first, last) {
+            (first, _) if first < FIRST_MIN => Err("user ids below 1000 belong to the system"),
+            (_, last) if last > LAST_MAX => Err("the last number is no user id"),
+            (first, last) if first > last => Err("the first number is larger than the last"),
+            (first, last) if (first..=last).contains(&SERVER_ID) => {
+                Err("it contains 99999, which servers in sandboxes have")
+            }
+            _ => Ok(Self { first, last }),
+        }
+    }
+}
+
+/// The numbers of teams, and where they are written down.
+pub(super) struct TeamUids {
+    range: UidRange,
+    file: PathBuf,
+    homes: PathBuf,
+    given: Mutex<BTreeMap<String, u32>>,
+}
+
+/// The user of a team's servers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TeamUser {
+    /// User and group.
+    pub(super) id: u32,
+    /// Its home directory, which it owns.
+    pub(super) home: PathBuf,
+}
+
+impl TeamUids {
+    /// Reads what was given before. Fails where the satellite is not root, and where it cannot be read.
+    pub(super) fn open(range: UidRange, data_dir: &Path) -> io::Result<Self> {
+        if !geteuid().is_root() {
+            return Err(io::Error::other("uid_range needs a satellite that runs as root: remove it, or use a sandbox"));
+        }
+        let file = data_dir.join(FILE);
+        let failed = |why: String| io::Error::other(format!("cannot read `{}`: {why}", file.display()));
+        let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(&file);
+        let given = match opened {
+            Ok(reader) => serde_json::from_reader(reader).map_err(|error| failed(error.to_string()))?,
+            Err(error) if error.kind() == ErrorKind::NotFound => BTreeMap::new(),
+            Err(error) => return Err(failed(error.to_string())),
+        };
+        // Beside the data directory, which nobody else can enter.
+        let mut homes = data_dir.as_os_str().to_owned();
+        homes.push(".homes");
+        Ok(Self { range, file, homes: homes.into(), given: Mutex::new(given) })
+    }
+
+    /// The user of a team: the one that it had before, or one that no team had.
+    pub(super) fn user(&self, team: &TeamId) -> Result<TeamUser, PrepareError> {
+        let id = self.id(team)?;
+        Ok(TeamUser { id, home: self.home(id)? })
+    }
+
+    fn id(&self, team: &TeamId) -> Result<u32, PrepareError> {
+        let UidRange { first, last } = self.range;
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(id) = given.get(team.as_str()) {
+            return if (first..=last).contains(id) {
+                Ok(*id)
+            } else {
+                Err(format!("the team has the user id {id}, which is not in uid_range: extend the range").into())
+            };
+        }
+        let taken: Vec<u32> = given.values().copied().collect();
+        let free = (first..=last).find(|id| !taken.contains(id));
+        let id = free.ok_or_else(|| "every user id of uid_range was given to a team: extend the range".to_owned())?;
+        let mut after = given.clone();
+        after.insert(team.to_string(), id);
+        // Written before it is used: a satellite that is killed gives it to nobody else.
+        self.write(&after).map_err(|error| PrepareError::at("cannot write down the team's user id", &error))?;
+        *given = after;
+        Ok(id)
+    }
+
+    fn write(&self, given: &BTreeMap<String, u32>) -> io::Result<()> {
+        let unfinished = self.file.with_extension("new");
+        match fs::remove_file(&unfinished) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        file.write_all(&serde_json::to_vec(given)?)?;
+        file.sync_all()?;
+        fs::rename(unfinished, &self.file)
+    }
+
+    /// The home of a user, which is made where it is missing. Nobody else can put anything in its place: the directory of
+    /// homes is root's.
+    fn home(&self, id: u32) -> Result<PathBuf, PrepareError> {
+        let home = self.homes.join(id.to_string());
+        let failed = |error: io::Error| PrepareError::at(&format!("cannot make the home `{}`", home.display()), &error);
+        make(&self.homes, HOMES_MODE).map_err(failed)?;
+        let homes = self.homes.symlink_metadata().map_err(failed)?;
+        if !homes.is_dir() || homes.uid() != 0 || homes.mode() & 0o022 != 0 {
+            let homes = self.homes.display();
+            return Err(format!("`{homes}` is to hold homes, and is not a directory that only root can change").into());
+        }
+        for above in self.homes.ancestors().skip(1) {
+            if above.metadata().map_err(failed)?.mode() & 0o001 == 0 {
+                let above = above.display();
+                let why =
+                    format!("other users cannot enter `{above}`, and homes are below it: choose another --data-dir");
+                return Err(why.into());
+            }
+        }
+        if make(&home, 0o700).map_err(failed)? {
+            chown(&home, Some(id), Some(id)).map_err(failed)?;
+        }
+        let owner = home.symlink_metadata().map_err(failed)?;
+        if owner.is_dir() && owner.uid() == 0 {
+            // A satellite was killed before it could give it away.
+            chown(&home, Some(id), Some(id)).map_err(failed)?;
+        } else if !owner.is_dir() || owner.uid() != id {
+            return Err(format!("the home `{}` belongs to somebody else: remove it", home.display()).into());
+        }
+        Ok(home)
+    }
+}
+
+/// Makes a directory; whether it was missing.
+fn make(directory: &Path, mode: u32) -> io::Result<bool> {
+    match DirBuilder::new().mode(mode).create(directory) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uids(data_dir: &Path, range: &str) -> TeamUids {
+        let range = range.parse().unwrap();
+        let given = fs::read(data_dir.join(FILE))
+            .map_or_else(|_| BTreeMap::new(), |text| serde_json::from_slice(&text).unwrap());
+        TeamUids { range, file: data_dir.join(FILE), homes: data_dir.join("homes"), given: Mutex::new(given) }
+    }
+
+    #[test]
+    fn a_range_is_two_numbers_of_users_of_nobody_else() {
+        assert_eq!("200000-200999".parse(), Ok(UidRange { first: 200_000, last: 200_999 }));
+        for wrong in ["", "5", "0-10", "999-2000", "3000-2000", "90000-100000", "1000-4294967295", "a-b", "1000-"] {
+            assert!(wrong.parse::<UidRange>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_number_is_given_once_and_kept_over_restarts_and_for_no_other_team() {
+        let directory = tempfile::tempdir().unwrap();
+        let id = |uids: &TeamUids, team: &str| uids.id(&team.into()).map_err(|error| error.reason);
+        let before = uids(directory.path(), "2000-2001");
+        assert_eq!(id(&before, "acme"), Ok(2000));
+        assert_eq!(id(&before, "globex"), Ok(2001));
+        assert_eq!(id(&before, "acme"), Ok(2000));
+        let after = uids(directory.path(), "2000-2001");
+        assert_eq!(id(&after, "globex"), Ok(2001));
+        assert!(id(&after, "third").unwrap_err().contains("extend the range"));
+        let moved = uids(directory.path(), "3000-3001");
+        assert!(id(&moved, "acme").unwrap_err().contains("2000"));
+        assert_eq!(id(&moved, "third"), Ok(3000));
+    }
+}

@@ -1,0 +1,144 @@
+//! The mark of a run, which everything that the run starts inherits: by it a process is found that has left its group, its
+//! session and its parent.
+//!
+//! It is kept in two places. A variable of the environment names satellite and run in full; an exec with another
+//! environment loses it. A resource limit holds a number; fork, exec, `setsid` and a cleared environment keep it, and
+//! only a process that changes this very limit loses it. The limit is the one on uninterrupted real-time processor time
+//! (`RLIMIT_RTTIME`, in microseconds): the number is beyond a hundred thousand years, so it never takes effect.
+
+use nix::libc;
+use nix::sys::resource::{Resource, setrlimit};
+
+use super::census::environment_variable;
+
+/// The variable's name.
+const VARIABLE: &str = "MCP_SATELLITE_RUN";
+/// The highest bit of each limit that is a mark. Below it are 30 bits of the satellite and 32 of the run.
+const TAG: u64 = 1 << 62;
+const RUN_BITS: u32 = 32;
+
+/// The mark of one run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mark {
+    variable: String,
+    limit: Option<u64>,
+}
+
+impl Mark {
+    /// The mark of this run of the satellite with this id.
+    pub(super) fn new(satellite: &str, run: u64) -> Self {
+        let limit = limit_base(satellite).map(|base| base | (run & u64::from(u32::MAX)));
+        Self { variable: format!("{satellite}.{run}"), limit }
+    }
+
+    /// The variable to be given to the run's first process.
+    pub(super) fn variable(&self) -> (&'static str, &str) {
+        (VARIABLE, &self.variable)
+    }
+
+    /// The limit to be set in the run's first process.
+    pub(super) fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+}
+
+/// Sets the limit of the calling process. Async-signal-safe. A process without privileges cannot set it where it was
+/// started with a lower one: then there is only the variable.
+pub(super) fn set_limit(limit: u64) {
+    let _ = setrlimit(Resource::RLIMIT_RTTIME, limit, limit);
+}
+
+/// The mark that a process carries, as far as it can be read.
+#[derive(Debug, Default)]
+pub(super) struct Carried {
+    variable: Option<String>,
+    limit: Option<u64>,
+}
+
+impl Carried {
+    /// Reads both places.
+    pub(super) fn by(pid: u32) -> Self {
+        Self { variable: environment_variable(pid, VARIABLE), limit: limit_of(pid) }
+    }
+
+    /// Whether it is this run's.
+    pub(super) fn is(&self, mark: &Mark) -> bool {
+        self.variable.as_ref() == Some(&mark.variable) || (self.limit.is_some() && self.limit == mark.limit)
+    }
+
+    /// Whether it is of this satellite, and of which run if that can be read.
+    pub(super) fn run_of(&self, satellite: &str) -> Option<Option<u64>> {
+        let named = self.variable.as_ref().and_then(|variable| variable.strip_prefix(satellite)?.strip_prefix('.'));
+        if let Some(run) = named {
+            return Some(run.parse().ok());
+        }
+        self.limit.filter(|limit| is_limit_of(*limit, satellite)).map(|limit| Some(limit & u64::from(u32::MAX)))
+    }
+}
+
+/// Whether a process, which may be a zombie, carries the limit of this satellite.
+pub(super) fn has_limit_of(pid: u32, satellite: &str) -> bool {
+    limit_of(pid).is_some_and(|limit| is_limit_of(limit, satellite))
+}
+
+fn is_limit_of(limit: u64, satellite: &str) -> bool {
+    limit_base(satellite).is_some_and(|base| limit >> RUN_BITS == base >> RUN_BITS)
+}
+
+/// The part of the limit that all runs of a satellite have in common; none if its id is no number.
+fn limit_base(satellite: &str) -> Option<u64> {
+    const SATELLITE_BITS: u32 = 30;
+    const HEX_DIGITS: usize = 15;
+    let digits = satellite.get(..satellite.len().min(HEX_DIGITS))?;
+    let number = u64::from_str_radix(digits, 16).ok()? & ((1 << SATELLITE_BITS) - 1);
+    Some(TAG | number << RUN_BITS)
+}
+
+/// The mark in a process's limits; none if there is none or it may not be read.
+fn limit_of(pid: u32) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let pid = libc::pid_t::try_from(pid).ok()?;
+    #[expect(
+        unsafe_code,
+        reason = "no wrapper of this system call reads a limit of another process without setting one"
+    )]
+    // SAFETY: nothing is set, and the structure outlives the call.
+    let answer = unsafe { libc::prlimit(pid, libc::RLIMIT_RTTIME, std::ptr::null(), &raw mut limit) };
+    (answer == 0 && limit.rlim_max >> TAG.trailing_zeros() == 1).then_some(limit.rlim_max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "0123456789abcdef0123456789abcdef";
+    const OTHER: &str = "fedcba9876543210fedcba9876543210";
+
+    #[test]
+    fn a_limit_names_its_satellite_and_its_run() {
+        let mark = Mark::new(ONE, 7);
+        let carried = Carried { variable: None, limit: mark.limit() };
+        assert!(carried.is(&mark));
+        assert!(!carried.is(&Mark::new(ONE, 8)) && !carried.is(&Mark::new(OTHER, 7)));
+        assert_eq!(carried.run_of(ONE), Some(Some(7)));
+        assert_eq!(carried.run_of(OTHER), None);
+    }
+
+    #[test]
+    fn a_variable_names_its_satellite_and_its_run() {
+        let carried = |variable: &str| Carried { variable: Some(variable.to_owned()), limit: None };
+        assert!(carried(&format!("{ONE}.7")).is(&Mark::new(ONE, 7)));
+        assert_eq!(carried(&format!("{ONE}.7")).run_of(ONE), Some(Some(7)));
+        assert_eq!(carried(&format!("{ONE}.x")).run_of(ONE), Some(None));
+        assert_eq!(carried(&format!("{ONE}0.7")).run_of(ONE), None);
+    }
+
+    #[test]
+    fn no_limit_that_is_in_use_is_a_mark() {
+        for limit in [0, 200_000, u64::from(u32::MAX), u64::MAX >> 1, u64::MAX] {
+            assert!(!is_limit_of(limit, ONE), "{limit}");
+        }
+        assert_eq!(limit_base("no number"), None);
+        assert!(!Carried::default().is(&Mark::new("no number", 1)));
+    }
+}
