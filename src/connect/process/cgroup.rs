@@ -341,6 +341,13 @@ fn number_after(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
+/// Returns the directory of this process's cgroup, if one of version 2 is mounted.
+#[cfg(feature = "cli")]
+pub(crate) fn own_cgroup() -> Option<PathBuf> {
+    let read = |file| fs::read_to_string(file).unwrap_or_default();
+    own_directory(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"))
+}
+
 /// The directory of this process's cgroup, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
 fn own_directory(mounts: &str, own: &str) -> Option<PathBuf> {
     let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
