@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::audience::Audience;
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::InstanceId;
 
 use crate::config::{Auth, GatewayPlan, LISTEN, Listen};
@@ -58,9 +59,9 @@ pub(crate) struct Place {
 }
 
 impl Endpoint {
-    /// A closed one.
-    pub(crate) fn new(name: &str, data_dir: PathBuf) -> Self {
-        let sessions = Arc::new(Sessions::new());
+    /// Creates a closed one. What clients make the satellite keep counts in `memory`.
+    pub(crate) fn new(name: &str, data_dir: PathBuf, memory: Arc<ByteBudget>) -> Self {
+        let sessions = Arc::new(Sessions::within(memory));
         let rooms = Arc::new(Rooms::new(sessions.clone()));
         Self { name: name.to_owned(), data_dir, sessions, rooms, open: Mutex::default() }
     }

@@ -32,6 +32,8 @@ pub mod load;
 #[cfg(feature = "cli")]
 mod memories;
 #[cfg(feature = "cli")]
+mod memory_limit;
+#[cfg(feature = "cli")]
 mod oauth;
 #[cfg(feature = "cli")]
 mod printable;

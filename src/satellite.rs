@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use jiff::Timestamp;
+use mcp_satellite_actors::byte_budget::ServerMemory;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
@@ -50,6 +51,7 @@ use crate::erasures::Eraser;
 use crate::identity;
 use crate::journal::{Journal, JournalSink, Limits};
 use crate::memories::Memories;
+use crate::memory_limit;
 use crate::oauth::{Grants, Teller};
 use crate::reaper::Below;
 use crate::sink::file::FileSink;
@@ -281,7 +283,8 @@ impl Satellite {
             journal.expect_nobody();
         }
         let sink = Arc::new(JournalSink::new(journal.clone(), delivery.as_ref().map(|delivery| delivery.direct())));
-        let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone()));
+        let memory = memory_limit::budget();
+        let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone(), memory.clone()));
         let place = endpoint.reserve(plan.gateway.clone())?;
         // The directory is ours, so whoever had it before is dead.
         if let Some(reclaimed) = reclaim(&data_dir).await.map_err(machine("reclaim what the last satellite left"))? {
@@ -312,7 +315,8 @@ impl Satellite {
         let (home, clients) = (data_dir.clone(), remote.clients());
         let grants = tokio::task::spawn_blocking(move || Grants::open(&home, clients)).await;
         let grants = grants.map_err(std::io::Error::other).flatten().map_err(machine("read authorizations"))?;
-        let remote = remote.with_tokens(Arc::new(grants.clone()));
+        let server_memory = ServerMemory::part_of(&memory);
+        let remote = remote.with_tokens(Arc::new(grants.clone())).with_memory(server_memory.messages.clone());
         // Without it servers that slept are started to be discovered: no reason not to serve.
         let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
             tracing::warn!(%error, "the tools of servers that sleep cannot be kept; they are started to be discovered");
@@ -324,6 +328,7 @@ impl Satellite {
         options.next_seq = next_seq;
         options.memory = memories.clone();
         options.audience = endpoint.audience();
+        options.server_memory = server_memory;
         options.batch = BatchPolicy { batch_max: JOURNAL_BATCH_MAX, ..plan.batch.clone() };
         options.team_budget = plan.team_budget.clone();
         options.memory_policy = plan.memory.clone();

@@ -7,6 +7,7 @@
 mod pair;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +87,7 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!(gateway.origins, ["https://app.example.com", "vscode-webview://panel:*"]);
     assert_eq!((&gateway.auth, gateway.answers, &gateway.tls), (&Auth::Bearer, Answers::Sse, &None));
     assert_eq!(gateway.authorization_servers, ["https://login.example.com/acme"]);
+    assert_eq!(gateway.trusted_proxies, [IpAddr::from([10, 0, 0, 7])]);
     let limits = GatewayLimits {
         body_max: 1 << 20,
         bodies_max: 8 << 20,
@@ -95,6 +97,9 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
         sessions_max: 1000,
         sessions_per_user_max: 10,
         connections_max: 100,
+        unauthenticated_max: 50,
+        unauthenticated_per_peer_max: 5,
+        header_timeout: Duration::from_secs(3),
         requests_per_second: 50,
         burst: 100,
         calls_per_user_max: 0,
@@ -1004,7 +1009,7 @@ fn everything_that_is_wrong_with_an_endpoint_is_told_at_once() {
         "listen = \"localhost\"\npublic_url = \"https://bob:hunter2@example.com\"\n\
          hosts = [\"https://example.com\", \"a b\", \"x:99999\"]\norigins = [\"example.com\", \"https://example.com/app\", \"null\"]\n\
          auth = \"hunter2\"\nas = \"acme/alice\"\ntls = { cert = \"no-such.pem\" }\nanswers = \"xml\"\n\
-         body_max = \"10 elephants\"\nsession_idle = \"0s\"\nburst = 0\nsesions_max = 3",
+         trusted_proxies = [\"proxy:80\"]\nbody_max = \"10 elephants\"\nsession_idle = \"0s\"\nburst = 0\nsesions_max = 3",
         "",
         "",
         &[
@@ -1016,6 +1021,7 @@ fn everything_that_is_wrong_with_an_endpoint_is_told_at_once() {
             ("`example.com` is no web origin", "without a path"),
             ("`https://example.com/app` is no web origin", ""),
             ("`null` is no web origin", ""),
+            ("`proxy:80` is no IP address", "without a port"),
             ("no way to say who may come in", "\"bearer\", or \"none\""),
             ("`as` says nothing", "auth = \"none\""),
             ("`tls` has no `key`", "cert = "),

@@ -14,6 +14,7 @@
 
 pub mod audience;
 mod batcher;
+pub mod byte_budget;
 mod calls;
 mod logs;
 pub mod model;

@@ -62,7 +62,13 @@ pub(crate) async fn drain(
                     keeper.end_of_stderr();
                     continue;
                 }
-                Ok(_) => keeper.take(&chunk),
+                Ok(_) => {
+                    // An error means that the worker has ended: what is still read is kept as before.
+                    if let Ok(true) = spec.has_changed() {
+                        (keeper.policy, keeper.mask) = of_spec(&mut spec);
+                    }
+                    keeper.take(&chunk);
+                }
             },
             line = printed.recv(), if printing => {
                 match line {

@@ -12,6 +12,7 @@ use tokio::time::{Duration, Instant};
 
 use crate::audience::Audience;
 use crate::batcher::{self, Emitter, EventBatcher};
+use crate::byte_budget::ServerMemory;
 use crate::calls::CallPort;
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Event, StopKind, Subject};
@@ -145,6 +146,7 @@ pub struct Farewell {
 pub(crate) struct Args {
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) audience: Arc<dyn Audience>,
+    pub(crate) server_memory: ServerMemory,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) events: Emitter,
     pub(crate) memory: Arc<dyn Memory>,
@@ -507,6 +509,7 @@ impl State {
             charged: self.teams.get(team).map(|entry| entry.budget.clone()).unwrap_or_default(),
             connector: self.args.connector.clone(),
             audience: self.args.audience.clone(),
+            server_memory: self.args.server_memory.clone(),
             seed: self.args.seed,
             events: self.args.events.clone(),
             root: myself.clone(),

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::audience::{Audience, Unattended};
 use crate::batcher::{Emitter, WallClock};
+use crate::byte_budget::ServerMemory;
 use crate::calls::{CallPort, NoEntry, Place, Relay, Request, TIMEOUT_MAX};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
@@ -42,6 +43,8 @@ pub struct Options {
     pub connector: Arc<dyn Connector>,
     /// Where clients are: nowhere, by default.
     pub audience: Arc<dyn Audience>,
+    /// What servers may make the satellite keep: without a limit, by default.
+    pub server_memory: ServerMemory,
     /// Takes events.
     pub sink: Arc<dyn EventSink>,
     /// Keeps what instances have come to: nowhere, by default.
@@ -72,6 +75,7 @@ impl Options {
         Self {
             connector,
             audience: Arc::new(Unattended),
+            server_memory: ServerMemory::default(),
             sink,
             memory: Arc::new(Forgetful),
             wall,
@@ -140,6 +144,7 @@ fn parts(options: Options) -> (root::Args, Parts) {
     let args = root::Args {
         connector: options.connector,
         audience: options.audience,
+        server_memory: options.server_memory,
         sink: options.sink,
         events: events.clone(),
         memory: options.memory,

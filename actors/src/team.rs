@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::audience::Audience;
 use crate::batcher::Emitter;
+use crate::byte_budget::ServerMemory;
 use crate::calls::{CallPort, Counters};
 use crate::model::event::{Event, StopKind, Subject};
 use crate::model::exit::{CallError, ExitCause, WorkerExit};
@@ -139,6 +140,7 @@ pub(crate) struct Args {
     pub(crate) charged: TeamBudget,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) audience: Arc<dyn Audience>,
+    pub(crate) server_memory: ServerMemory,
     /// For delays that are not to be the same for all.
     pub(crate) seed: u64,
     pub(crate) events: Emitter,
@@ -684,6 +686,7 @@ impl State {
             era: instance.slot.era,
             connector: self.args.connector.clone(),
             audience: self.args.audience.clone(),
+            server_memory: self.args.server_memory.clone(),
             counters: instance.counters.clone(),
             events: self.args.events.clone(),
             team: myself.clone(),

@@ -3,16 +3,21 @@
 use std::future::poll_fn;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::time::Instant;
 
+use crate::byte_budget::{ByteBudget, ByteShare};
+
 /// What is read at once where nothing is buffered. It lives on the stack, and only while bytes are there.
 const CHUNK: usize = 4096;
 /// A line that comes in parts has a buffer that grows by doubling from here.
 const READ_CAPACITY: usize = 4096;
+/// A shorter line is not counted: there are few at a time.
+const COUNTED_FROM: usize = 64 * 1024;
 
 /// Lines of a byte stream, with a limit.
 pub(crate) struct Lines<R> {
@@ -22,6 +27,11 @@ pub(crate) struct Lines<R> {
     scanned: usize,
     /// A longer line ends the stream, in bytes.
     pub(crate) line_max: usize,
+    memory: Arc<ByteBudget>,
+    /// The memory of the line that is being read.
+    share: ByteShare,
+    /// Bytes of the line that is being read and dropped, for want of memory.
+    dropped: usize,
     started: bool,
     /// When bytes last came; when it was made, before any.
     pub(crate) last_read: Instant,
@@ -36,6 +46,8 @@ pub(crate) enum Received {
     Line(Bytes),
     /// End of file.
     End,
+    /// A line of so many bytes was dropped: there was no memory for it.
+    Dropped(usize),
     /// A line over the limit.
     TooLong,
     /// The pipe broke.
@@ -43,8 +55,16 @@ pub(crate) enum Received {
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
-    pub(crate) fn new(reader: R, line_max: usize) -> Self {
-        Self { reader, buffer: BytesMut::new(), scanned: 0, line_max, started: false, last_read: Instant::now() }
+    pub(crate) fn new(reader: R, line_max: usize, memory: Arc<ByteBudget>) -> Self {
+        let (share, last_read) = (memory.share(), Instant::now());
+        let buffer = BytesMut::new();
+        Self { reader, buffer, scanned: 0, line_max, memory, share, dropped: 0, started: false, last_read }
+    }
+
+    /// Counts the memory of a long line; returns whether there is as much.
+    fn has_memory(&mut self) -> bool {
+        let uncounted = self.buffer.capacity().saturating_sub(COUNTED_FROM + self.share.bytes());
+        uncounted == 0 || self.share.try_take(uncounted)
     }
 
     /// The next line. Cancel-safe: a partial line stays in the buffer.
@@ -52,17 +72,29 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.scanned..]) {
                 let end = self.scanned + at;
-                if end > self.line_max {
+                if self.dropped + end > self.line_max {
                     return Received::TooLong;
                 }
                 let line = self.buffer.split_to(end).freeze();
                 self.buffer.advance(1);
                 self.scanned = 0;
-                return Received::Line(line);
+                if self.dropped > 0 {
+                    return Received::Dropped(std::mem::take(&mut self.dropped) + end);
+                }
+                if self.share.bytes() == 0 {
+                    return Received::Line(line);
+                }
+                let share = std::mem::replace(&mut self.share, self.memory.share());
+                return Received::Line(share.hold(line));
             }
             self.scanned = self.buffer.len();
-            if self.scanned > self.line_max {
+            if self.dropped + self.scanned > self.line_max {
                 return Received::TooLong;
+            }
+            if self.dropped > 0 || !self.has_memory() {
+                self.dropped += self.scanned;
+                self.share.give(self.share.bytes());
+                (self.buffer, self.scanned) = (BytesMut::new(), 0);
             }
             let read = if self.buffer.is_empty() {
                 // An idle instance must not keep the memory of its largest message, nor any for the next.
@@ -116,18 +148,38 @@ mod tests {
     #[tokio::test]
     async fn lines_are_found_across_reads_and_one_over_the_limit_is_told() {
         let text: &[u8] = b"one\n\ntwo-is-long\nrest";
-        let mut lines = Lines::new(tokio::io::BufReader::with_capacity(3, text), 11);
+        let mut lines = Lines::new(tokio::io::BufReader::with_capacity(3, text), 11, ByteBudget::unlimited());
         let mut seen = Vec::new();
         loop {
             match lines.next().await {
                 Received::FirstByte => assert!(seen.is_empty()),
                 Received::Line(line) => seen.push(String::from_utf8_lossy(&line).into_owned()),
                 Received::End => break,
-                Received::TooLong | Received::Failed(_) => panic!("no line is over the limit"),
+                Received::Dropped(_) | Received::TooLong | Received::Failed(_) => panic!("no line is over the limit"),
             }
         }
         assert_eq!(seen, ["one", "", "two-is-long"]);
-        let mut long = Lines::new(b"twelve bytes\n".as_slice(), 11);
+        let mut long = Lines::new(b"twelve bytes\n".as_slice(), 11, ByteBudget::unlimited());
+        assert!(matches!(long.next().await, Received::FirstByte));
+        assert!(matches!(long.next().await, Received::TooLong));
+    }
+
+    #[tokio::test]
+    async fn a_line_for_which_there_is_no_memory_is_dropped_and_the_next_one_is_read() {
+        let budget = ByteBudget::new(300_000);
+        let text = [&vec![b'a'; 400_000][..], b"\nshort\n", &vec![b'b'; 200_000], b"\n"].concat();
+        let mut lines = Lines::new(tokio::io::BufReader::with_capacity(1000, &text[..]), 1_000_000, budget.clone());
+        assert!(matches!(lines.next().await, Received::FirstByte));
+        assert!(matches!(lines.next().await, Received::Dropped(400_000)));
+        assert_eq!(budget.used(), 0);
+        assert!(matches!(lines.next().await, Received::Line(line) if line == "short"));
+        let Received::Line(line) = lines.next().await else { panic!("there is memory for it") };
+        assert_eq!(line.len(), 200_000);
+        assert!((136_000..300_000).contains(&budget.used()), "{}", budget.used());
+        drop(line);
+        assert_eq!(budget.used(), 0);
+        // A line that is over the limit is so whether there is memory for it or not.
+        let mut long = Lines::new(&text[..], 350_000, ByteBudget::new(1000));
         assert!(matches!(long.next().await, Received::FirstByte));
         assert!(matches!(long.next().await, Received::TooLong));
     }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::audience::{Audience, Source, Stage};
 use crate::batcher::Emitter;
+use crate::byte_budget::ServerMemory;
 use crate::calls::{CallPort, Counters, PortEnd};
 use crate::model::era::Era;
 use crate::model::event::Subject;
@@ -47,6 +48,7 @@ pub(crate) struct Args {
     pub(crate) era: Option<Era>,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) audience: Arc<dyn Audience>,
+    pub(crate) server_memory: ServerMemory,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: Emitter,
     pub(crate) team: ActorRef<team::Msg>,
@@ -75,6 +77,7 @@ impl Args {
             dice: self.dice.clone(),
             news: self.news(),
             printed: None,
+            memory: self.server_memory.clone(),
             stage: Stage {
                 audience: self.audience.clone(),
                 source: Source { id: self.spec.id.clone(), run: self.run },

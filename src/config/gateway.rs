@@ -1,7 +1,7 @@
 //! The MCP endpoint: as typed in `[gateway]`, as meant, and the way between. Who may come in is said with the users.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::reader::{Fields, Text, Typed};
 use crate::gateway::{self, Unusable};
 
 /// Where clients find the endpoint if nobody says another place.
-pub const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7300);
+pub const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7300);
 
 /// A token of 128 random bits has as many letters in base64.
 const TOKEN_LETTERS_MIN: usize = 22;
@@ -35,8 +35,10 @@ pub struct GatewayPlan {
     pub origins: Vec<String>,
     /// Who comes in.
     pub auth: Auth,
-    /// URLs of authorization servers, for its metadata.
+    /// URLs of authorization servers, for its metadata. Without any there are no metadata.
     pub authorization_servers: Vec<String>,
+    /// Addresses from which many clients come: `unauthenticated_per_peer_max` does not hold for them.
+    pub trusted_proxies: Vec<IpAddr>,
     /// Whether it speaks TLS.
     pub tls: Option<Tls>,
     /// How a request is answered where either way would do.
@@ -107,6 +109,13 @@ pub struct GatewayLimits {
     pub sessions_per_user_max: usize,
     /// Connections of all clients.
     pub connections_max: usize,
+    /// Connections on which no request has shown a valid token yet; at most three quarters of `connections_max`. Over it the
+    /// oldest is closed.
+    pub unauthenticated_max: usize,
+    /// The same, of one address; not of loopback and of [`GatewayPlan::trusted_proxies`].
+    pub unauthenticated_per_peer_max: usize,
+    /// Time from a connection to the whole head of a request with a valid token.
+    pub header_timeout: Duration,
     /// Requests of one user, on average; 0 is no limit, written as `"off"`.
     pub requests_per_second: u32,
     /// And so many at once.
@@ -132,6 +141,9 @@ impl Default for GatewayLimits {
             sessions_max: 16_384,
             sessions_per_user_max: 256,
             connections_max: 4096,
+            unauthenticated_max: 1024,
+            unauthenticated_per_peer_max: 64,
+            header_timeout: Duration::from_secs(5),
             requests_per_second: 500,
             burst: 1000,
             calls_per_user_max: 128,
@@ -314,6 +326,7 @@ pub(super) struct Gateway {
     auth: Typed<String>,
     alone: Typed<String>,
     authorization_servers: Vec<Text>,
+    trusted_proxies: Vec<Text>,
     tls: Files,
     answers: Typed<String>,
     limits: Limits,
@@ -340,6 +353,7 @@ impl Gateway {
             auth: fields.text("auth"),
             alone: fields.text("as"),
             authorization_servers: fields.texts("authorization_servers").unwrap_or_default(),
+            trusted_proxies: fields.texts("trusted_proxies").unwrap_or_default(),
             tls: fields.section("tls", |fields| Files {
                 at: fields.at,
                 given: true,
@@ -365,6 +379,7 @@ impl Gateway {
         plan.origins = self.origins.iter().filter_map(|text| check.origin(text)).collect();
         let servers = self.authorization_servers.iter();
         plan.authorization_servers = servers.filter_map(|text| check.issuer(text)).collect();
+        plan.trusted_proxies = self.trusted_proxies.iter().filter_map(|text| check.proxy(text)).collect();
         let words = [("json", Answers::Json), ("sse", Answers::Sse)];
         plan.answers = check.word(&self.answers, "way to answer", &words).unwrap_or_default();
         plan.tls = self.tls.meant(check);
@@ -468,6 +483,15 @@ impl Check<'_, '_> {
     /// As it was typed: it is compared, letter for letter.
     fn issuer(&mut self, text: &Text) -> Option<String> {
         self.url("authorization_servers", text).map(|_| text.value.clone())
+    }
+
+    fn proxy(&mut self, text: &Text) -> Option<IpAddr> {
+        let address = text.value.parse().ok();
+        if address.is_none() {
+            let message = format!("`{}` is no IP address", text.value.escape_debug());
+            self.findings.error(text.span, message, "write it as \"10.0.0.7\" or \"2001:db8::7\", without a port");
+        }
+        address
     }
 
     /// `host`, `host:port`, `[::1]:port`.

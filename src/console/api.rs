@@ -177,6 +177,7 @@ fn http_status(kind: &FailureKind) -> Option<u16> {
         | FailureKind::NotRenewed(_)
         | FailureKind::NotMcp { .. }
         | FailureKind::TooLong(_)
+        | FailureKind::NoMemory
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
         | FailureKind::Flooded

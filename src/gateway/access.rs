@@ -18,6 +18,7 @@ use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use governor::clock::Clock;
 use governor::{DefaultDirectRateLimiter, Quota};
+use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use mcp_satellite_actors::model::ids::{Slug, TeamId, UserId};
 use mcp_satellite_actors::model::secret::Secret;
 use ring::hmac;
@@ -25,7 +26,6 @@ use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::budget::{Budget, Share};
 use crate::config::{Auth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
 
 /// Attempts with a wrong token, from all clients together, a second.
@@ -82,7 +82,7 @@ struct Allowance {
     burst: u32,
     calls_max: usize,
     bodies_max: usize,
-    bodies: Arc<Budget>,
+    bodies: Arc<ByteBudget>,
     requests: Option<DefaultDirectRateLimiter>,
     calls: Option<Arc<Semaphore>>,
 }
@@ -255,7 +255,7 @@ impl User {
     }
 
     /// For one body: of what there is for those of this user.
-    pub(crate) fn bodies(&self) -> Share {
+    pub(crate) fn bodies(&self) -> ByteShare {
         self.allowance.bodies.share()
     }
 
@@ -294,7 +294,7 @@ impl Allowance {
         let requests = NonZeroU32::new(requests_per_second).map(|rate| DefaultDirectRateLimiter::direct(quota(rate)));
         let calls = (calls_max > 0).then(|| Arc::new(Semaphore::new(calls_max.min(Semaphore::MAX_PERMITS))));
         let bodies_max = bodies_of_one(limits);
-        let bodies = Budget::new(bodies_max);
+        let bodies = ByteBudget::new(bodies_max);
         Self { requests_per_second, burst, calls_max, bodies_max, bodies, requests, calls }
     }
 

@@ -112,7 +112,7 @@ pub(crate) async fn answer(
             biased;
             answer = &mut coming => {
                 if session.is_answered_first(call) {
-                    return reply::answer(&answer, &id);
+                    return reply::answer_within(session.budget(), StatusCode::OK, &answer, &id);
                 }
                 coming = Box::pin(std::future::ready(answer));
             }
@@ -175,7 +175,7 @@ pub(crate) async fn batch(
         });
     }
     tokio::select! {
-        answers = futures::future::join_all(coming) => reply::batch(&answers),
+        answers = futures::future::join_all(coming) => reply::batch(session.budget(), &answers),
         () = session.over().cancelled() => gone("null"),
     }
 }

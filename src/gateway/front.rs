@@ -15,6 +15,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header,
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
+use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::rpc::{Kind, Malformed, Message};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
@@ -24,8 +25,8 @@ use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::access::{Access, Denied, Pass, User};
-use super::budget::{Budget, Share};
 use super::call::{self, Form, Manner};
+use super::connections::Connections;
 use super::era::PROTOCOL_VERSION;
 use super::face::{Answer, Endpoint, Faces, Greeting, RpcError};
 use super::parked::{Parked, Room};
@@ -59,10 +60,11 @@ pub(crate) struct Front {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) tell: Teller,
     pub(crate) access: Arc<Access>,
+    connections: Arc<Connections>,
     settings: RwLock<Arc<Settings>>,
     changed: Notify,
     /// Of the messages of all clients that are being read or answered.
-    bodies: Arc<Budget>,
+    bodies: Arc<ByteBudget>,
     draining: AtomicBool,
     /// What is being answered, streams included.
     work: TaskTracker,
@@ -88,8 +90,8 @@ fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Refused
 
 /// What a body takes: of what there is for all, and of what there is for its user.
 struct Memory {
-    all: Share,
-    own: Share,
+    all: ByteShare,
+    own: ByteShare,
 }
 
 impl Memory {
@@ -137,9 +139,10 @@ impl Front {
         sessions: Arc<Sessions>,
         tell: Teller,
         access: Arc<Access>,
+        connections: Arc<Connections>,
         settings: Settings,
     ) -> Self {
-        let bodies = Budget::new(settings.limits.bodies_max);
+        let bodies = sessions.memory().part(settings.limits.bodies_max);
         sessions.streams().set(settings.limits.streams_max);
         let (settings, draining) = (RwLock::new(Arc::new(settings)), AtomicBool::new(false));
         Self {
@@ -147,6 +150,7 @@ impl Front {
             sessions,
             tell,
             access,
+            connections,
             settings,
             changed: Notify::new(),
             bodies,
@@ -216,19 +220,22 @@ impl Front {
         body: &mut BodyDataStream,
     ) -> Checked<Response> {
         let settings = self.settings();
-        let headers = &parts.headers;
-        let host = Self::guarded(&settings, headers)?;
+        let host = Self::guarded(&settings, parts)?;
         let full = parts.uri.path();
         let Some(path) = path(full) else {
-            return Err(no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is nothing here"));
+            return Err(nothing_here());
         };
         if let Path::Metadata(of) = path {
+            // A client that finds this document begins to authorize itself, which only an authorization server can finish.
+            if settings.authorization_servers.is_empty() {
+                return Err(nothing_here());
+            }
             if parts.method != Method::GET {
                 return Err(not_allowed("GET"));
             }
             return Ok(metadata::document(&settings.base(host), of, &settings.name, &settings.authorization_servers));
         }
-        let pass = self.known(peer, parts, || settings.base(host))?;
+        let pass = self.known(&settings, peer, parts)?;
         match parts.method {
             Method::POST => self.post(&settings, &pass, path, parts, body).await,
             Method::GET => self.get(&settings, &pass.user, path, parts),
@@ -237,41 +244,42 @@ impl Front {
         }
     }
 
-    /// Who may speak to us at all, and under which name of ours.
-    fn guarded<'a>(settings: &Settings, headers: &'a HeaderMap) -> Checked<&'a str> {
+    /// Checks the request's host and origin, and returns the host.
+    fn guarded<'a>(settings: &Settings, parts: &'a request::Parts) -> Checked<&'a str> {
         let forbidden = |why: &str| no(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
-        let (host, several) = one(headers, &header::HOST);
+        let (host, several) = one(&parts.headers, &header::HOST);
         settings.guard.host(host, several).map_err(forbidden)?;
-        let (origin, several) = one(headers, &header::ORIGIN);
+        // A request line may name a host too, and then that one is meant (RFC 9112, 3.2.2).
+        if let Some(authority) = parts.uri.authority() {
+            settings.guard.host(Some(authority.as_str()), false).map_err(forbidden)?;
+        }
+        let (origin, several) = one(&parts.headers, &header::ORIGIN);
         settings.guard.origin(origin, several).map_err(forbidden)?;
         Ok(host.unwrap_or_default())
     }
 
-    /// Who it is that asks.
-    fn known(&self, peer: SocketAddr, parts: &request::Parts, base: impl Fn() -> String) -> Checked<Pass> {
+    /// Finds the user of a request by its token.
+    fn known(&self, settings: &Settings, peer: SocketAddr, parts: &request::Parts) -> Checked<Pass> {
         if parts.uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("access_token="))) {
             let why = "a token in an address is read by others; send it as a header";
             return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
         }
-        self.access.admit(&parts.headers, peer.ip()).map_err(|denied| {
-            Refused::new(match &denied {
-                Denied::NoToken | Denied::WrongToken => metadata::challenge(&base(), parts.uri.path(), &denied),
-                Denied::TooMany(pause) => {
-                    reply::too_many(None, RpcError::new(SERVER_ERROR, denied.to_string()), *pause)
-                }
-                Denied::FromElsewhere => reply::refused(StatusCode::FORBIDDEN, None, SERVER_ERROR, &denied.to_string()),
-            })
+        let admitted = self.access.admit(&parts.headers, peer.ip());
+        if admitted.is_ok() {
+            self.connections.authenticated(peer);
+        }
+        admitted.map_err(|denied| match &denied {
+            Denied::NoToken | Denied::WrongToken => unauthorized(settings, parts, &denied),
+            Denied::TooMany(pause) => {
+                Refused::new(reply::too_many(None, RpcError::new(SERVER_ERROR, denied.to_string()), *pause))
+            }
+            Denied::FromElsewhere => no(StatusCode::FORBIDDEN, None, SERVER_ERROR, &denied.to_string()),
         })
     }
 
-    /// Who was let in with a request would be let in now.
+    /// Checks the token again: it may have been revoked while the body was read.
     fn stands(&self, settings: &Settings, pass: &Pass, parts: &request::Parts) -> Checked<()> {
-        if self.access.stands(pass) {
-            return Ok(());
-        }
-        let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
-        let (base, path) = (settings.base(host), parts.uri.path());
-        Err(Refused::new(metadata::challenge(&base, path, &Denied::WrongToken)))
+        if self.access.stands(pass) { Ok(()) } else { Err(unauthorized(settings, parts, &Denied::WrongToken)) }
     }
 
     async fn post(
@@ -283,10 +291,7 @@ impl Front {
         body: &mut BodyDataStream,
     ) -> Checked<Response> {
         let headers = &parts.headers;
-        if !is_json(headers) {
-            let why = "the body of a request is application/json";
-            return Err(no(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, INVALID_REQUEST, why));
-        }
+        is_readable(headers).map_err(|why| no(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, INVALID_REQUEST, why))?;
         let form = match accepted(headers) {
             (true, true) => settings.form(),
             (true, false) => Form::Json,
@@ -655,6 +660,18 @@ async fn discard(body: &mut BodyDataStream) {
     }
 }
 
+fn nothing_here() -> Refused {
+    no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is nothing here")
+}
+
+/// The answer to a request without a valid token.
+fn unauthorized(settings: &Settings, parts: &request::Parts, denied: &Denied) -> Refused {
+    let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
+    let base = (!settings.authorization_servers.is_empty()).then(|| settings.base(host));
+    let resource = base.as_deref().map(|base| (base, parts.uri.path()));
+    Refused::new(metadata::challenge(resource, denied))
+}
+
 fn not_allowed(allowed: &'static str) -> Refused {
     let mut response = no(StatusCode::METHOD_NOT_ALLOWED, None, SERVER_ERROR, "this method is not for this resource");
     response.0.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
@@ -677,10 +694,28 @@ fn version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {
     }
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+/// Checks that a body is JSON in UTF-8, and not compressed.
+fn is_readable(headers: &HeaderMap) -> Result<(), &'static str> {
+    const NOT_JSON: &str = "the body of a request is application/json";
     let (kind, several) = one(headers, &header::CONTENT_TYPE);
-    let essence = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
-    !several && essence.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json"))
+    let mut parts = kind.filter(|_| !several).ok_or(NOT_JSON)?.split(';').map(str::trim);
+    if !parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
+        return Err(NOT_JSON);
+    }
+    for part in parts {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let is_utf8 = |charset: &str| ["utf-8", "utf8"].iter().any(|known| charset.eq_ignore_ascii_case(known));
+        if name.trim().eq_ignore_ascii_case("charset") && !is_utf8(value.trim().trim_matches('"')) {
+            return Err("the body of a request is UTF-8; send it with charset=utf-8, or without a charset");
+        }
+    }
+    let encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let mut encodings = encodings.flat_map(|value| value.to_str().unwrap_or("unknown").split(','));
+    if encodings.all(|encoding| matches!(encoding.trim(), "") || encoding.trim().eq_ignore_ascii_case("identity")) {
+        Ok(())
+    } else {
+        Err("the body of a request is not compressed; send it without Content-Encoding")
+    }
 }
 
 /// Whether JSON and whether event streams are accepted; both, if nothing is said.

@@ -3,9 +3,9 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
@@ -22,12 +22,13 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tokio::time::Duration;
+use tokio::time::{Duration, Instant, Sleep, sleep_until};
 use tokio_util::either::Either;
 
+use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
 use super::front::{self, Front};
 
-/// For the head of a request, which includes the pause since the last one.
+/// For the head of a request on a connection that has shown a valid token; includes the pause since the last request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 const HEADERS_MAX: usize = 64;
 /// What is read ahead of a connection. A head that is longer is refused.
@@ -96,39 +97,25 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// How connections begin, at all listeners: what is changed holds for those to come.
-#[derive(Debug, Default)]
+/// The certificate and the connections of all listeners: what is changed holds for connections to come.
+#[derive(Debug)]
 pub(crate) struct Terms {
     identity: RwLock<Option<Identity>>,
-    connections: AtomicUsize,
-    connections_max: AtomicUsize,
+    connections: Arc<Connections>,
 }
 
 impl Terms {
-    pub(crate) fn set(&self, identity: Option<Identity>, connections_max: usize) {
+    pub(crate) fn new(identity: Option<Identity>, connections: Arc<Connections>) -> Self {
+        Self { identity: RwLock::new(identity), connections }
+    }
+
+    pub(crate) fn set(&self, identity: Option<Identity>, limits: ConnectionLimits) {
         *self.identity.write().unwrap_or_else(PoisonError::into_inner) = identity;
-        self.connections_max.store(connections_max, Ordering::Relaxed);
+        self.connections.set(limits);
     }
 
     pub(crate) fn identity(&self) -> Option<Identity> {
         self.identity.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn place(self: &Arc<Self>) -> Option<Place> {
-        let max = self.connections_max.load(Ordering::Relaxed);
-        let more = |open: usize| (open < max).then_some(open + 1);
-        self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Place(self.clone()))
-    }
-}
-
-/// One of the connections that there may be.
-#[derive(Debug)]
-struct Place(Arc<Terms>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -230,27 +217,49 @@ impl<S: Send + 'static> Accept<TcpStream, S> for Plain {
 
 impl Plain {
     fn admit(&self, stream: TcpStream) -> io::Result<Connection> {
-        let place = self.terms.place().ok_or_else(|| {
-            tracing::debug!("a connection was closed: there are as many as there may be");
-            io::Error::other("too many connections")
-        })?;
+        let (peer, now) = (stream.peer_addr()?, Instant::now());
+        let place = self.terms.connections.admit(peer, stream.as_raw_fd(), now);
+        let place = place.ok_or_else(|| io::Error::other("too many connections"))?;
         stream.set_nodelay(true)?;
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         rustix::net::sockopt::set_tcp_keepidle(&stream, TCP_KEEP_ALIVE)?;
         rustix::net::sockopt::set_tcp_user_timeout(&stream, UNREAD_MS)?;
-        Ok(Connection { stream, _place: place })
+        let deadline = Some(Box::pin(sleep_until(now + place.header_timeout)));
+        Ok(Connection { stream, place, deadline })
     }
 }
 
-/// A connection and its place.
+/// A connection, its place, and the deadline for a valid token.
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
-    _place: Place,
+    place: ConnectionPlace,
+    /// None once a token was shown.
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl Connection {
+    /// Returns whether the connection is over: closed for another one, or without a token for too long.
+    fn poll_over(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(deadline) = &mut self.deadline else { return false };
+        if self.place.is_authenticated() {
+            self.deadline = None;
+            return false;
+        }
+        if deadline.as_mut().poll(context).is_ready() {
+            tracing::debug!("a connection without a valid token was closed after `header_timeout`");
+            return true;
+        }
+        self.place.poll_evicted(context)
+    }
 }
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.poll_over(context) {
+            // The end of the stream: an answer under way is still written.
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.stream).poll_read(context, into)
     }
 }

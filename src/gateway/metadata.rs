@@ -1,4 +1,7 @@
-//! What a client without a token is told: where it learns who gives tokens (RFC 9728), and nothing of what there is.
+//! Answers to a client without a token: where it finds the authorization servers (RFC 9728), if there are any, and nothing
+//! about the servers behind the endpoint.
+
+use std::fmt::Write as _;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
@@ -11,18 +14,38 @@ use super::reply;
 /// gives the endpoint a path of its own by `public_url` sends what begins with this to it as well.
 pub(crate) const PATH: &str = "/.well-known/oauth-protected-resource";
 
-/// The answer to a request without a valid token. `base` is the endpoint's own address.
-pub(crate) fn challenge(base: &str, path: &str, denied: &Denied) -> Response {
+/// The answer to a request without a valid token. `resource` is the endpoint's own address and the path of the request,
+/// where an authorization server gives tokens for it: a client that is told of metadata begins to authorize itself.
+pub(crate) fn challenge(resource: Option<(&str, &str)>, denied: &Denied) -> Response {
     let why = denied.to_string();
     let mut response = reply::refused(StatusCode::UNAUTHORIZED, None, super::refusal::SERVER_ERROR, &why);
-    let error = if matches!(denied, Denied::WrongToken) { r#", error="invalid_token""# } else { "" };
-    let (host, prefix) = split(base);
-    let challenge = format!(r#"Bearer resource_metadata="{host}{PATH}{prefix}{path}"{error}"#);
-    // The path came in a request line and the base in a Host header that was checked: both are visible ASCII.
-    if let Ok(challenge) = HeaderValue::try_from(challenge) {
+    let metadata = resource.map(|(base, path)| {
+        let (host, prefix) = split(base);
+        format!(r#"resource_metadata="{host}{PATH}{prefix}{}""#, escaped(path))
+    });
+    let error = matches!(denied, Denied::WrongToken).then(|| r#"error="invalid_token""#.to_owned());
+    let parameters: Vec<String> = metadata.into_iter().chain(error).collect();
+    let challenge = format!("Bearer {}", parameters.join(", "));
+    // All of it is visible ASCII: the base came in a Host header that was checked, or in the configuration.
+    if let Ok(challenge) = HeaderValue::try_from(challenge.trim_end()) {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
     }
     response
+}
+
+/// A path in which nothing can end a quoted string: what RFC 3986 does not allow in a path is percent-encoded.
+fn escaped(path: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/%".contains(&byte);
+    let mut escaped = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        if is_plain(byte) {
+            escaped.push(char::from(byte));
+        } else {
+            // Writing to memory does not fail.
+            let _ = write!(escaped, "%{byte:02X}");
+        }
+    }
+    escaped
 }
 
 /// What of an address comes before its path, and its path.
@@ -39,7 +62,6 @@ pub(crate) fn document(base: &str, path: &str, name: &str, authorization_servers
         resource: String,
         bearer_methods_supported: [&'static str; 1],
         resource_name: &'a str,
-        #[serde(skip_serializing_if = "<[String]>::is_empty")]
         authorization_servers: &'a [String],
     }
     let (_, prefix) = split(base);
@@ -51,4 +73,25 @@ pub(crate) fn document(base: &str, path: &str, name: &str, authorization_servers
         authorization_servers,
     };
     reply::document(serde_json::to_string(&document).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn challenged(resource: Option<(&str, &str)>, denied: &Denied) -> String {
+        let response = challenge(resource, denied);
+        let value = response.headers().get(header::WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
+        value.unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn a_path_cannot_add_a_parameter_to_the_challenge() {
+        let path = "/i/a\"b\\%22é/mcp";
+        assert_eq!(
+            challenged(Some(("http://h/base", path)), &Denied::WrongToken),
+            format!(r#"Bearer resource_metadata="http://h{PATH}/base/i/a%22b%5C%22%C3%A9/mcp", error="invalid_token""#)
+        );
+        assert_eq!(challenged(None, &Denied::NoToken), "Bearer");
+    }
 }

@@ -12,9 +12,9 @@
 
 pub mod access;
 pub mod behind;
-pub mod budget;
 mod call;
 pub mod clients;
+mod connections;
 mod era;
 pub mod face;
 pub mod flat;
@@ -41,7 +41,7 @@ mod wishes;
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::model::event::Event;
@@ -52,6 +52,7 @@ use crate::config::{Answers, GatewayLimits, GatewayPlan, Listen, Tls};
 use access::Access;
 use call::Form;
 use clients::ClientStatus;
+use connections::{ConnectionLimits, Connections};
 use face::{Endpoint, Faces};
 use front::Front;
 use guard::Guard;
@@ -76,8 +77,10 @@ pub struct Settings {
     pub public_url: Option<String>,
     /// Hosts and origins.
     pub guard: Guard,
-    /// Who gives tokens, for metadata.
+    /// Authorization servers, for metadata. Without any, clients are told of none.
     pub authorization_servers: Vec<String>,
+    /// Addresses that many clients share: the limit of connections of one address does not hold for them.
+    pub trusted_proxies: Vec<IpAddr>,
     /// A certificate's chain and its key.
     pub tls: Option<Tls>,
     /// JSON or streams.
@@ -102,6 +105,7 @@ impl Settings {
                 origins: plan.origins.clone(),
             },
             authorization_servers: plan.authorization_servers.clone(),
+            trusted_proxies: plan.trusted_proxies.clone(),
             tls: plan.tls.clone(),
             answers: plan.answers,
             limits: plan.limits.clone(),
@@ -129,6 +133,10 @@ impl Settings {
             Answers::Json => Form::Either,
             Answers::Sse => Form::Stream,
         }
+    }
+
+    fn connections(&self) -> ConnectionLimits {
+        ConnectionLimits::new(&self.limits, &self.trusted_proxies)
     }
 
     fn identity(&self) -> io::Result<Option<Identity>> {
@@ -187,10 +195,10 @@ impl Gateway {
         sessions: Arc<Sessions>,
         tell: Teller,
     ) -> io::Result<Self> {
-        let terms = Arc::new(Terms::default());
-        terms.set(settings.identity()?, settings.limits.connections_max);
+        let connections = Connections::new(settings.connections());
+        let terms = Arc::new(Terms::new(settings.identity()?, connections.clone()));
         let address = listener.local_addr()?;
-        let front = Arc::new(Front::new(faces, sessions, tell, access, settings));
+        let front = Arc::new(Front::new(faces, sessions, tell, access, connections, settings));
         let door = Door::open(listener, front.clone(), terms.clone())?;
         let doors = Doors { address, open: Some(door), closing: JoinSet::new() };
         let sweeper = tokio::spawn(sweep(front.clone()));
@@ -236,14 +244,14 @@ impl Gateway {
         let (before, former) = (self.front.settings(), self.terms.identity());
         let taken = settings.identity().and_then(|identity| {
             let switched = settings.tls.is_some() != before.tls.is_some();
-            self.terms.set(identity, settings.limits.connections_max);
+            self.terms.set(identity, settings.connections());
             self.front.set(Arc::new(settings.clone()));
             self.move_to(elsewhere, switched, settings.limits.drain_timeout)
         });
         if taken.is_err() {
             settings.tls.clone_from(&before.tls);
             settings.guard.loopback = before.guard.loopback;
-            self.terms.set(former, settings.limits.connections_max);
+            self.terms.set(former, settings.connections());
             self.front.set(Arc::new(settings));
         }
         self.revoke();

@@ -8,11 +8,13 @@ use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::rpc::joined;
 
 use super::access::Limited;
 use super::face::{Answer, RpcError};
 use super::session::Listening;
+use super::stream::ASSURED;
 
 pub(crate) const PARSE_ERROR: i64 = -32700;
 pub(crate) const INVALID_REQUEST: i64 = -32600;
@@ -85,6 +87,33 @@ pub(crate) fn answer(answer: &Answer, id: &str) -> Response {
     answer_as(StatusCode::OK, answer, id)
 }
 
+/// The same, with a status that says as much. A long one counts in `unread` until the client has it; where there is no room
+/// for it, the client is told that.
+pub(crate) fn answer_within(unread: &Arc<ByteBudget>, status: StatusCode, answer: &Answer, id: &str) -> Response {
+    if matches!(answer, Answer::Withdrawn) {
+        return answer_as(status, answer, id);
+    }
+    match until_written(unread, whole(answer, id)) {
+        Ok(body) => with(status, Some(JSON), Body::from(body)),
+        Err(bytes) => answer_as(StatusCode::OK, &no_room(bytes), id),
+    }
+}
+
+/// Counts a long body until it is written; its length, if there is no room for it.
+fn until_written(unread: &Arc<ByteBudget>, body: Bytes) -> Result<Bytes, usize> {
+    if body.len() <= ASSURED {
+        return Ok(body);
+    }
+    let mut share = unread.share();
+    if share.try_take(body.len()) { Ok(share.hold(body)) } else { Err(body.len()) }
+}
+
+fn no_room(bytes: usize) -> Answer {
+    let why = "answers that clients have not read yet leave no room for this one";
+    let message = format!("{why} ({bytes} bytes); the request was carried out, and its answer is lost");
+    Answer::Error(RpcError::new(super::refusal::SERVER_ERROR, message))
+}
+
 /// The same, with a status that says as much.
 pub(crate) fn answer_as(status: StatusCode, answer: &Answer, id: &str) -> Response {
     match answer {
@@ -97,8 +126,8 @@ pub(crate) fn answer_as(status: StatusCode, answer: &Answer, id: &str) -> Respon
     }
 }
 
-/// Answers to a batch.
-pub(crate) fn batch(answers: &[(Arc<str>, Answer)]) -> Response {
+/// Answers to a batch, counted as those of [`answer_within`].
+pub(crate) fn batch(unread: &Arc<ByteBudget>, answers: &[(Arc<str>, Answer)]) -> Response {
     let answers = answers.iter().filter(|(_, answer)| !matches!(answer, Answer::Withdrawn));
     let mut text = Vec::from(*b"[");
     for (at, (id, answer)) in answers.enumerate() {
@@ -108,7 +137,10 @@ pub(crate) fn batch(answers: &[(Arc<str>, Answer)]) -> Response {
         text.extend_from_slice(&whole(answer, id));
     }
     text.push(b']');
-    with(StatusCode::OK, Some(JSON), Body::from(text))
+    match until_written(unread, text.into()) {
+        Ok(body) => with(StatusCode::OK, Some(JSON), Body::from(body)),
+        Err(bytes) => answer_as(StatusCode::OK, &no_room(bytes), "null"),
+    }
 }
 
 /// An event stream.

@@ -19,16 +19,16 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use mcp_satellite_actors::audience::{Question, Source};
+use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use mcp_satellite_actors::rpc::Message;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Duration, Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::access::{Pass, User};
-use super::budget::{Budget, Share};
 use super::face::{Endpoint, Greeting};
 use super::reply;
-use super::stream::{Listener, Next, Slow, Stream, UNASKED, Way, way};
+use super::stream::{ASSURED, Listener, Next, Slow, Stream, UNASKED, Way, way};
 use guest::{Hearing, Presence};
 
 /// What keeps a quiet connection open, and finds one that is gone.
@@ -132,7 +132,7 @@ pub struct Session {
     /// A listener came or went, or has read all.
     changed: Notify,
     /// Of all streams.
-    budget: Arc<Budget>,
+    budget: Arc<ByteBudget>,
     state: Mutex<State>,
 }
 
@@ -156,8 +156,6 @@ struct State {
     questions_put: u64,
     /// Whether it is there for one request alone.
     is_guest: bool,
-    /// What is kept for a guest takes this much: what it is asked and has not answered, and what it listens for.
-    kept: Share,
     /// The progress token of a guest's request, as JSON text, if it has one.
     token: Option<Box<str>>,
     /// What a guest listens for.
@@ -192,14 +190,16 @@ struct Asked {
     call: Option<u64>,
     /// On which stream it was said, and as which of its events: one that is dropped there, it will never see.
     at: (u64, u64),
+    /// The bytes of a question to a stateless client. Those of any other are on its stream.
+    _kept: Option<ByteShare>,
 }
 
 impl Ear {
-    fn new(number: u64, budget: &Arc<Budget>) -> Self {
+    fn new(number: u64, budget: &Arc<ByteBudget>) -> Self {
         Self { stream: Stream::new(number, budget), waker: None, gone_at: None }
     }
 
-    fn nameless(number: u64, budget: &Arc<Budget>) -> Self {
+    fn nameless(number: u64, budget: &Arc<ByteBudget>) -> Self {
         Self { stream: Stream::nameless(number, budget), waker: None, gone_at: None }
     }
 
@@ -273,7 +273,7 @@ impl State {
     fn put(&mut self, number: u64, of: Source, call: Option<u64>, question: Question) -> Result<(), Slow> {
         let (stream, id, message) = (self.way(call), number.to_string(), question.message().clone());
         let event = self.ear(stream).map_or(0, |ear| ear.stream.next());
-        self.questions.insert(number, Asked { of, question, call, at: (stream, event) });
+        self.questions.insert(number, Asked { of, question, call, at: (stream, event), _kept: None });
         self.say_on(stream, &message.asked_as(&id, &id))
     }
 
@@ -304,7 +304,7 @@ impl State {
 }
 
 impl Session {
-    pub(crate) fn new(number: u64, secret: [u8; 16], opening: Opening, now: Instant, budget: Arc<Budget>) -> Self {
+    pub(crate) fn new(number: u64, secret: [u8; 16], opening: Opening, now: Instant, budget: Arc<ByteBudget>) -> Self {
         let state = State {
             ended: None,
             active_at: now,
@@ -314,7 +314,6 @@ impl Session {
             questions: HashMap::new(),
             questions_put: 0,
             is_guest: opening.presence != Presence::Session,
-            kept: budget.share(),
             token: None,
             hearing: None,
         };
@@ -368,6 +367,11 @@ impl Session {
         self.tools_called.load(Ordering::Relaxed)
     }
 
+    /// Returns the budget for answers and streams that clients have not read.
+    pub(crate) fn budget(&self) -> &Arc<ByteBudget> {
+        &self.budget
+    }
+
     /// Cancelled at its end.
     pub(crate) fn over(&self) -> &CancellationToken {
         &self.over
@@ -399,7 +403,7 @@ impl Session {
             return;
         }
         if state.is_guest {
-            let kept = state.keep(of, question);
+            let kept = state.keep(of, question, self.budget.share());
             drop(state);
             self.changed.notify_waiters();
             // Declined where nothing is held.
@@ -725,7 +729,7 @@ impl futures::Stream for Listening {
         match next {
             Next::Event(event) => {
                 self.silent_since = Instant::now();
-                Poll::Ready(Some(Ok(event)))
+                Poll::Ready(Some(Ok(until_written(&self.session.budget, event))))
             }
             Next::Over => {
                 // It is read to its end.
@@ -749,6 +753,16 @@ impl futures::Stream for Listening {
             },
         }
     }
+}
+
+/// Counts a large event until it is written: the connection has taken it from its stream.
+fn until_written(budget: &Arc<ByteBudget>, event: Bytes) -> Bytes {
+    if event.len() <= ASSURED {
+        return event;
+    }
+    let mut share = budget.share();
+    share.take(event.len());
+    share.hold(event)
 }
 
 impl Drop for Listening {

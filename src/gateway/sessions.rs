@@ -4,13 +4,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq as _;
 use tokio::time::Instant;
 
 use super::access::User;
-use super::budget::Budget;
 use super::clients::{self, ClientStatus, Visitors};
 use super::face::Greeting;
 use super::session::guest::Presence;
@@ -47,8 +47,10 @@ struct Table {
 pub struct Sessions {
     table: Mutex<Table>,
     random: SystemRandom,
+    /// Of the whole satellite.
+    memory: Arc<ByteBudget>,
     /// Of what is kept for clients, and of what they have not read.
-    streams: Arc<Budget>,
+    streams: Arc<ByteBudget>,
 }
 
 impl Default for Sessions {
@@ -84,13 +86,24 @@ impl Table {
 }
 
 impl Sessions {
-    /// Without any.
+    /// Creates an empty table whose memory is not limited.
     pub fn new() -> Self {
-        Self { table: Mutex::default(), random: SystemRandom::new(), streams: Budget::new(usize::MAX) }
+        Self::within(ByteBudget::unlimited())
+    }
+
+    /// Creates an empty table. What clients make the satellite keep counts as part of `memory`.
+    pub fn within(memory: Arc<ByteBudget>) -> Self {
+        let streams = memory.part(usize::MAX);
+        Self { table: Mutex::default(), random: SystemRandom::new(), memory, streams }
+    }
+
+    /// Returns the memory that all clients share with the rest of the satellite.
+    pub(crate) fn memory(&self) -> &Arc<ByteBudget> {
+        &self.memory
     }
 
     /// The memory that all their streams share.
-    pub fn streams(&self) -> &Budget {
+    pub fn streams(&self) -> &ByteBudget {
         &self.streams
     }
 
@@ -255,7 +268,7 @@ impl Sessions {
         all.sort_by_cached_key(|session| session.worth_keeping());
         for session in all {
             session.forget();
-            if self.streams.used() <= self.streams.max() / 8 * 3 {
+            if !self.streams.is_overdrawn() && self.streams.used() <= self.streams.max() / 8 * 3 {
                 return;
             }
         }

@@ -11,8 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
-
-use super::budget::{Budget, Share};
+use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 
 /// How much is kept.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +67,7 @@ pub struct Stream {
     /// The number of the first that the listener does not have.
     unread: u64,
     /// Of all that is kept.
-    share: Share,
+    share: ByteShare,
     /// Of what the listener does not have.
     bytes_unread: usize,
     listener: Option<Listener>,
@@ -87,7 +86,7 @@ pub struct Stream {
 
 impl Stream {
     /// An empty one, which uses `budget` with others.
-    pub fn new(number: u64, budget: &Arc<Budget>) -> Self {
+    pub fn new(number: u64, budget: &Arc<ByteBudget>) -> Self {
         Self {
             number,
             kept: VecDeque::new(),
@@ -107,7 +106,7 @@ impl Stream {
     }
 
     /// The same, of a client that has no session to come back to.
-    pub fn nameless(number: u64, budget: &Arc<Budget>) -> Self {
+    pub fn nameless(number: u64, budget: &Arc<ByteBudget>) -> Self {
         Self { named: false, ..Self::new(number, budget) }
     }
 
@@ -219,7 +218,7 @@ impl Stream {
     }
 
     fn is_far_behind(&self) -> bool {
-        let full = self.share.of().used() > self.share.of().max();
+        let full = self.share.of().is_overdrawn();
         self.bytes_unread >= if full { ASSURED } else { BEHIND }
     }
 
@@ -267,8 +266,8 @@ impl Stream {
 }
 
 /// Whether more is kept of all streams than may be kept for who might come back.
-pub fn is_crowded(budget: &Budget) -> bool {
-    budget.used() > budget.max() / 2
+pub fn is_crowded(budget: &ByteBudget) -> bool {
+    budget.used() > budget.max() / 2 || budget.is_overdrawn()
 }
 
 /// What an event takes of what there is room for.
@@ -331,7 +330,7 @@ mod tests {
     use super::*;
 
     fn stream(number: u64) -> Stream {
-        Stream::new(number, &Budget::new(usize::MAX))
+        Stream::new(number, &ByteBudget::new(usize::MAX))
     }
 
     fn texts(stream: &mut Stream, listener: Listener) -> Vec<String> {
@@ -442,7 +441,7 @@ mod tests {
 
     #[test]
     fn all_streams_together_keep_so_much_and_who_speaks_then_keeps_nothing() {
-        let budget = Budget::new(8 * ASSURED);
+        let budget = ByteBudget::new(8 * ASSURED);
         let large = "x".repeat(ASSURED);
         let mut hoards = Stream::new(0, &budget);
         for _ in 0..8 {
@@ -466,7 +465,7 @@ mod tests {
 
     #[test]
     fn when_all_have_too_much_who_is_behind_is_slow_and_who_is_not_hears_on() {
-        let budget = Budget::new(2 * ASSURED);
+        let budget = ByteBudget::new(2 * ASSURED);
         let mut behind = Stream::new(0, &budget);
         let listener = behind.attach(None);
         while budget.used() <= budget.max() {

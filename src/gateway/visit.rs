@@ -116,7 +116,7 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
                 let (status, answer) = finished(answer, visit.method());
                 let is_first = session.is_answered_first(call);
                 if is_first && (status != StatusCode::OK || manner.form != Form::Stream) {
-                    return reply::answer_as(status, &answer, &id);
+                    return reply::answer_within(session.budget(), status, &answer, &id);
                 }
                 visit.coming = Box::pin(ready(answer));
                 break;
@@ -134,7 +134,7 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
                         if manner.form == Form::Stream {
                             return whole(open, &id, &question, manner);
                         }
-                        return reply::answer(&question, &id);
+                        return reply::answer_within(session.budget(), StatusCode::OK, &question, &id);
                     }
                     Err(refused) => visit = *refused,
                 }

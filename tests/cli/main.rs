@@ -12,6 +12,7 @@ mod dormancy;
 mod endpoint;
 mod events;
 mod help;
+mod limits;
 mod load;
 #[allow(dead_code, reason = "shared with the tests of secrets")]
 mod mcp;

@@ -49,7 +49,10 @@ async fn a_client_without_a_token_finds_where_it_gets_one() {
 
 #[tokio::test]
 async fn the_metadata_name_the_address_that_clients_know() {
-    let stage = Stage::new(|settings| settings.public_url = Some("https://mcp.example.com/base".to_owned()));
+    let stage = Stage::new(|settings| {
+        settings.public_url = Some("https://mcp.example.com/base".to_owned());
+        settings.authorization_servers = vec!["https://login.example.com".to_owned()];
+    });
     let mut client = Client::connect(stage.address).await;
     client.token = None;
     let challenge = client.post(&initialize("2025-11-25")).await.head;
@@ -67,7 +70,7 @@ async fn the_metadata_name_the_address_that_clients_know() {
     client.path = METADATA.to_owned();
     let document = client.ask("GET", &[], "").await.json();
     assert_eq!(document["resource"], "https://mcp.example.com/base");
-    assert_eq!(document.get("authorization_servers"), None, "none is known");
+    assert_eq!(document["authorization_servers"], json!(["https://login.example.com"]));
     let answer = client.ask("POST", &[], "{}").await;
     assert_eq!((answer.head.status, answer.head.header("allow")), (405, Some("GET")));
     client.path = format!("{METADATA}x");
@@ -298,6 +301,7 @@ async fn without_authentication_only_this_machine_is_served_and_no_proxy() {
 #[tokio::test]
 async fn a_page_that_rebinds_its_name_is_kept_out_whatever_else_it_knows() {
     let stage = Stage::new(|settings| {
+        settings.authorization_servers = vec!["https://login.example.com".to_owned()];
         settings.guard.hosts = vec!["mcp.example.com".to_owned()];
         settings.guard.origins = vec!["https://app.example.com".to_owned(), "http://dev.example.com:*".to_owned()];
     });

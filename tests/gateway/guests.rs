@@ -178,6 +178,18 @@ async fn what_a_server_asks_is_the_answer_and_the_call_goes_on_with_what_its_cli
 }
 
 #[tokio::test]
+async fn a_question_that_is_taken_back_leaves_its_memory_to_the_next_one() {
+    let limit = |limits: &mut GatewayLimits| limits.streams_max = 5000;
+    let played = Played::limited(&[("files", "a", FILES)], limit).await;
+    let mut guest = guest(&played, "/i/files/mcp").await;
+    let asked = guest.ask("tools/call", call("doubt")).await;
+    assert!(asked.body.contains("input-2") && !asked.body.contains("input-1"), "{asked:?}");
+    let answered = again(&call("doubt"), &state(&asked), json!({"input-2": {"model": "m"}}));
+    assert_eq!(guest.result("tools/call", answered).await["x-told"], json!({"model": "m"}));
+    played.end().await;
+}
+
+#[tokio::test]
 async fn a_state_is_its_users_own_and_of_its_request() {
     let played = stage().await;
     for (path, call) in asking() {

@@ -8,6 +8,7 @@
 mod abandoned;
 mod access;
 mod client;
+mod connections;
 mod drain;
 mod fake;
 mod flat;

@@ -77,7 +77,7 @@ async fn over_tls_a_client_is_answered_and_hears_streams() {
     let mut client = pair.connect(stage.address).await.unwrap();
     client.token = None;
     let challenge = client.post(&initialize("2025-11-25")).await.head;
-    assert!(challenge.header("www-authenticate").unwrap().contains("=\"https://localhost/"), "{challenge:?}");
+    assert_eq!((challenge.status, challenge.header("www-authenticate")), (401, Some("Bearer")));
     client.token = Some("alice-token".to_owned());
     client.begin("2025-11-25").await;
     assert_eq!(client.echo().await, 200);

@@ -159,6 +159,17 @@ async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, heard: mpsc::U
                 writer.write_all(asked.as_bytes()).await.unwrap();
                 continue;
             }
+            "tools/call" if params.contains(r#""name":"doubt""#) => {
+                // It asks, takes that back, and asks again, each time at length.
+                let ask = |number: &str| {
+                    let long = "x".repeat(3000);
+                    format!("{{\"jsonrpc\":\"2.0\",\"id\":\"{number}\",\"method\":\"sampling/createMessage\",\"params\":{{\"x\":\"{long}\"}}}}\n")
+                };
+                let back = "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/cancelled\",\"params\":{\"requestId\":\"first\"}}\n";
+                let told = [&ask("first"), back, &ask(id)].concat();
+                writer.write_all(told.as_bytes()).await.unwrap();
+                continue;
+            }
             "tools/call" if params.contains(r#""name":"slow""#) => {
                 let told = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{},\"progress\":1}}}}\n", message.token().unwrap());
                 writer.write_all(told.as_bytes()).await.unwrap();

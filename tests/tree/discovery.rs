@@ -73,6 +73,36 @@ async fn more_pages_than_the_limit_are_left_out() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_with_too_many_entries_is_not_used_and_the_status_says_which() {
+    let fleet = Fleet::start().await;
+    for (script, list) in [
+        (Script { tools: 20, page_size: 8, ..Script::default() }, "tools/list"),
+        (Script { prompts: 20, ..Script::default() }, "prompts/list"),
+    ] {
+        let server = Server::new(if list == "tools/list" { "a" } else { "b" }).script(script);
+        let id = fleet.add(server.policy(|policy| policy.session.list_entries_max = 10)).await;
+        let view = fleet.until(&id, Status::Error).await;
+        let why =
+            format!("cannot read its tools: {list} has more than 10 entries (`list_entries_max`), so it is not used");
+        assert!(view.message.as_ref().is_some_and(|message| message.starts_with(&why)), "{:?}", view.message);
+        assert!(view.catalogue.is_none());
+    }
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_grows_too_long_while_its_server_runs_leaves_what_was_known() {
+    let fleet = Fleet::start().await;
+    let script = Script { list_changed_after: Some(seconds(5.0)), ..Script::default() };
+    let server = Server::new("a").script(script).policy(|policy| policy.session.list_entries_max = 3);
+    let id = fleet.online(server).await;
+    let view = fleet.until_view(&id, |view| view.last_error.is_some()).await;
+    assert!(view.last_error.as_ref().is_some_and(|why| why.contains("tools/list has more than 3 entries")));
+    assert_eq!((view.status, view.catalogue.as_ref().map(|read| read.tools.len())), (Status::Online, Some(3)));
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_change_of_the_lists_is_read_after_the_debounce() {
     let fleet = Fleet::start().await;
     let script = Script { list_changed_after: Some(seconds(5.0)), ..Script::default() };

@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+
+use crate::byte_budget::ByteShare;
 
 /// What a server offers, in the order in which it lists it.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +24,20 @@ pub struct Catalogue {
     pub unread: Vec<List>,
     /// Where each tool stands, once somebody has asked for one.
     pub by_name: ByName,
+    /// The memory that the lists take.
+    pub memory: ListMemory,
+}
+
+/// Shares of the memory for lists, one for each list that was read from a server: free when the last catalogue with this
+/// list is dropped.
+#[derive(Debug, Clone, Default)]
+pub struct ListMemory([Option<Arc<ByteShare>>; 4]);
+
+impl ListMemory {
+    /// Adds the share of a list.
+    pub(crate) fn count(&mut self, list: List, share: ByteShare) {
+        self.0[list as usize] = Some(Arc::new(share));
+    }
 }
 
 /// Positions of tools, ordered by their names: made when a tool is first looked for, so that no call goes through a
@@ -249,6 +265,7 @@ impl Catalogue {
             // Some pages of it may have been read: they are better than nothing.
             if !old.is_empty() {
                 new.clone_from(old);
+                whole.memory.0[*list as usize].clone_from(&before.memory.0[*list as usize]);
             }
         }
         whole

@@ -96,6 +96,8 @@ pub enum FailureKind {
     },
     /// A message longer than this many bytes.
     TooLong(usize),
+    /// The messages of all servers use the memory that there is for them: the answer was not read.
+    NoMemory,
     /// An HTTP+SSE server named an endpoint on another origin than its own: the credentials do not go there.
     ForeignEndpoint {
         /// That origin.
@@ -198,6 +200,9 @@ impl fmt::Display for FailureKind {
             }
             Self::NotMcp { content_type: None } => f.write_str("the answer is not MCP: is the address right?"),
             Self::TooLong(limit) => write!(f, "a message from the server is longer than {limit} bytes"),
+            Self::NoMemory => {
+                f.write_str("the answer was not read: too much memory is in use for messages; ask again later")
+            }
             Self::ForeignEndpoint { origin } => {
                 write!(f, "the server names an endpoint on another origin, {origin}: its credentials do not go there")
             }

@@ -262,6 +262,12 @@ pub struct SessionPolicy {
     pub list_changed_debounce: Duration,
     /// Pages of one list that are followed.
     pub list_pages_max: usize,
+    /// Entries of one list. A list with more is not used.
+    pub list_entries_max: usize,
+    /// Bytes of one list, over all its pages. A list with more is not used.
+    pub list_bytes_max: usize,
+    /// Time to read one list, over all its pages. A list that takes longer is not used.
+    pub list_timeout: Duration,
     /// After the leader's exit its output is read for this long at most: a grandchild may hold the pipe for ever.
     pub exit_drain: Duration,
     /// A start permit is held from fork to the first byte on stdout, and at most this long.
@@ -282,6 +288,9 @@ impl Default for SessionPolicy {
             callers_waiting_max: 1024,
             list_changed_debounce: Duration::from_millis(250),
             list_pages_max: 1000,
+            list_entries_max: 10_000,
+            list_bytes_max: 32 << 20,
+            list_timeout: Duration::from_secs(60),
             exit_drain: Duration::from_millis(250),
             permit_hold_max: Duration::from_secs(2),
             protocol: None,

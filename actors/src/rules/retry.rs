@@ -42,7 +42,11 @@ pub fn class(kind: &FailureKind) -> Class {
             Class::Unauthorized
         }
         // Others may be within what was granted.
-        FailureKind::Throttled { .. } | FailureKind::ServerError { .. } | FailureKind::InsufficientScope { .. } => {
+        FailureKind::Throttled { .. }
+        | FailureKind::ServerError { .. }
+        | FailureKind::InsufficientScope { .. }
+        // The memory is ours: it says nothing of the server.
+        | FailureKind::NoMemory => {
             Class::Busy
         }
         // It is bad, came too slowly, is too large, has too long an address, the wrong type or content, too large a head:
@@ -92,6 +96,7 @@ fn may_heal(kind: &FailureKind) -> bool {
         | FailureKind::Status { .. }
         | FailureKind::NotMcp { .. }
         | FailureKind::TooLong(_)
+        | FailureKind::NoMemory
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
         | FailureKind::Flooded

@@ -1,16 +1,20 @@
 //! The lists of a server, read page by page and one after the other: tools, and resources, templates and prompts where
 //! the server says that it has them.
 
-use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use tokio::time::{Duration, Instant};
 
+use crate::byte_budget::{ByteBudget, ByteShare};
 pub(super) use crate::model::catalogue::List as Kind;
 use crate::model::catalogue::{Catalogue, Entry, Revisions, Tool};
+use crate::model::policy::SessionPolicy;
+use crate::rpc::member;
 use crate::rules::mirror;
 
 /// What a server said that it has.
@@ -30,7 +34,6 @@ fn is_there<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D
 }
 
 /// All lists of one server, and the reading of them that is under way.
-#[derive(Default)]
 pub(super) struct Lists {
     pub(super) offers: Offers,
     pub(super) reading: Option<Box<Reading>>,
@@ -44,11 +47,14 @@ pub(super) struct Lists {
     pub(super) known: bool,
     /// What was told of them last, where some could not be read.
     told: Option<Arc<Catalogue>>,
+    /// For the lists of all servers.
+    pub(super) memory: Arc<ByteBudget>,
 }
 
 impl Lists {
-    pub(super) fn new(known: bool) -> Self {
-        Self { known, ..Self::default() }
+    pub(super) fn new(known: bool, memory: Arc<ByteBudget>) -> Self {
+        let offers = Offers::default();
+        Self { offers, reading: None, again_at: None, failed: false, failures: 0, known, told: None, memory }
     }
 
     /// What is being read now is something beside the tools.
@@ -85,6 +91,13 @@ pub(super) struct Reading {
     keys: HashSet<Box<str>>,
     pages: usize,
     cursor: Option<String>,
+    /// When the list that is being read was begun.
+    pub(super) began: Instant,
+    /// Its entries and bytes so far, those that were left out included.
+    entries: usize,
+    bytes: usize,
+    share: ByteShare,
+    memory: Arc<ByteBudget>,
     unread: Unread,
     /// What a tool's calls must say in headers is looked at, too.
     strict: bool,
@@ -109,40 +122,124 @@ pub(super) enum Next {
     End,
 }
 
+/// Why a page is of no use.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum PageError {
+    /// The server did not answer, or its answer is no page.
+    Unreadable(String),
+    /// The list is longer than a list may be, or takes more time.
+    OutOfBounds(String),
+}
+
+/// Reads the entries of a page: at most so many, and whether there are more. The rest is read over, because a short text that
+/// would become many entries takes more memory than was counted.
+struct Entries(usize);
+
+impl<'de> DeserializeSeed<'de> for Entries {
+    type Value = (Vec<&'de RawValue>, bool);
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = (Vec<&'de RawValue>, bool);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
+        let mut entries = Vec::new();
+        while entries.len() < self.0
+            && let Some(entry) = from.next_element()?
+        {
+            entries.push(entry);
+        }
+        let mut more = false;
+        while from.next_element::<IgnoredAny>()?.is_some() {
+            more = true;
+        }
+        Ok((entries, more))
+    }
+}
+
 impl Reading {
-    pub(super) fn new(strict: bool) -> Self {
-        let (catalogue, keys) = (Catalogue::default(), HashSet::new());
-        Self { kind: Kind::Tools, catalogue, keys, pages: 0, cursor: None, unread: Unread::default(), strict }
+    pub(super) fn new(strict: bool, memory: &Arc<ByteBudget>, now: Instant) -> Self {
+        Self {
+            kind: Kind::Tools,
+            catalogue: Catalogue::default(),
+            keys: HashSet::new(),
+            pages: 0,
+            cursor: None,
+            began: now,
+            entries: 0,
+            bytes: 0,
+            share: memory.share(),
+            memory: memory.clone(),
+            unread: Unread::default(),
+            strict,
+        }
+    }
+
+    /// The error of a list that takes too long, if it does.
+    pub(super) fn late(&self, policy: &SessionPolicy, now: Instant) -> Option<PageError> {
+        let limit = policy.list_timeout;
+        let is_late = now.saturating_duration_since(self.began) >= limit;
+        is_late.then(|| self.out_of_bounds(&format!("takes longer than {} s (`list_timeout`)", limit.as_secs_f64())))
+    }
+
+    fn out_of_bounds(&self, what: &str) -> PageError {
+        PageError::OutOfBounds(format!("{} {what}, so it is not used", self.kind.method()))
     }
 
     /// Takes a page, and says what comes next. Entries that cannot be used are left out and told to `skipped`.
     pub(super) fn page(
         &mut self,
         answer: &RawValue,
-        pages_max: usize,
+        policy: &SessionPolicy,
+        now: Instant,
         mut skipped: impl FnMut(String),
-    ) -> Result<Next, String> {
+    ) -> Result<Next, PageError> {
         let (list, key) = self.kind.fields();
         let method = self.kind.method();
-        let no_page = |why: String| format!("the answer to {method} is not one: {why}");
-        let fields: HashMap<Cow<'_, str>, &RawValue> =
-            serde_json::from_str(answer.get()).map_err(|error| no_page(error.to_string()))?;
-        let entries = fields.get(list).ok_or_else(|| no_page(format!("it has no `{list}`")))?;
-        let entries: Vec<Box<RawValue>> =
-            serde_json::from_str(entries.get()).map_err(|error| no_page(error.to_string()))?;
+        let no_page = |why: String| PageError::Unreadable(format!("the answer to {method} is not one: {why}"));
+        if let Some(late) = self.late(policy, now) {
+            return Err(late);
+        }
+        let answer = answer.get();
+        self.bytes += answer.len();
+        if self.bytes > policy.list_bytes_max {
+            return Err(
+                self.out_of_bounds(&format!("has more than {} bytes (`list_bytes_max`)", policy.list_bytes_max))
+            );
+        }
+        if !self.share.try_take(answer.len()) {
+            return Err(self.out_of_bounds("finds no memory: the lists of all servers use what there is for them"));
+        }
+        let entries = member(answer, list).ok_or_else(|| no_page(format!("it has no `{list}`")))?;
+        let room = policy.list_entries_max - self.entries;
+        let (entries, more) = Entries(room)
+            .deserialize(&mut serde_json::Deserializer::from_str(entries))
+            .map_err(|error| no_page(error.to_string()))?;
+        if more {
+            let limit = policy.list_entries_max;
+            return Err(self.out_of_bounds(&format!("has more than {limit} entries (`list_entries_max`)")));
+        }
+        self.entries += entries.len();
         for raw in entries {
-            if let Err(error) = self.take(raw, key) {
+            if let Err(error) = self.take(raw.to_owned(), key) {
                 skipped(error);
             }
         }
         self.pages += 1;
         // A cursor that is empty or the same again would go on for ever.
-        let cursor =
-            fields.get("nextCursor").map(|cursor| cursor.get()).filter(|cursor| !matches!(*cursor, "null" | "\"\""));
+        let cursor = member(answer, "nextCursor").filter(|cursor| !matches!(*cursor, "null" | "\"\""));
         let Some(cursor) = cursor.filter(|cursor| self.cursor.as_deref() != Some(*cursor)) else {
             return Ok(Next::End);
         };
-        if self.pages >= pages_max {
+        if self.pages >= policy.list_pages_max {
             return Ok(Next::Enough(self.pages));
         }
         self.cursor = Some(cursor.to_owned());
@@ -180,7 +277,13 @@ impl Reading {
     }
 
     /// The next list, or all that was read and what is to be said of the rest.
-    pub(super) fn next(mut self: Box<Self>, offers: Offers) -> Result<Box<Self>, Box<(Catalogue, Unread)>> {
+    pub(super) fn next(
+        mut self: Box<Self>,
+        offers: Offers,
+        now: Instant,
+    ) -> Result<Box<Self>, Box<(Catalogue, Unread)>> {
+        let share = std::mem::replace(&mut self.share, self.memory.share());
+        self.catalogue.memory.count(self.kind, share);
         let next = match self.kind {
             Kind::Tools if offers.resources => Kind::Resources,
             Kind::Resources => Kind::ResourceTemplates,
@@ -190,7 +293,85 @@ impl Reading {
             }
         };
         (self.kind, self.pages, self.cursor) = (next, 0, None);
+        (self.began, self.entries, self.bytes) = (now, 0, 0);
         self.keys.clear();
         Ok(self)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn page(tools: std::ops::Range<usize>, cursor: &str) -> Box<RawValue> {
+        let tools: Vec<String> = tools.map(|number| format!(r#"{{"name":"tool-{number}"}}"#)).collect();
+        RawValue::from_string(format!(r#"{{"tools":[{}],"nextCursor":"{cursor}"}}"#, tools.join(","))).unwrap()
+    }
+
+    fn policy(change: impl FnOnce(&mut SessionPolicy)) -> SessionPolicy {
+        let mut policy = SessionPolicy::default();
+        change(&mut policy);
+        policy
+    }
+
+    /// Reads pages of ten tools each, one a second, until there is an error.
+    fn error(policy: &SessionPolicy, memory: &Arc<ByteBudget>) -> (usize, String) {
+        let began = Instant::now();
+        let mut reading = Reading::new(false, memory, began);
+        for number in 0_u32.. {
+            let first = 10 * number as usize;
+            let page = page(first..first + 10, &number.to_string());
+            let now = began + SECOND * number;
+            match reading.page(&page, policy, now, |why| panic!("{why}")) {
+                Ok(Next::Page(_)) => {}
+                Err(PageError::OutOfBounds(why)) => return (reading.catalogue.tools.len(), why),
+                Ok(Next::Enough(_) | Next::End) | Err(PageError::Unreadable(_)) => panic!("page {number}"),
+            }
+        }
+        unreachable!("there is always one more page")
+    }
+
+    #[test]
+    fn a_list_is_bounded_in_entries_bytes_and_time() {
+        let memory = ByteBudget::unlimited();
+        for (policy, read, why) in [
+            (policy(|policy| policy.list_entries_max = 25), 20, "more than 25 entries (`list_entries_max`)"),
+            (policy(|policy| policy.list_bytes_max = 1000), 40, "more than 1000 bytes (`list_bytes_max`)"),
+            (policy(|policy| policy.list_timeout = SECOND * 3), 30, "takes longer than 3 s (`list_timeout`)"),
+        ] {
+            let (tools, told) = error(&policy, &memory);
+            assert!(told.starts_with("tools/list ") && told.contains(why), "{told}");
+            assert_eq!(tools, read, "{told}");
+            assert_eq!(memory.used(), 0, "what was read is gone");
+        }
+        let policy = policy(|policy| policy.list_entries_max = 10);
+        let mut reading = Reading::new(false, &memory, Instant::now());
+        let last = reading.page(&page(0..10, ""), &policy, Instant::now(), |why| panic!("{why}"));
+        assert!(matches!(last, Ok(Next::End)), "as many as may be are not too many");
+    }
+
+    #[test]
+    fn the_lists_of_all_servers_share_their_memory_until_nobody_has_them() {
+        let memory = ByteBudget::new(600);
+        let now = Instant::now();
+        let read = || {
+            let mut reading = Box::new(Reading::new(false, &memory, now));
+            let next = reading.page(&page(0..20, ""), &SessionPolicy::default(), now, |why| panic!("{why}"));
+            next.map(|_| reading.next(Offers::default(), now).err().unwrap().0)
+        };
+        let catalogue = read().ok().unwrap();
+        let used = memory.used();
+        assert!(used > 300, "{used}");
+        let error = read().err().unwrap();
+        assert!(matches!(&error, PageError::OutOfBounds(why) if why.contains("finds no memory")), "{error:?}");
+        let copy = catalogue.clone();
+        drop(catalogue);
+        assert_eq!(memory.used(), used);
+        drop(copy);
+        assert_eq!(memory.used(), 0);
+        assert!(read().is_ok());
     }
 }

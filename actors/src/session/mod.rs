@@ -27,13 +27,14 @@ use tokio::time::{Duration, Instant};
 
 use self::envelope::{Envelope, Who};
 use self::handshake::{Opening, Refused};
-use self::lists::{Kind, Lists, Next, Reading};
+use self::lists::{Kind, Lists, Next, PageError, Reading};
 use self::pending::{Behalf, Calls, Pending, Purpose};
 use self::relay::Questions;
 use self::rounds::Outcome;
 use self::stateless::Stateless;
 use crate::audience::Stage;
 use crate::batcher::WallClock;
+use crate::byte_budget::ServerMemory;
 use crate::calls::{Asked, Command, Counters, PortEnd, Relay, Request, Wanted, server_error};
 use crate::model::catalogue::Catalogue;
 use crate::model::era::Era;
@@ -113,6 +114,7 @@ pub(crate) struct Basis {
     pub(crate) news: Box<dyn Fn(News) + Send>,
     /// Takes lines of stdout that are not JSON-RPC, to be logged; none of a remote server.
     pub(crate) printed: Option<mpsc::Sender<String>>,
+    pub(crate) memory: ServerMemory,
     /// Who hears what the server says by itself.
     pub(crate) stage: Stage,
 }
@@ -212,7 +214,7 @@ struct Conversation<O> {
 
 impl<O: Outlet> Conversation<O> {
     fn new(basis: Basis, outlet: O) -> (Self, mpsc::UnboundedReceiver<Control>) {
-        let Basis { spec, port, control, counters, wall, since, discover, era, dice, news, printed, stage } = basis;
+        let Basis { spec, port, control, counters, wall, since, discover, era, dice, news, printed, memory, stage } = basis;
         let mut this = Self {
             spec,
             outlet,
@@ -226,7 +228,7 @@ impl<O: Outlet> Conversation<O> {
             unsent: VecDeque::new(),
             calls: Calls::default(),
             initialized: None,
-            lists: Lists::new(!discover),
+            lists: Lists::new(!discover, memory.lists),
             draining: false,
             stage,
             questions: Questions::default(),
@@ -276,7 +278,7 @@ impl<O: Outlet> Conversation<O> {
         }
         // Of a tool whose calls must say in headers what cannot be said there, nothing is said at all.
         let strict = O::REPEATS && self.era == Era::Stateless;
-        self.lists.reading = Some(Box::new(Reading::new(strict)));
+        self.lists.reading = Some(Box::new(Reading::new(strict, &self.lists.memory, Instant::now())));
         self.list_page(Kind::Tools, None);
     }
 
@@ -294,23 +296,23 @@ impl<O: Outlet> Conversation<O> {
 
     fn list_page(&mut self, kind: Kind, cursor: Option<&str>) {
         let params = cursor.map(|cursor| format!(r#"{{"cursor":{cursor}}}"#));
-        let deadline = Instant::now() + self.spec.policy.session.request_timeout;
+        let (now, policy) = (Instant::now(), &self.spec.policy.session);
+        let began = self.lists.reading.as_ref().map_or(now, |reading| reading.began);
+        let deadline = (now + policy.request_timeout).min(began + policy.list_timeout);
         self.ask(kind.method(), params.as_deref(), Purpose::List, deadline);
     }
 
     fn on_list(&mut self, answer: Result<&RawValue, CallError>) {
         let Some(mut reading) = self.lists.reading.take() else { return };
-        let (spec, kind) = (self.spec.clone(), reading.kind);
+        let (spec, kind, now) = (self.spec.clone(), reading.kind, Instant::now());
+        let policy = &spec.policy.session;
         let left_out = |why: &str, what: &str| {
             let (why, list) = (quoted(&spec.mask, why), kind.method());
             tracing::warn!(instance = %spec.name, list, why, "{what}");
         };
         let skipped = |why: String| left_out(&why, "an entry without a usable definition is left out");
         let page = match answer {
-            Ok(result) => {
-                let page = reading.page(result, spec.policy.session.list_pages_max, skipped);
-                page.map_err(|why| (why, Duration::ZERO))
-            }
+            Ok(result) => reading.page(result, policy, now, skipped).map_err(|error| (error, Duration::ZERO)),
             // A server without tools is a server, in whatever words it says so.
             Err(CallError::Server { code, .. })
                 if code == METHOD_NOT_FOUND || (kind == Kind::Tools && !self.lists.offers.tools) =>
@@ -322,7 +324,8 @@ impl<O: Outlet> Conversation<O> {
                     CallError::Remote { failure, .. } => retry::asked_pause(&failure.kind),
                     _ => Duration::ZERO,
                 };
-                Err((error.to_string(), pause))
+                let error = reading.late(policy, now).unwrap_or_else(|| PageError::Unreadable(error.to_string()));
+                Err((error, pause))
             }
         };
         match page {
@@ -334,15 +337,12 @@ impl<O: Outlet> Conversation<O> {
                 left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out");
             }
             Ok(Next::End) => {}
-            Err((why, pause)) if kind == Kind::Tools => {
-                self.lists.failed = true;
-                self.list_later(pause);
-                return (self.news)(News::DiscoveryFailed(quoted(&spec.mask, &why), pause));
-            }
+            Err((PageError::OutOfBounds(why), pause)) => return self.lists_failed(&why, pause),
+            Err((PageError::Unreadable(why), pause)) if kind == Kind::Tools => return self.lists_failed(&why, pause),
             // What it has beside its tools is no reason to be without them.
-            Err((why, pause)) => reading.unread(quoted(&spec.mask, &why), pause),
+            Err((PageError::Unreadable(why), pause)) => reading.unread(quoted(&spec.mask, &why), pause),
         }
-        match reading.next(self.lists.offers) {
+        match reading.next(self.lists.offers, now) {
             Ok(next) => {
                 let kind = next.kind;
                 self.lists.reading = Some(next);
@@ -369,7 +369,23 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
+    /// None of the lists is used; what was known before is kept.
+    fn lists_failed(&mut self, why: &str, pause: Duration) {
+        self.lists.failed = true;
+        self.list_later(pause);
+        (self.news)(News::DiscoveryFailed(quoted(&self.spec.mask, why), pause));
+    }
+
     // ---- what the server sends ----
+
+    /// A message was dropped for want of memory. Whoever waits for it waits until its deadline.
+    fn on_dropped(&self, bytes: usize) {
+        let before = self.counters.malformed_line();
+        if before < MALFORMED_LOGGED || before.is_power_of_two() {
+            let why = "a message of the server was dropped: too much memory is in use for messages";
+            tracing::warn!(installation_name = %self.spec.name, bytes, count = before + 1, "{why}");
+        }
+    }
 
     /// One message, whole. `of` is our request on whose stream it came, where that is known.
     fn on_message(&mut self, message: &Bytes, of: Option<u64>, now: Instant) -> Heard {

@@ -701,6 +701,7 @@ mod tests {
                 dice: Dice::new(1, "a"),
                 news: Box::new(|_| {}),
                 printed: None,
+                memory: crate::byte_budget::ServerMemory::default(),
                 stage: Stage { audience: Arc::new(Unattended), source: Source { id: spec().id.clone(), run: Run(1) } },
             };
             run(Args { basis, line: Box::new(line) }).await

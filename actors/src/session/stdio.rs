@@ -113,12 +113,13 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let now = Instant::now();
     let Args { basis, reader, writer, process } = args;
     let (pid, line_max) = (process.pid(), basis.spec.policy.session.line_max);
+    let messages = basis.memory.messages.clone();
     let (talk, control) = Conversation::new(basis, Pipe::default());
     // Boxed: a future keeps what it was given and what it has made of it side by side, and each one around it does so
     // again.
     let mut this = Box::new(Session {
         talk,
-        lines: Lines::new(reader, line_max),
+        lines: Lines::new(reader, line_max, messages),
         writer: Some(writer),
         process,
         control,
@@ -217,6 +218,10 @@ impl Session {
                 | Heard::OtherEra(_)
                 | Heard::Initialized => None,
             },
+            Received::Dropped(bytes) => {
+                self.talk.on_dropped(bytes);
+                None
+            }
             Received::End => {
                 self.stdout_over = true;
                 self.breaks("the server closed its stdout".to_owned());
@@ -356,7 +361,7 @@ impl Session {
                     None => listening = false,
                 },
                 received = self.lines.next(), if reading => {
-                    reading = matches!(received, Received::Line(_) | Received::FirstByte);
+                    reading = matches!(received, Received::Line(_) | Received::FirstByte | Received::Dropped(_));
                 }
             }
         }

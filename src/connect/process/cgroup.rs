@@ -341,8 +341,8 @@ fn number_after(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// The directory of this process's cgroup; none where no cgroup of version 2 is mounted.
-pub(in crate::connect) fn own_cgroup() -> Option<PathBuf> {
+/// Returns the directory of this process's cgroup, if one of version 2 is mounted.
+pub(crate) fn own_cgroup() -> Option<PathBuf> {
     let read = |file| fs::read_to_string(file).ok();
     own_directory(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?)
 }

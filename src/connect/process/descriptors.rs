@@ -2,6 +2,8 @@
 //! we were started with.
 
 use std::io;
+#[cfg(feature = "cli")]
+use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
 use nix::libc::rlim_t;
@@ -26,4 +28,47 @@ pub(super) fn of_child() -> io::Result<Option<(rlim_t, rlim_t)>> {
     let Some(soft) = AT_START.get() else { return Ok(None) };
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(Some((hard.min(*soft), hard)))
+}
+
+/// Descriptors that clients' connections leave to the satellite itself: to start servers, to answer on the control socket,
+/// to write the journal. The kernel gives each new descriptor the lowest free number, so the number of a connection's
+/// descriptor says how many are left.
+#[cfg(feature = "cli")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DescriptorReserve {
+    /// The lowest number that is reserved.
+    reserved: rlim_t,
+    /// The lowest number at which no connection is admitted, not even in the place of another one.
+    last: rlim_t,
+}
+
+#[cfg(feature = "cli")]
+impl DescriptorReserve {
+    const MAX: rlim_t = 1024;
+
+    /// Returns the reserve under the limit of open files in force; none where the limit cannot be read.
+    pub(crate) fn of_this_process() -> Self {
+        Self::of_limit(getrlimit(Resource::RLIMIT_NOFILE).map_or(rlim_t::MAX, |(soft, _)| soft))
+    }
+
+    /// Returns the reserve under a limit of open files: a quarter of it, at most 1,024.
+    pub(crate) fn of_limit(limit: rlim_t) -> Self {
+        let reserve = (limit / 4).min(Self::MAX);
+        Self { reserved: limit - reserve, last: limit - reserve / 2 }
+    }
+
+    /// Returns whether a connection with this descriptor uses the reserve.
+    pub(crate) fn is_reserved(self, descriptor: RawFd) -> bool {
+        number(descriptor) >= self.reserved
+    }
+
+    /// Returns whether half of the reserve is in use.
+    pub(crate) fn is_last(self, descriptor: RawFd) -> bool {
+        number(descriptor) >= self.last
+    }
+}
+
+#[cfg(feature = "cli")]
+fn number(descriptor: RawFd) -> rlim_t {
+    rlim_t::try_from(descriptor).unwrap_or_default()
 }

@@ -55,8 +55,10 @@ use tokio::net::unix::pipe;
 pub(crate) use self::census::{Census, Stat, children_of};
 #[cfg(feature = "cli")]
 pub(crate) use self::cgroup::LeftBy;
-pub(super) use self::cgroup::own_cgroup;
+pub(crate) use self::cgroup::own_cgroup;
 pub(super) use self::cgroup::{CgroupLimits, Controllers};
+#[cfg(feature = "cli")]
+pub(crate) use self::descriptors::DescriptorReserve;
 pub use self::descriptors::raise_descriptor_limit;
 use self::fork::{ForkThread, Started};
 use self::holds::Holds;

@@ -5,7 +5,10 @@
 
 use std::time::Duration;
 
+use std::sync::Arc;
+
 use bytes::Bytes;
+use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use memchr::memchr2;
 
 /// An event with data, or what the stream says of itself.
@@ -17,14 +20,25 @@ pub(super) struct Event {
     pub(super) data: Bytes,
 }
 
-/// A line or an event over the limit.
+/// A shorter event is not counted: there are few at a time.
+pub(super) const COUNTED_FROM: usize = 64 * 1024;
+
+/// An event that cannot be read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooLong;
+pub(super) enum EventError {
+    /// A line or the event is over the limit.
+    TooLong,
+    /// There is no memory for it.
+    NoMemory,
+}
 
 /// The state of one stream between two chunks.
 #[derive(Debug)]
 pub(super) struct Events {
     limit: usize,
+    memory: Arc<ByteBudget>,
+    /// The memory of the event that is being read.
+    share: ByteShare,
     /// What has come and is not read yet.
     chunk: Bytes,
     /// The beginning of a line whose end has not come.
@@ -42,10 +56,12 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// A stream whose lines and events are at most `limit` bytes.
-    pub(super) fn new(limit: usize) -> Self {
+    /// A stream whose lines and events are at most `limit` bytes. Long ones count in `memory`.
+    pub(super) fn new(limit: usize, memory: &Arc<ByteBudget>) -> Self {
         Self {
             limit,
+            memory: Arc::clone(memory),
+            share: memory.share(),
             chunk: Bytes::new(),
             line: Vec::new(),
             data: None,
@@ -65,7 +81,7 @@ impl Events {
     }
 
     /// The next event that is whole.
-    pub(super) fn next(&mut self) -> Result<Option<Event>, TooLong> {
+    pub(super) fn next(&mut self) -> Result<Option<Event>, EventError> {
         while !self.chunk.is_empty() {
             if std::mem::take(&mut self.after_cr) && self.chunk[0] == b'\n' {
                 drop(self.chunk.split_to(1));
@@ -74,15 +90,16 @@ impl Events {
             let Some(end) = memchr2(b'\n', b'\r', &self.chunk) else {
                 let rest = std::mem::take(&mut self.chunk);
                 if self.line.len() + rest.len() > self.limit {
-                    return Err(TooLong);
+                    return Err(EventError::TooLong);
                 }
                 self.line.extend_from_slice(&rest);
+                self.count()?;
                 break;
             };
             let part = self.chunk.split_to(end);
             self.after_cr = self.chunk.split_to(1)[0] == b'\r';
             if self.line.len() + part.len() > self.limit {
-                return Err(TooLong);
+                return Err(EventError::TooLong);
             }
             let event = if self.line.is_empty() {
                 self.read(&part)?
@@ -110,7 +127,14 @@ impl Events {
         self.retry
     }
 
-    fn read(&mut self, line: &[u8]) -> Result<Option<Event>, TooLong> {
+    /// Counts the memory of a long event, if there is as much.
+    fn count(&mut self) -> Result<(), EventError> {
+        let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
+        let uncounted = bytes.saturating_sub(COUNTED_FROM + self.share.bytes());
+        if uncounted == 0 || self.share.try_take(uncounted) { Ok(()) } else { Err(EventError::NoMemory) }
+    }
+
+    fn read(&mut self, line: &[u8]) -> Result<Option<Event>, EventError> {
         let line = match line.strip_prefix(b"\xEF\xBB\xBF") {
             Some(rest) if self.at_start => rest,
             _ => line,
@@ -126,7 +150,7 @@ impl Events {
             b"data" => {
                 let before = self.data.as_ref().map_or(0, |data| data.len() + 1);
                 if before + value.len() > self.limit {
-                    return Err(TooLong);
+                    return Err(EventError::TooLong);
                 }
                 match &mut self.data {
                     Some(data) => {
@@ -135,6 +159,7 @@ impl Events {
                     }
                     None => self.data = Some(value.to_vec()),
                 }
+                self.count()?;
             }
             b"event" => self.kind = Some(String::from_utf8_lossy(value).into_owned()),
             b"id" if !value.contains(&0) => self.next_id = Some(value.to_vec()),
@@ -154,8 +179,13 @@ impl Events {
             self.last_id = Some(id);
         }
         let kind = self.kind.take().filter(|kind| !kind.is_empty());
-        let data = self.data.take().filter(|data| !data.is_empty())?;
-        Some(Event { kind, data: data.into() })
+        let counted = (self.share.bytes() > 0).then(|| std::mem::replace(&mut self.share, self.memory.share()));
+        let data = Bytes::from(self.data.take().filter(|data| !data.is_empty())?);
+        let data = match counted {
+            Some(share) => share.hold(data),
+            None => data,
+        };
+        Some(Event { kind, data })
     }
 }
 
@@ -164,8 +194,8 @@ mod tests {
     use super::*;
 
     /// All events of a stream that comes in chunks of this size.
-    fn read(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, Events), TooLong> {
-        let mut events = Events::new(limit);
+    fn read(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, Events), EventError> {
+        let mut events = Events::new(limit, &ByteBudget::unlimited());
         let mut seen = Vec::new();
         for chunk in text.chunks(size) {
             events.push(Bytes::copy_from_slice(chunk));
@@ -215,11 +245,11 @@ mod tests {
     #[test]
     fn neither_a_line_nor_an_event_grows_beyond_the_limit() {
         let endless = [b'x'; 101];
-        assert_eq!(read(&endless, 10, 100).err(), Some(TooLong));
-        assert_eq!(read(&endless, 200, 100).err(), Some(TooLong));
-        assert_eq!(read(&[&endless[..], b"\n\n"].concat(), 200, 100).err(), Some(TooLong));
+        assert_eq!(read(&endless, 10, 100).err(), Some(EventError::TooLong));
+        assert_eq!(read(&endless, 200, 100).err(), Some(EventError::TooLong));
+        assert_eq!(read(&[&endless[..], b"\n\n"].concat(), 200, 100).err(), Some(EventError::TooLong));
         let lines = "data: 0123456789\n".repeat(10);
-        assert_eq!(read(lines.as_bytes(), 7, 100).err(), Some(TooLong));
+        assert_eq!(read(lines.as_bytes(), 7, 100).err(), Some(EventError::TooLong));
         assert!(read(lines.as_bytes(), 7, 109).is_ok());
     }
 
@@ -229,5 +259,29 @@ mod tests {
         let (seen, events) = read(&text, 999, 10_000).expect("it is short");
         assert_eq!(seen.len(), 1);
         assert_eq!((events.line.capacity(), events.chunk.len(), events.data.is_some()), (0, 0, false));
+    }
+
+    #[test]
+    fn an_event_for_which_there_is_no_memory_is_not_read() {
+        let budget = ByteBudget::new(100_000);
+        let event = [b"data: ", &vec![b'z'; 150_000][..], b"\n\n"].concat();
+        let read = |chunk: usize| {
+            let mut events = Events::new(1_000_000, &budget);
+            for chunk in event.chunks(chunk) {
+                events.push(Bytes::copy_from_slice(chunk));
+                if let Some(event) = events.next()? {
+                    return Ok(event);
+                }
+            }
+            Err(EventError::TooLong)
+        };
+        for chunk in [1000, 1_000_000] {
+            let event = read(chunk).expect("there is memory for one");
+            assert_eq!(event.data.len(), 150_000);
+            assert!((84_000..=100_000).contains(&budget.used()), "{}", budget.used());
+            assert_eq!(read(chunk), Err(EventError::NoMemory), "and not for two");
+            drop(event);
+            assert_eq!(budget.used(), 0);
+        }
     }
 }

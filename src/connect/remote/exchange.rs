@@ -11,6 +11,7 @@ use futures::channel::mpsc;
 use futures::future::{AbortHandle, Abortable, Aborted, BoxFuture};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, SinkExt, StreamExt};
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceSpec;
@@ -21,7 +22,7 @@ use tokio::time::timeout;
 
 use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID, TEXT};
 use super::clients::Clients;
-use super::events::{Event, Events, TooLong};
+use super::events::{COUNTED_FROM, Event, EventError, Events};
 use super::failures::{challenge, of_error, of_status, one_line};
 use super::line::Telling;
 use super::message;
@@ -185,6 +186,7 @@ impl Exchanges {
 pub(super) struct Session {
     clients: Arc<Clients>,
     tokens: Arc<dyn Tokens>,
+    memory: Arc<ByteBudget>,
     state: Mutex<State>,
 }
 
@@ -199,18 +201,24 @@ struct State {
 }
 
 impl Session {
-    pub(super) fn new(spec: &InstanceSpec, clients: Arc<Clients>, tokens: Arc<dyn Tokens>) -> Arc<Self> {
+    pub(super) fn new(
+        spec: &InstanceSpec,
+        clients: Arc<Clients>,
+        tokens: Arc<dyn Tokens>,
+        memory: Arc<ByteBudget>,
+    ) -> Arc<Self> {
         let access = Access::new(spec, &clients, &tokens).map(Arc::new);
         let state = Mutex::new(State { access, id: None, version: None, endpoint: None });
-        Arc::new(Self { clients, tokens, state })
+        Arc::new(Self { clients, tokens, memory, state })
     }
 
     /// What every exchange that begins now goes by.
     pub(super) fn terms(&self) -> Result<Terms, Failure> {
         let state = self.state();
         let access = state.access.clone().map_err(Failure::unsent)?;
-        let (id, version) = (state.id.clone(), state.version.clone());
-        Ok(Terms { access, alone: false, greets: version.is_none(), id, version, endpoint: state.endpoint.clone() })
+        let (id, version, endpoint) = (state.id.clone(), state.version.clone(), state.endpoint.clone());
+        let (greets, memory) = (version.is_none(), self.memory.clone());
+        Ok(Terms { access, alone: false, greets, id, version, endpoint, memory })
     }
 
     pub(super) fn adopt(&self, spec: &InstanceSpec) {
@@ -253,6 +261,8 @@ pub(super) struct Terms {
     id: Option<HeaderValue>,
     version: Option<HeaderValue>,
     endpoint: Option<Url>,
+    /// For the messages of all servers.
+    memory: Arc<ByteBudget>,
 }
 
 impl Terms {
@@ -423,26 +433,39 @@ impl Terms {
             return Err(too_long());
         }
         let mut parts = Vec::new();
-        let mut length = 0;
+        let (mut length, mut share) = (0, self.memory.share());
         while let Some(part) = response.chunk().await.map_err(|_| Failure::sent(FailureKind::Cut))? {
             length += part.len();
             if length > limit {
                 return Err(too_long());
             }
+            if length > COUNTED_FROM && !share.try_take(length - share.bytes()) {
+                return Err(Failure::sent(FailureKind::NoMemory));
+            }
             parts.push(part);
         }
-        Ok(match <[Bytes; 1]>::try_from(parts) {
+        let whole = match <[Bytes; 1]>::try_from(parts) {
             Ok([whole]) => whole,
             Err(parts) => parts.concat().into(),
-        })
+        };
+        Ok(if share.bytes() == 0 { whole } else { share.hold(whole) })
     }
 
-    pub(super) fn line_max(&self) -> usize {
+    /// Reads the events of a stream.
+    pub(super) fn events(&self) -> Events {
+        Events::new(self.line_max(), &self.memory)
+    }
+
+    fn line_max(&self) -> usize {
         self.access.policy.session.line_max
     }
 
-    pub(super) fn too_long(&self) -> FailureKind {
-        FailureKind::TooLong(self.line_max())
+    /// Returns the failure of a stream whose next event cannot be read.
+    pub(super) fn unread(&self, error: EventError) -> Failure {
+        Failure::sent(match error {
+            EventError::TooLong => FailureKind::TooLong(self.line_max()),
+            EventError::NoMemory => FailureKind::NoMemory,
+        })
     }
 
     pub(super) fn header_timeout(&self) -> Duration {
@@ -473,7 +496,7 @@ pub(super) fn forget_head(response: &mut Response) {
 }
 
 /// The next event of a stream; `None` at its end, however it ended. May be dropped and called again.
-pub(super) async fn next_event(response: &mut Response, events: &mut Events) -> Result<Option<Event>, TooLong> {
+pub(super) async fn next_event(response: &mut Response, events: &mut Events) -> Result<Option<Event>, EventError> {
     loop {
         if let Some(event) = events.next()? {
             return Ok(Some(event));

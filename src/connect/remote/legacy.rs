@@ -23,7 +23,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
         let late = |_| Failure::sent(FailureKind::HeaderTimeout(header_timeout));
         let mut response = open(&terms).await?;
         forget_head(&mut response);
-        let mut events = Events::new(terms.line_max());
+        let mut events = terms.events();
         let endpoint = timeout_at(until, endpoint(&terms, &mut response, &mut events)).await.map_err(late)??;
         session.directed(endpoint);
         Ok((terms, response, events))
@@ -40,7 +40,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
             }
             Ok(Some(_)) => {}
             Ok(None) => return News::Of(Incoming::Lost(Failure::sent(ended()))),
-            Err(_) => return News::Of(Incoming::Lost(Failure::sent(terms.too_long()))),
+            Err(error) => return News::Of(Incoming::Lost(terms.unread(error))),
         }
     }
 }
@@ -67,7 +67,7 @@ async fn endpoint(terms: &Terms, response: &mut Response, events: &mut Events) -
             }
             Ok(Some(_)) => {}
             Ok(None) => return Err(Failure::sent(ended())),
-            Err(_) => return Err(Failure::sent(terms.too_long())),
+            Err(error) => return Err(terms.unread(error)),
         }
     }
 }

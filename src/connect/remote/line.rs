@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::failure::{Failure, FailureKind};
 use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, Target};
 use mcp_satellite_actors::seam::{Incoming, Line, Outgoing};
@@ -64,13 +65,18 @@ enum Gate {
 }
 
 impl RemoteLine {
-    pub(super) fn new(spec: &InstanceSpec, clients: Arc<Clients>, tokens: Arc<dyn Tokens>) -> Self {
+    pub(super) fn new(
+        spec: &InstanceSpec,
+        clients: Arc<Clients>,
+        tokens: Arc<dyn Tokens>,
+        memory: Arc<ByteBudget>,
+    ) -> Self {
         let (transport, gate) = match spec.target {
             Target::Remote { transport: RemoteTransport::Sse, .. } => (RemoteTransport::Sse, Gate::Untried),
             // What is no remote server has no `Access` either, and fails by that.
             Target::Remote { .. } | Target::Stdio { .. } => (RemoteTransport::Http, Gate::Open),
         };
-        let session = Session::new(spec, clients, tokens);
+        let session = Session::new(spec, clients, tokens, memory);
         Self {
             transport,
             session,

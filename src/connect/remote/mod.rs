@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
@@ -40,19 +41,27 @@ pub use self::tokens::{Holder, NoTokens, Refusal, Tokens};
 pub struct RemoteConnector {
     clients: Arc<Clients>,
     tokens: Arc<dyn Tokens>,
+    memory: Arc<ByteBudget>,
 }
 
 impl RemoteConnector {
     /// Reads the machine's certificates. Fails where no HTTP client can be made; a machine without certificates can
     /// still reach servers that need none.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { clients: Arc::new(Clients::new()?), tokens: Arc::new(NoTokens) })
+        let clients = Arc::new(Clients::new()?);
+        Ok(Self { clients, tokens: Arc::new(NoTokens), memory: ByteBudget::unlimited() })
     }
 
     /// The same, with tokens for servers whose instances bring none.
     #[must_use]
     pub fn with_tokens(self, tokens: Arc<dyn Tokens>) -> Self {
         Self { tokens, ..self }
+    }
+
+    /// Counts the long answers of all servers in `memory`. An answer for which there is no room is not read.
+    #[must_use]
+    pub fn with_memory(self, memory: Arc<ByteBudget>) -> Self {
+        Self { memory, ..self }
     }
 
     /// For whoever else asks the network in their name.
@@ -68,6 +77,7 @@ impl Connector for RemoteConnector {
     }
 
     fn dial(&self, spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
-        Box::new(RemoteLine::new(spec, Arc::clone(&self.clients), Arc::clone(&self.tokens)))
+        let (clients, tokens) = (Arc::clone(&self.clients), Arc::clone(&self.tokens));
+        Box::new(RemoteLine::new(spec, clients, tokens, Arc::clone(&self.memory)))
     }
 }

@@ -116,10 +116,8 @@ async fn follow(
     let mut last_id = None;
     loop {
         let began = Instant::now();
-        let mut events = Events::new(terms.line_max());
-        while let Some(event) =
-            next_event(&mut response, &mut events).await.map_err(|_| Failure::sent(terms.too_long()))?
-        {
+        let mut events = terms.events();
+        while let Some(event) = next_event(&mut response, &mut events).await.map_err(|error| terms.unread(error))? {
             if event.kind.is_some_and(|kind| kind != "message") {
                 continue;
             }
@@ -199,7 +197,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 (opened, broken) = (true, false);
                 forget_head(&mut response);
                 let began = Instant::now();
-                let mut events = Events::new(terms.line_max());
+                let mut events = terms.events();
                 loop {
                     match next_event(&mut response, &mut events).await {
                         Ok(Some(event)) if event.kind.as_ref().is_none_or(|kind| kind == "message") => {
@@ -207,7 +205,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                         }
                         Ok(Some(_)) => {}
                         Ok(None) => break,
-                        Err(_) => return lost(Failure::sent(terms.too_long())),
+                        Err(error) => return lost(terms.unread(error)),
                     }
                 }
                 last_id = resumption(&events).or(last_id);

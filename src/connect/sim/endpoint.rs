@@ -88,6 +88,7 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
         | FailureKind::Status { .. }
         | FailureKind::NotMcp { .. }
         | FailureKind::TooLong(_)
+        | FailureKind::NoMemory
         | FailureKind::Flooded
         | FailureKind::Handshake(_)
         | FailureKind::Unhealthy(_)

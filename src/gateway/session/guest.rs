@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mcp_satellite_actors::audience::{Question, Source};
+use mcp_satellite_actors::byte_budget::ByteShare;
 use mcp_satellite_actors::rpc::{Message, joined};
 
 use super::super::era::{change, may_ask_back, terms};
@@ -42,16 +43,18 @@ pub(super) struct Hearing {
     /// As JSON text.
     id: Arc<str>,
     filter: Filter,
+    _kept: ByteShare,
 }
 
 impl State {
-    /// A question of a server to a guest. It comes back if there is no room for it.
-    pub(super) fn keep(&mut self, of: Source, question: Question) -> Option<Question> {
-        if !self.kept.try_take(question.message().text().len()) {
+    /// Keeps a question of a server to a guest. Returns it if there is no room for it.
+    pub(super) fn keep(&mut self, of: Source, question: Question, mut kept: ByteShare) -> Option<Question> {
+        if !kept.try_take(question.message().text().len()) {
             return Some(question);
         }
         self.questions_put += 1;
-        self.questions.insert(self.questions_put, Asked { of, question, call: None, at: (UNASKED, 0) });
+        let asked = Asked { of, question, call: None, at: (UNASKED, 0), _kept: Some(kept) };
+        self.questions.insert(self.questions_put, asked);
         None
     }
 
@@ -154,12 +157,13 @@ impl Session {
         let params =
             format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, quoted(change::SUBSCRIPTION_ID), filter.written());
         let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
-        let mut state = self.state();
-        if !state.kept.try_take(params.len()) {
+        let mut kept = self.budget.share();
+        if !kept.try_take(params.len()) {
             return false;
         }
+        let mut state = self.state();
         let said = state.say(None, &parts);
-        state.hearing = Some(Hearing { id: id.clone(), filter });
+        state.hearing = Some(Hearing { id: id.clone(), filter, _kept: kept });
         drop(state);
         self.unless_slow(said);
         true
@@ -196,14 +200,8 @@ impl Session {
     pub(in crate::gateway) fn answered_with(&self, responses: &Pairs<'_>) {
         for (name, value) in responses.iter().filter(|(_, value)| value.starts_with('{')) {
             let number = name.strip_prefix("input-").and_then(|number| number.parse().ok());
-            let Some(asked) = number.and_then(|number: u64| {
-                let mut state = self.state();
-                let asked = state.questions.remove(&number)?;
-                state.kept.give(asked.question.message().text().len());
-                Some(asked)
-            }) else {
-                continue;
-            };
+            let asked = number.and_then(|number: u64| self.state().questions.remove(&number));
+            let Some(asked) = asked else { continue };
             let answer = joined(&[r#"{"jsonrpc":"2.0","id":0,"result":"#, value, "}"]);
             // What was read once can be read again.
             if let Ok(answer) = Message::read(answer) {

@@ -90,6 +90,7 @@ impl Lobby {
             calls_per_user_max: 0,
             sessions_max: tokens.len().max(1) * 2,
             connections_max: 65_536,
+            unauthenticated_max: 65_536,
             request_timeout: Some(deadline),
             ..GatewayLimits::default()
         };

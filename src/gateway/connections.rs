@@ -1,0 +1,316 @@
+//! Admission of TCP connections. A connection is unauthenticated until a request on it shows a valid token; it has
+//! `header_timeout` to do so. Unauthenticated connections may use a part of all connections only, so that there is room for
+//! clients with a token. Where a limit is reached, the oldest unauthenticated connection is closed for the new one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Context;
+
+use futures::task::AtomicWaker;
+use tokio::time::{Duration, Instant};
+
+use crate::config::GatewayLimits;
+use crate::connect::process::DescriptorReserve;
+
+/// The shortest time between two warnings about closed connections.
+const WARNING_PAUSE: Duration = Duration::from_secs(60);
+
+const UNAUTHENTICATED: u8 = 0;
+const AUTHENTICATED: u8 = 1;
+const EVICTED: u8 = 2;
+
+/// Limits of connections.
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectionLimits {
+    /// All connections.
+    max: usize,
+    /// Connections without a valid token so far.
+    unauthenticated_max: usize,
+    /// The same, of one address.
+    unauthenticated_per_peer_max: usize,
+    /// Addresses that many clients share.
+    trusted_proxies: Vec<IpAddr>,
+    /// Time to show a valid token.
+    header_timeout: Duration,
+    descriptors: DescriptorReserve,
+}
+
+impl ConnectionLimits {
+    pub(crate) fn new(limits: &GatewayLimits, trusted_proxies: &[IpAddr]) -> Self {
+        Self {
+            max: limits.connections_max,
+            // A quarter of the connections is always left to clients with a token.
+            unauthenticated_max: limits.unauthenticated_max.min(limits.connections_max - limits.connections_max / 4),
+            unauthenticated_per_peer_max: limits.unauthenticated_per_peer_max,
+            trusted_proxies: trusted_proxies.iter().map(IpAddr::to_canonical).collect(),
+            header_timeout: limits.header_timeout,
+            descriptors: DescriptorReserve::of_this_process(),
+        }
+    }
+
+    fn limits_peer(&self, address: IpAddr) -> bool {
+        !address.is_loopback() && !self.trusted_proxies.contains(&address)
+    }
+}
+
+/// All connections of an endpoint.
+#[derive(Debug)]
+pub(crate) struct Connections(Mutex<Table>);
+
+#[derive(Debug)]
+struct Table {
+    limits: ConnectionLimits,
+    /// Connections that were not closed by an eviction.
+    open: usize,
+    accepted: u64,
+    /// By age.
+    unauthenticated: BTreeMap<u64, Unauthenticated>,
+    numbers: HashMap<SocketAddr, u64>,
+    warned_at: Option<Instant>,
+    /// Closed since the last warning, to make room for others.
+    evicted: u64,
+    /// Refused since the last warning.
+    refused: u64,
+}
+
+#[derive(Debug)]
+struct Unauthenticated {
+    peer: SocketAddr,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    phase: AtomicU8,
+    waker: AtomicWaker,
+}
+
+/// The place of one connection. Dropped, it is free again.
+#[derive(Debug)]
+pub(crate) struct ConnectionPlace {
+    connections: Arc<Connections>,
+    number: u64,
+    state: Arc<State>,
+    /// Time from the connection to a valid token.
+    pub(crate) header_timeout: Duration,
+}
+
+impl ConnectionPlace {
+    /// Returns whether a request on it has shown a valid token.
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.state.phase.load(Ordering::Acquire) == AUTHENTICATED
+    }
+
+    /// Returns whether it was closed for another connection. If not, the task is woken when that happens.
+    pub(crate) fn poll_evicted(&self, context: &Context<'_>) -> bool {
+        let evicted = || self.state.phase.load(Ordering::Acquire) == EVICTED;
+        if self.state.phase.load(Ordering::Acquire) == UNAUTHENTICATED {
+            self.state.waker.register(context.waker());
+        }
+        evicted()
+    }
+}
+
+impl Drop for ConnectionPlace {
+    fn drop(&mut self) {
+        let mut table = self.connections.table();
+        if self.state.phase.load(Ordering::Acquire) != EVICTED {
+            table.open -= 1;
+            table.forget(self.number);
+        }
+    }
+}
+
+impl Connections {
+    pub(crate) fn new(limits: ConnectionLimits) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Table {
+            limits,
+            open: 0,
+            accepted: 0,
+            unauthenticated: BTreeMap::new(),
+            numbers: HashMap::new(),
+            warned_at: None,
+            evicted: 0,
+            refused: 0,
+        })))
+    }
+
+    /// Changes the limits for connections to come.
+    pub(crate) fn set(&self, limits: ConnectionLimits) {
+        self.table().limits = limits;
+    }
+
+    /// Admits a connection, if need be in the place of another one; `None` if there is no room.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        peer: SocketAddr,
+        descriptor: RawFd,
+        now: Instant,
+    ) -> Option<ConnectionPlace> {
+        let mut table = self.table();
+        let admitted = table.make_room(peer.ip().to_canonical(), descriptor);
+        if !admitted {
+            table.refused += 1;
+        }
+        table.warn(now);
+        if !admitted {
+            return None;
+        }
+        table.accepted += 1;
+        table.open += 1;
+        let (number, state) = (table.accepted, Arc::<State>::default());
+        table.unauthenticated.insert(number, Unauthenticated { peer, state: Arc::clone(&state) });
+        table.numbers.insert(peer, number);
+        let header_timeout = table.limits.header_timeout;
+        Some(ConnectionPlace { connections: Arc::clone(self), number, state, header_timeout })
+    }
+
+    /// Marks the connection of this peer: a request on it has shown a valid token.
+    pub(crate) fn authenticated(&self, peer: SocketAddr) {
+        let mut table = self.table();
+        let Some(number) = table.numbers.get(&peer).copied() else { return };
+        if let Some(connection) = table.forget(number) {
+            connection.state.phase.store(AUTHENTICATED, Ordering::Release);
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Nothing is called in between that could leave it half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn make_room(&mut self, address: IpAddr, descriptor: RawFd) -> bool {
+        let limits = &self.limits;
+        let (max, of_peer_max) = (limits.unauthenticated_max, limits.unauthenticated_per_peer_max);
+        let (few, too_few) = (limits.descriptors.is_reserved(descriptor), limits.descriptors.is_last(descriptor));
+        if limits.limits_peer(address) {
+            let is_its = |connection: &Unauthenticated| connection.peer.ip().to_canonical() == address;
+            let of_peer = || self.unauthenticated.iter().filter(|(_, connection)| is_its(connection));
+            let oldest = of_peer().next().map(|(number, _)| *number);
+            if let Some(oldest) = oldest.filter(|_| of_peer().count() >= of_peer_max) {
+                self.evict(oldest);
+            }
+        }
+        if self.unauthenticated.len() >= max || self.open >= self.limits.max || few {
+            let oldest = self.unauthenticated.first_key_value().map(|(number, _)| *number);
+            let evicted = oldest.is_some_and(|oldest| self.evict(oldest));
+            // The evicted connection has its descriptor until its task has run.
+            return evicted && !too_few;
+        }
+        true
+    }
+
+    fn evict(&mut self, number: u64) -> bool {
+        let Some(connection) = self.forget(number) else { return false };
+        connection.state.phase.store(EVICTED, Ordering::Release);
+        connection.state.waker.wake();
+        self.open -= 1;
+        self.evicted += 1;
+        true
+    }
+
+    fn forget(&mut self, number: u64) -> Option<Unauthenticated> {
+        let connection = self.unauthenticated.remove(&number)?;
+        // Another connection may have come from the same address and port since.
+        if self.numbers.get(&connection.peer) == Some(&number) {
+            self.numbers.remove(&connection.peer);
+        }
+        Some(connection)
+    }
+
+    fn warn(&mut self, now: Instant) {
+        let is_due = self.warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARNING_PAUSE);
+        if !is_due || self.evicted + self.refused == 0 {
+            return;
+        }
+        self.warned_at = Some(now);
+        let (closed, refused) = (std::mem::take(&mut self.evicted), std::mem::take(&mut self.refused));
+        let (open, unauthenticated) = (self.open, self.unauthenticated.len());
+        tracing::warn!(
+            closed,
+            refused,
+            open,
+            unauthenticated,
+            "the endpoint has too many connections without a valid token: it closes the oldest of them"
+        );
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    const LOW: RawFd = 3;
+
+    fn limits(max: usize, unauthenticated_max: usize, unauthenticated_per_peer_max: usize) -> ConnectionLimits {
+        let limits = GatewayLimits {
+            connections_max: max,
+            unauthenticated_max,
+            unauthenticated_per_peer_max,
+            ..GatewayLimits::default()
+        };
+        let descriptors = DescriptorReserve::of_limit(1024);
+        ConnectionLimits { descriptors, ..ConnectionLimits::new(&limits, &[IpAddr::from([192, 0, 2, 9])]) }
+    }
+
+    fn peer(host: u8, port: u16) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, host], port))
+    }
+
+    fn is_evicted(place: &ConnectionPlace) -> bool {
+        place.poll_evicted(&Context::from_waker(futures::task::noop_waker_ref()))
+    }
+
+    #[test]
+    fn the_oldest_connection_without_a_token_makes_room_and_one_with_a_token_stays() {
+        let (connections, now) = (Connections::new(limits(4, 2, 9)), Instant::now());
+        let admit = |port| connections.admit(peer(1, port), LOW, now);
+        let known = admit(1).unwrap();
+        connections.authenticated(peer(1, 1));
+        let (first, second) = (admit(2).unwrap(), admit(3).unwrap());
+        let third = admit(4).unwrap();
+        assert!(is_evicted(&first) && !is_evicted(&second) && !is_evicted(&third));
+        assert!(known.is_authenticated() && !is_evicted(&known) && !third.is_authenticated());
+        // An evicted connection that ends does not count a second time.
+        drop(first);
+        assert_eq!(connections.table().open, 3);
+        for port in [3, 4] {
+            connections.authenticated(peer(1, port));
+        }
+        let fourth = admit(5).unwrap();
+        connections.authenticated(peer(1, 5));
+        assert!(admit(6).is_none(), "all of them have shown a token");
+        drop((known, second, third, fourth));
+        let table = connections.table();
+        assert_eq!((table.open, table.unauthenticated.len(), table.numbers.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn one_address_has_a_few_connections_without_a_token_unless_many_share_it() {
+        let (connections, now) = (Connections::new(limits(100, 70, 2)), Instant::now());
+        let admit = |peer| connections.admit(peer, LOW, now).unwrap();
+        let places: Vec<_> = [1, 2, 3].map(|port| admit(peer(1, port))).into();
+        assert_eq!(places.iter().map(is_evicted).collect::<Vec<_>>(), [true, false, false]);
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let others: Vec<_> =
+            [1, 2, 3].into_iter().flat_map(|port| [admit(peer(9, port)), admit(local(port))]).collect();
+        assert!(!others.iter().any(is_evicted));
+    }
+
+    #[test]
+    fn descriptors_are_left_to_the_satellite_itself() {
+        let (connections, now) = (Connections::new(limits(5000, 3000, 9000)), Instant::now());
+        let first = connections.admit(peer(1, 1), 767, now).unwrap();
+        let second = connections.admit(peer(1, 2), 768, now).unwrap();
+        assert!(is_evicted(&first) && !is_evicted(&second));
+        assert!(connections.admit(peer(1, 3), 900, now).is_none(), "the last ones are for nobody else");
+        assert!(is_evicted(&second));
+        assert!(connections.admit(peer(1, 4), 800, now).is_none(), "nobody can make room");
+    }
+}
