@@ -74,10 +74,7 @@ impl Args {
             era: self.era,
             dice: self.dice.clone(),
             news: self.news(),
-            stage: Stage {
-                audience: self.audience.clone(),
-                source: Source { id: self.spec.id.clone(), run: self.run },
-            },
+            stage: Stage::new(self.audience.clone(), Source { id: self.spec.id.clone(), run: self.run }),
         }
     }
 
