@@ -1,8 +1,10 @@
 //! A server's stderr: always drained, so that a chatty server cannot block itself; kept within limits, masked, and
 //! told in batches.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures::FutureExt;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Duration, Instant};
@@ -11,6 +13,7 @@ use crate::batcher::Emitter;
 use crate::model::event::{Event, LogLevel, LogLine, Subject};
 use crate::model::policy::LogPolicy;
 use crate::model::secret::Mask;
+use crate::tasks::{guarded, panic_text};
 
 /// Small, because an idle server's stderr holds it; grown while reads fill it.
 const READ_SIZE: usize = 1024;
@@ -18,7 +21,8 @@ const READ_SIZE_MAX: usize = 64 * 1024;
 const LIMIT_WINDOW: Duration = Duration::from_secs(1);
 const SUMMARY_EVERY: Duration = Duration::from_secs(60);
 
-/// Reads `stderr` to its end.
+/// Reads `stderr` to its end. After a panic the rest is read and dropped: a server must not block on its log because of a
+/// fault of ours.
 pub(crate) async fn drain(
     mut stderr: impl AsyncRead + Unpin,
     policy: LogPolicy,
@@ -26,7 +30,20 @@ pub(crate) async fn drain(
     of: Arc<Subject>,
     events: Emitter,
 ) {
-    let mut keeper = Keeper::new(policy, mask, of, events);
+    let name = of.process_id.clone();
+    let keeper = Keeper::new(policy, mask, of, events);
+    let Err(panic) = AssertUnwindSafe(keep(&mut stderr, keeper)).catch_unwind().await else { return };
+    let panic = panic_text(panic.as_ref());
+    tracing::error!(installation_name = %name, panic, "reading stderr panicked; the rest of it is dropped");
+    let mut nowhere = tokio::io::sink();
+    let dropping = AssertUnwindSafe(tokio::io::copy(&mut stderr, &mut nowhere)).catch_unwind();
+    if dropping.await.is_err() {
+        tracing::error!(installation_name = %name, "stderr cannot be read; the server may block on it");
+    }
+}
+
+/// Reads `stderr` to its end into `keeper`.
+async fn keep(stderr: &mut (impl AsyncRead + Unpin), mut keeper: Keeper) {
     let mut chunk = Vec::with_capacity(READ_SIZE);
     loop {
         let read = match keeper.flush_at {
@@ -183,11 +200,56 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        let now = Instant::now();
-        if !self.line.is_empty() {
-            self.finish_line(now);
+        // What panicked before may panic again, and a second panic on the way out would end the process.
+        guarded("the end of stderr", || {
+            if !self.line.is_empty() {
+                self.finish_line(Instant::now());
+            }
+            self.summarize();
+            self.flush();
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use tokio::io::ReadBuf;
+
+    use super::*;
+    use crate::model::policy::BatchPolicy;
+    use crate::session::remote::tests::spec;
+
+    /// Panics at the first read, and has so many bytes after that.
+    struct Panicking {
+        panics: bool,
+        left: usize,
+    }
+
+    impl AsyncRead for Panicking {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _cx: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<std::io::Result<()>> {
+            assert!(!std::mem::take(&mut self.panics), "asked to panic");
+            let count = self.left.min(buffer.remaining());
+            buffer.put_slice(&vec![b'x'; count]);
+            self.left -= count;
+            Poll::Ready(Ok(()))
         }
-        self.summarize();
-        self.flush();
+    }
+
+    #[test]
+    fn stderr_is_read_to_its_end_also_after_a_panic() {
+        let mut stderr = Panicking { panics: true, left: 1_000_000 };
+        let events = Emitter::new(&BatchPolicy::default(), Arc::new(|| jiff::Timestamp::UNIX_EPOCH));
+        let of = Arc::new(Subject::from(&*spec()));
+        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let Ok(clock) = clock else { panic!("there is no clock") };
+        clock.block_on(drain(&mut stderr, LogPolicy::default(), Mask::default(), of, events));
+        assert_eq!((stderr.panics, stderr.left), (false, 0));
     }
 }

@@ -17,7 +17,7 @@ use crate::calls::{CallPort, PortEnd};
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::seam::{Link, OpenError};
 use crate::session::{Control, stdio};
-use crate::tasks::{Tasks, panic_text};
+use crate::tasks::{Tasks, guarded, panic_text};
 use crate::worker::{Args, Msg};
 use crate::{logs, team};
 
@@ -46,7 +46,8 @@ impl Actor for StdioWorker {
         let (port, end) = args.door();
         let (control, controlled) = mpsc::unbounded_channel();
         let mut tasks = Tasks::default();
-        let opening = args.connector.open(args.spec.clone(), args.run);
+        let (connector, spec, run) = (args.connector.clone(), args.spec.clone(), args.run);
+        let opening = async move { connector.open(spec, run).await };
         // The handshake's time counts from here: a start that hangs uses it up.
         let patience = args.spec.policy.session.handshake_timeout;
         tasks.spawn(async move {
@@ -86,11 +87,11 @@ impl State {
         let Args { spec, subject, events, .. } = &self.args;
         self.guard = Some(link.guard);
         self.args.tell_spawned(team::Spawned {
-            pid: link.process.pid(),
-            custody: link.process.custody(),
+            pid: guarded("Process::pid", || link.process.pid()).flatten(),
+            custody: guarded("Process::custody", || link.process.custody()).flatten(),
             port: self.port.clone(),
         });
-        let autopsy = link.process.autopsy();
+        let autopsy = guarded("Process::autopsy", || link.process.autopsy()).flatten();
         // Dropped by the task that drains stderr when that has ended; at once if there is none.
         let (draining, drained) = oneshot::channel::<Infallible>();
         if let Some(stderr) = link.stderr {
@@ -118,7 +119,7 @@ impl State {
             // A server's last words on stderr say why it died. A grandchild may keep the pipe open: not for ever.
             let _ = tokio::time::timeout(exit_drain, drained).await;
             if exit.cause == ExitCause::Exited {
-                exit.limit = autopsy.and_then(|autopsy| autopsy());
+                exit.limit = autopsy.and_then(|autopsy| guarded("Process::autopsy", autopsy).flatten());
             }
             let _ = cast!(me, Msg::Over(exit));
         });

@@ -177,9 +177,10 @@ pub(super) async fn supervise(
             reloading = Some(Box::pin(take_on(&satellite, read_again(files, watch, reload))));
         }
         tokio::select! {
-            () = satellite.ended() => {
+            end = satellite.ended() => {
                 Box::pin(satellite.kill()).await;
-                return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
+                let why = format!("the runtime ended unasked: {end}; every server was killed; start the satellite again");
+                return Err(Failed::new(FAILED, why));
             }
             () = &mut tending => {}
             () = &mut linked => {}
