@@ -12,10 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, Shared};
+use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite_actors::byte_budget::ServerMemory;
 use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_actors::model::exit::RuntimeEnd;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
@@ -131,7 +132,6 @@ pub(crate) enum StartError {
 /// A satellite that runs.
 pub(crate) struct Satellite {
     runtime: RuntimeHandle,
-    root: Shared<BoxFuture<'static, ()>>,
     connector: StdioConnector,
     endpoint: Arc<Endpoint>,
     journal: Journal,
@@ -334,7 +334,7 @@ impl Satellite {
         options.memory_policy = plan.memory.clone();
         options.start_permits = plan.start_permits.unwrap_or(options.start_permits);
         options.connect_permits = plan.connect_permits.unwrap_or(options.connect_permits);
-        let (runtime, root) = mcp_satellite_actors::start(options)
+        let (runtime, _) = mcp_satellite_actors::start(options)
             .await
             .map_err(|why| StartError::Machine { what: "start the runtime", why: why.to_string().into() })?;
         let teller = runtime.emitter().clone();
@@ -396,12 +396,9 @@ impl Satellite {
                 ending: ending.clone(),
             },
         ));
-        // An error says that it was aborted or panicked: ended all the same.
-        let root = root.map(drop).boxed().shared();
         let (settings, known) = (Settings::of(&plan), Mutex::default());
         let satellite = Self {
             runtime,
-            root,
             connector,
             endpoint,
             journal,
@@ -753,9 +750,9 @@ impl Satellite {
         self.down.cancelled().await;
     }
 
-    /// Resolves when the runtime has ended, whoever ended it.
-    pub(crate) async fn ended(&self) {
-        self.root.clone().await;
+    /// Resolves when the runtime has ended, and to the reason.
+    pub(crate) async fn ended(&self) -> RuntimeEnd {
+        self.runtime.ended().await
     }
 
     /// Ends everything with grace.

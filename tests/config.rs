@@ -686,6 +686,12 @@ fn what_makes_no_sense_is_an_error() {
         ("", "command = \"x\"\nupdate = \"roling\"", "`roling` is no way to update a server"),
         ("[policy.watchdog]\nsilence = \"0s\"", "command = \"x\"", "`silence` is zero, which makes no sense here"),
         ("[policy.session]\nexit_drain = \"2000 years\"", "command = \"x\"", "`exit_drain` is longer than a year"),
+        (
+            "[policy.session]\nline_max = 2147483648",
+            "command = \"x\"",
+            "`policy.session.line_max` is larger than 1 GiB",
+        ),
+        ("[events]\nqueue_max = 1099511627776", "command = \"x\"", "`events.queue_max` is larger than a million"),
         ("[policy.start]\npermits = 0", "command = \"x\"", "`permits` is 0, which makes no sense here"),
         ("[events]\nsink = \"http\"", "command = \"x\"", "the http sink has no `url`"),
         ("[events]\nsink = \"stdout\"\nkeep = 2", "command = \"x\"", "`keep` says nothing to this sink"),

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use crate::calls::Command;
 use crate::model::ids::{InstanceId, Run};
 use crate::rpc::Message;
+use crate::tasks::guarded;
 
 /// Who has made a call: numbers of the host, neither of them ever used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,7 +34,8 @@ pub enum Cause {
     Several(usize),
 }
 
-/// The host's side. All of it is called from the task of a session: it takes what it is given and never waits.
+/// The host's side. All of it is called from the task of a session: it takes what it is given and never waits. `ended` is
+/// called exactly once for each session, also where the session panicked or was aborted, and also where it never began.
 pub trait Audience: Send + Sync + 'static {
     /// The server says something; progress comes by [`Audience::progress`].
     fn heard(&self, of: &Source, cause: Cause, message: Message);
@@ -146,9 +148,54 @@ impl Drop for Question {
     }
 }
 
-/// What a session needs to tell its audience.
-#[derive(Clone)]
+/// The audience of one session. Dropping it reports the end of the session, so that a session that panics or is aborted
+/// ends for its audience, too. A panic of the audience does not end the session.
 pub(crate) struct Stage {
-    pub(crate) audience: Arc<dyn Audience>,
-    pub(crate) source: Source,
+    audience: Arc<dyn Audience>,
+    source: Source,
+    has_ended: bool,
+}
+
+impl Stage {
+    pub(crate) fn new(audience: Arc<dyn Audience>, source: Source) -> Self {
+        Self { audience, source, has_ended: false }
+    }
+
+    /// See [`Audience::heard`].
+    pub(crate) fn heard(&self, cause: Cause, message: Message) {
+        guarded("Audience::heard", || self.audience.heard(&self.source, cause, message));
+    }
+
+    /// See [`Audience::progress`].
+    pub(crate) fn progress(&self, origin: Origin, message: Message) {
+        guarded("Audience::progress", || self.audience.progress(origin, message));
+    }
+
+    /// See [`Audience::asked`].
+    pub(crate) fn asked(&self, cause: Cause, question: Question) {
+        guarded("Audience::asked", || self.audience.asked(&self.source, cause, question));
+    }
+
+    /// See [`Audience::withdrawn`].
+    pub(crate) fn withdrawn(&self, question: u64, message: Message) {
+        guarded("Audience::withdrawn", || self.audience.withdrawn(&self.source, question, message));
+    }
+
+    /// See [`Audience::began`].
+    pub(crate) fn began(&self) {
+        guarded("Audience::began", || self.audience.began(&self.source));
+    }
+
+    /// Reports the end of the session, once.
+    pub(crate) fn end(&mut self) {
+        if !std::mem::replace(&mut self.has_ended, true) {
+            guarded("Audience::ended", || self.audience.ended(&self.source));
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.end();
+    }
 }

@@ -12,7 +12,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use futures::FutureExt;
@@ -26,7 +26,7 @@ use crate::model::policy::BatchPolicy;
 use crate::rules::outbox::{Outbox, Statistics};
 use crate::rules::request_log::Request;
 use crate::seam::{Answer, EventSink};
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, guarded};
 
 /// A reader that falls this many events behind misses some, and sees so by their `seq`.
 const SUBSCRIBER_BACKLOG: usize = 16 * 1024;
@@ -67,6 +67,8 @@ struct Door {
     /// Whether a wake-up is on its way: an emitter that finds it set has nothing to do.
     awake: AtomicBool,
     wall: WallClock,
+    /// Microseconds since 1970, as the wall clock last showed.
+    wall_last: AtomicI64,
     subscribers: broadcast::Sender<Arc<Envelope>>,
     statistics: watch::Sender<Statistics>,
 }
@@ -97,6 +99,7 @@ impl Emitter {
             wake: Notify::new(),
             awake: AtomicBool::new(false),
             wall,
+            wall_last: AtomicI64::new(0),
             subscribers: broadcast::Sender::new(SUBSCRIBER_BACKLOG),
             statistics: watch::Sender::default(),
         }))
@@ -126,9 +129,14 @@ impl Emitter {
         door.wake();
     }
 
-    /// The wall clock's time.
+    /// The wall clock's time; the last one that it showed if it panics.
     pub fn wall(&self) -> Timestamp {
-        (self.0.wall)()
+        let last = &self.0.wall_last;
+        if let Some(now) = guarded("the wall clock", || (self.0.wall)()) {
+            last.store(now.as_microsecond(), Ordering::Relaxed);
+            return now;
+        }
+        Timestamp::from_microsecond(last.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
     /// Every event from now on, in order of `seq`. A reader that lags sees a gap in `seq`.
@@ -362,7 +370,7 @@ impl State {
     /// Nothing is under way and nothing was kept: a sink that is near by need not wait for the interval.
     fn go_on(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &mut self.outbox else { return };
-        if self.sink.is_prompt() && outbox.is_at_rest() {
+        if outbox.is_at_rest() && guarded("EventSink::is_prompt", || self.sink.is_prompt()) == Some(true) {
             outbox.begin_cycle(Instant::now().into_std());
             self.send_next(myself);
         }
@@ -375,9 +383,10 @@ impl State {
             self.events.0.show(&announcement);
         }
         let Some(batch) = batch else { return };
-        let (sending, me) = (self.sink.send(batch), myself.clone());
+        let (sink, me) = (self.sink.clone(), myself.clone());
         self.tasks.spawn(async move {
-            let answer = AssertUnwindSafe(sending).catch_unwind().await;
+            // `send` may panic itself, before there is a future.
+            let answer = AssertUnwindSafe(async move { sink.send(batch).await }).catch_unwind().await;
             let answer = answer.unwrap_or_else(|panic| {
                 Answer::Unavailable(format!("the sink panicked: {}", crate::tasks::panic_text(panic.as_ref())))
             });

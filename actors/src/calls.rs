@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Duration, Instant};
 
 use crate::audience::Origin;
@@ -355,6 +355,8 @@ pub(crate) struct Gate {
     held: AtomicUsize,
     /// See [`SessionPolicy::calls_in_flight_max`](crate::model::policy::SessionPolicy).
     pub(crate) calls_max: AtomicUsize,
+    /// Woken when the last call leaves a closed gate: its session may wait for that to end.
+    pub(crate) emptied: Notify,
     /// Ids on the wire.
     pub(crate) next_id: AtomicU64,
     began: Instant,
@@ -368,7 +370,15 @@ impl Gate {
     fn new(calls_max: usize) -> Self {
         let (inside, held) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let (next_id, active_at) = (AtomicU64::new(1), AtomicU64::new(0));
-        Self { inside, held, calls_max: AtomicUsize::new(calls_max), next_id, began: Instant::now(), active_at }
+        Self {
+            inside,
+            held,
+            calls_max: AtomicUsize::new(calls_max),
+            emptied: Notify::new(),
+            next_id,
+            began: Instant::now(),
+            active_at,
+        }
     }
 
     fn enter(self: &Arc<Self>) -> Result<Place, NoEntry> {
@@ -409,7 +419,10 @@ pub(crate) struct Place(Arc<Gate>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::AcqRel);
+        // A caller may leave without a word to the session, which would wait for ever.
+        if self.0.inside.fetch_sub(1, Ordering::AcqRel) == CLOSED + 1 {
+            self.0.emptied.notify_one();
+        }
     }
 }
 

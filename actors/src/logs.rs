@@ -2,8 +2,10 @@
 //! its stdout that are not JSON-RPC. Lines are kept within limits, masked, and sent as events in batches. The last line is
 //! published for the message that says why the server ended.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures::FutureExt;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{mpsc, watch};
@@ -15,6 +17,7 @@ use crate::model::policy::LogPolicy;
 use crate::model::secret::Mask;
 use crate::model::spec::InstanceSpec;
 use crate::rules::output::excerpt;
+use crate::tasks::{guarded, panic_text};
 
 /// Small, because an idle server's stderr holds it; grown while reads fill it.
 const READ_SIZE: usize = 1024;
@@ -35,7 +38,8 @@ pub(crate) struct Output<R> {
 }
 
 /// Reads the output to its end: until stderr is closed and the session has dropped its sender of printed lines. The policy
-/// and the mask are those of the last specification in `spec`.
+/// and the mask are those of the last specification in `spec`. After a panic the rest of stderr is read and dropped: a server
+/// must not block on its log because of a fault of ours.
 pub(crate) async fn drain(
     output: Output<impl AsyncRead + Unpin>,
     mut spec: watch::Receiver<Arc<InstanceSpec>>,
@@ -44,7 +48,27 @@ pub(crate) async fn drain(
 ) {
     let Output { mut stderr, mut printed, last_line } = output;
     let (policy, mask) = of_spec(&mut spec);
-    let mut keeper = Keeper::new(policy, mask, of, events, last_line);
+    let name = of.process_id.clone();
+    let keeper = Keeper::new(policy, mask, of, events, last_line);
+    let keeping = keep(&mut stderr, &mut printed, &mut spec, keeper);
+    let Err(panic) = AssertUnwindSafe(keeping).catch_unwind().await else { return };
+    let panic = panic_text(panic.as_ref());
+    tracing::error!(instance = %name, panic, "reading stderr panicked; the rest of it is dropped");
+    let Some(stderr) = &mut stderr else { return };
+    let mut nowhere = tokio::io::sink();
+    let dropping = AssertUnwindSafe(tokio::io::copy(stderr, &mut nowhere)).catch_unwind();
+    if dropping.await.is_err() {
+        tracing::error!(instance = %name, "stderr cannot be read; the server may block on it");
+    }
+}
+
+/// Reads the output to its end into `keeper`.
+async fn keep(
+    stderr: &mut Option<impl AsyncRead + Unpin>,
+    printed: &mut mpsc::Receiver<String>,
+    spec: &mut watch::Receiver<Arc<InstanceSpec>>,
+    mut keeper: Keeper,
+) {
     let mut chunk = Vec::with_capacity(READ_SIZE);
     let mut printing = true;
     while stderr.is_some() || printing {
@@ -56,16 +80,16 @@ pub(crate) async fn drain(
                 keeper.tick();
                 continue;
             }
-            read = read(&mut stderr, &mut chunk), if stderr.is_some() => match read {
+            read = read(stderr, &mut chunk), if stderr.is_some() => match read {
                 Ok(0) | Err(_) => {
-                    stderr = None;
+                    *stderr = None;
                     keeper.end_of_stderr();
                     continue;
                 }
                 Ok(_) => {
                     // An error means that the worker has ended: what is still read is kept as before.
                     if let Ok(true) = spec.has_changed() {
-                        (keeper.policy, keeper.mask) = of_spec(&mut spec);
+                        (keeper.policy, keeper.mask) = of_spec(spec);
                     }
                     keeper.take(&chunk);
                 }
@@ -293,9 +317,60 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.end_of_stderr();
-        self.summarize();
-        self.flush();
+        // What panicked before may panic again, and a second panic on the way out would end the process.
+        guarded("the end of stderr", || {
+            self.end_of_stderr();
+            self.summarize();
+            self.flush();
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use tokio::io::ReadBuf;
+
+    use super::*;
+    use crate::model::policy::BatchPolicy;
+    use crate::session::remote::tests::spec;
+
+    /// Panics at the first read, and has so many bytes after that.
+    struct Panicking {
+        panics: bool,
+        left: usize,
+    }
+
+    impl AsyncRead for Panicking {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _cx: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<std::io::Result<()>> {
+            assert!(!std::mem::take(&mut self.panics), "asked to panic");
+            let count = self.left.min(buffer.remaining());
+            buffer.put_slice(&vec![b'x'; count]);
+            self.left -= count;
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn stderr_is_read_to_its_end_also_after_a_panic() {
+        let mut stderr = Panicking { panics: true, left: 1_000_000 };
+        let events = Emitter::new(&BatchPolicy::default(), Arc::new(|| jiff::Timestamp::UNIX_EPOCH));
+        let of = Arc::new(Subject::from(&*spec()));
+        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let Ok(clock) = clock else { panic!("there is no clock") };
+        let output = Output {
+            stderr: Some(&mut stderr),
+            printed: mpsc::channel(PRINTED_MAX).1,
+            last_line: watch::Sender::new(None),
+        };
+        clock.block_on(drain(output, watch::Sender::new(spec()).subscribe(), of, events));
+        assert_eq!((stderr.panics, stderr.left), (false, 0));
     }
 }
 

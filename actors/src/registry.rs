@@ -85,7 +85,14 @@ impl State {
     fn publish(&mut self) {
         // A `Publish` behind a `Barrier` has nothing left to do.
         if std::mem::take(&mut self.due) {
-            self.published.send_replace(Arc::new(self.snapshot.clone()));
+            self.published.send_if_modified(|published| {
+                // The last snapshot of a runtime stays.
+                let runs = published.ended.is_none();
+                if runs {
+                    *published = Arc::new(self.snapshot.clone());
+                }
+                runs
+            });
         }
     }
 }

@@ -3,8 +3,10 @@
 //! ends.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, OnceLock};
 
+use futures::FutureExt;
 use jiff::Timestamp;
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent, cast};
 use tokio::sync::{oneshot, watch};
@@ -16,12 +18,12 @@ use crate::byte_budget::ServerMemory;
 use crate::calls::CallPort;
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Event, StopKind, Subject};
-use crate::model::exit::CallError;
+use crate::model::exit::{CallError, RuntimeEnd};
 use crate::model::ids::{InstanceId, Run, TeamId};
 use crate::model::memo::StoredMemo;
-use crate::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
+use crate::model::policy::{BatchPolicy, MemoryPolicy, RestartPolicy, TeamBudgetPolicy};
 use crate::model::remedy::Remedy;
-use crate::model::remote::{Connection, Health};
+use crate::model::remote::Connection;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::{InstanceSpec, Keep};
 use crate::model::status::Status;
@@ -34,7 +36,7 @@ use crate::rules::restart::{History, Verdict};
 use crate::rules::slot::{Input, Memo, Want};
 use crate::rules::team_budget::TeamBudget;
 use crate::seam::{Connector, EventSink, Memory};
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, guarded, panic_text};
 use crate::team::{self, ControlError, Reconnected, Reply, TeamSupervisor, Uninstalled, Verb};
 
 /// Beyond the longest grace a shutdown waits this long for workers to be gone, then kills what is left.
@@ -81,10 +83,12 @@ pub(crate) enum Msg {
     Revive(TeamId),
     /// Answer when what the teams told before this is published.
     Barrier(oneshot::Sender<()>),
+    /// Whether there is such an instance: a new one is not in the snapshot at once.
+    IsInstalled(InstanceId, oneshot::Sender<bool>),
     /// Send the queued events now.
     FlushEvents(oneshot::Sender<()>),
     /// A part of the tree is gone. Told by Root to itself, so that it comes after all that the dead had told.
-    Died(ActorId, String, Option<Box<Outbox>>),
+    Died(ActorId, String, Remains),
     /// End everything with grace, and tell what was lost.
     Shutdown(oneshot::Sender<Farewell>),
     /// The grace of a shutdown is over.
@@ -98,9 +102,22 @@ pub(crate) enum Msg {
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
 
+/// What a part of the tree leaves behind.
+pub(crate) enum Remains {
+    Nothing,
+    /// The queue of the batcher.
+    Outbox(Box<Outbox>),
+    /// The instance that a team's supervisor was handling when it panicked.
+    Instance(InstanceId),
+}
+
 /// A part of the tree, for faults on purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
+    /// The root supervisor, and with it the runtime.
+    Root,
+    /// The supervisor of this instance's team, while it handles this instance.
+    Instance(InstanceId),
     /// The worker of this instance.
     Worker(InstanceId),
     /// The supervisor of this team.
@@ -159,6 +176,8 @@ pub(crate) struct Args {
     pub(crate) published: watch::Sender<Arc<Snapshot>>,
     pub(crate) memory_policy: MemoryPolicy,
     pub(crate) memory_status: watch::Sender<MemoryStatus>,
+    /// Set before Root ends by itself.
+    pub(crate) end: Arc<OnceLock<RuntimeEnd>>,
 }
 
 impl Args {
@@ -193,6 +212,8 @@ struct Desired {
     memo: Option<(Arc<InstanceSpec>, Box<Memo>)>,
     /// Set while it is being removed.
     leaving: Option<Leaving>,
+    /// Panics of its team's supervisor while that was handling it.
+    panics: History,
 }
 
 /// An instance that is being removed, and what was installed under its identity meanwhile.
@@ -208,7 +229,22 @@ impl Desired {
             let now = Instant::now().into_std();
             Box::new(Memo::restored(&spec, &memo.unwrap_or_default(), catalogue, now, wall))
         });
-        Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None }
+        Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None, panics: History::default() }
+    }
+
+    /// Charges a panic of its team's supervisor. Once too often it is set aside, so that the rest of the team goes on.
+    fn charge_panic(&mut self, why: &str, now: std::time::Instant) {
+        let Verdict::GiveUp { exits, .. } = self.panics.charge(&RestartPolicy::default(), now, true, Duration::ZERO)
+        else {
+            return;
+        };
+        // A person who restarts it gives it as many tries again.
+        self.panics.clear();
+        let message = format!("The satellite itself failed {exits} times while it handled this server; last: {why}.");
+        tracing::error!(installation_name = %self.spec.name, message, "the server is set aside");
+        let mut memo = self.memo.take().map(|(_, memo)| memo).unwrap_or_default();
+        memo.set_aside(message);
+        self.memo = Some((self.spec.clone(), memo));
     }
 
     /// Whether what is desired did not come up beside what there is, and might now.
@@ -259,7 +295,50 @@ impl Actor for Root {
         })
     }
 
+    /// Every variant by name: the default would stop the satellite when any of its parts ends.
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<Msg>,
+        event: SupervisionEvent,
+        _state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorTerminated(who, _, _) => {
+                drop(cast!(myself, Msg::Died(who.get_id(), "ended".to_owned(), Remains::Nothing)));
+            }
+            SupervisionEvent::ActorFailed(who, error) => {
+                let why = error.to_string();
+                let remains = match error.downcast::<batcher::Died>() {
+                    Ok(died) => died.outbox.map(Remains::Outbox),
+                    Err(error) => {
+                        error.downcast::<team::Died>().ok().and_then(|died| died.instance.map(Remains::Instance))
+                    }
+                };
+                drop(cast!(myself, Msg::Died(who.get_id(), why, remains.unwrap_or(Remains::Nothing))));
+            }
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
+            #[cfg(feature = "cluster")]
+            SupervisionEvent::PidLifecycleEvent(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Runs the handler so that the reason for the end of the runtime is known: ractor tells it to an actor of the host only.
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        let error = match AssertUnwindSafe(Self::on_message(myself, msg, state)).catch_unwind().await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error,
+            Err(panic) => panic_text(panic.as_ref()).into(),
+        };
+        tracing::error!(%error, "the root supervisor failed; the runtime ends");
+        // An error says that it is ending already, and why.
+        let _ = state.args.end.set(RuntimeEnd::Failed(error.to_string()));
+        Err(error)
+    }
+}
+
+impl Root {
+    async fn on_message(myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match msg {
             Msg::Install(spec, known, reply) => state.install(spec, known, reply, &myself).await,
             Msg::Update(spec, reply) => {
@@ -328,8 +407,9 @@ impl Actor for Root {
             Msg::Remember(spec, memo) => state.remember(spec, memo),
             Msg::Forget(id) => state.forget(&id, &myself).await,
             Msg::Revive(team) => state.revive(&team, &myself).await,
-            Msg::Died(who, why, outbox) => state.on_death(who, why, outbox, &myself).await?,
+            Msg::Died(who, why, remains) => state.on_death(who, why, remains, &myself).await?,
             Msg::Barrier(reply) => drop(cast!(state.registry, registry::Msg::Barrier(reply))),
+            Msg::IsInstalled(id, reply) => drop(reply.send(state.instances.contains_key(&id))),
             Msg::FlushEvents(reply) => {
                 if let Some(batcher) = &state.batcher {
                     let _ = cast!(batcher, batcher::Msg::FlushNow(reply));
@@ -339,34 +419,13 @@ impl Actor for Root {
             Msg::ShutdownOverdue => state.kill_what_is_left(&myself),
             Msg::Flushed(events_lost) => {
                 let Some(closing) = state.closing.take() else { return Ok(()) };
+                let _ = state.args.end.set(RuntimeEnd::ShutDown { events_lost, in_time: closing.in_time });
                 for reply in closing.replies {
                     let _ = reply.send(Farewell { events_lost, in_time: closing.in_time });
                 }
                 myself.stop(None);
             }
             Msg::Panic(part) => state.panic(part),
-        }
-        Ok(())
-    }
-
-    /// Every variant by name: the default would stop the satellite when any of its parts ends.
-    async fn handle_supervisor_evt(
-        &self,
-        myself: ActorRef<Msg>,
-        event: SupervisionEvent,
-        _state: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
-        match event {
-            SupervisionEvent::ActorTerminated(who, _, _) => {
-                drop(cast!(myself, Msg::Died(who.get_id(), "ended".to_owned(), None)));
-            }
-            SupervisionEvent::ActorFailed(who, error) => {
-                let (why, died) = (error.to_string(), error.downcast::<batcher::Died>().ok());
-                drop(cast!(myself, Msg::Died(who.get_id(), why, died.and_then(|died| died.outbox))));
-            }
-            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
-            #[cfg(feature = "cluster")]
-            SupervisionEvent::PidLifecycleEvent(_) => {}
         }
         Ok(())
     }
@@ -445,14 +504,14 @@ impl State {
         };
         if !is_stored && self.closing.is_none() && desired.leaving.is_none() {
             let stored = memo.stored(Instant::now().into_std(), self.args.events.wall());
-            self.args.memory.remember(&spec, stored);
+            guarded("Memory::remember", || self.args.memory.remember(&spec, stored));
         }
         desired.memo = Some((spec, memo));
     }
 
     async fn forget(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
         self.permits.withdraw(id);
-        self.args.memory.forget(id);
+        guarded("Memory::forget", || self.args.memory.forget(id));
         // A registry that died meanwhile may have gone on from a picture that still shows it.
         drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
         if let Some((spec, known)) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
@@ -478,7 +537,7 @@ impl State {
         let leaving = self.of_team(team).filter(|desired| desired.leaving.is_some());
         let leaving: Vec<InstanceId> = leaving.map(|desired| desired.spec.id.clone()).collect();
         for id in leaving {
-            self.args.memory.forget(&id);
+            guarded("Memory::forget", || self.args.memory.forget(&id));
             let Some(desired) = self.instances.remove(&id) else { continue };
             // Its slot, which would have told its removal, died with the supervisor.
             let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
@@ -538,7 +597,7 @@ impl State {
         &mut self,
         who: ActorId,
         why: String,
-        outbox: Option<Box<Outbox>>,
+        remains: Remains,
         myself: &ActorRef<Msg>,
     ) -> Result<(), ActorProcessingErr> {
         if who == self.registry.get_id() {
@@ -552,6 +611,7 @@ impl State {
             }
         } else if self.batcher.as_ref().is_some_and(|batcher| batcher.get_id() == who) {
             self.batcher = None;
+            let outbox = if let Remains::Outbox(outbox) = remains { Some(outbox) } else { None };
             let flushing = self.closing.as_ref().is_some_and(|closing| closing.flushing);
             if flushing && outbox.is_none() {
                 // It has ended: its last word was the answer to the flush.
@@ -571,6 +631,11 @@ impl State {
                 self.flush(myself);
             }
         } else if let Some(team) = self.supervisors.remove(&who) {
+            if let Remains::Instance(id) = remains
+                && let Some(desired) = self.instances.get_mut(&id)
+            {
+                desired.charge_panic(&why, Instant::now().into_std());
+            }
             self.on_team_death(&team, &why, myself).await;
         }
         Ok(())
@@ -593,7 +658,7 @@ impl State {
         entry.supervisor = None;
         tracing::error!(team_id = %team, why, "a team's supervisor died; starting another with its instances");
         // The same backoff as for a server, but it never gives up: a team is not ours to abandon.
-        let policy = crate::model::policy::RestartPolicy { max_crashes: usize::MAX, ..Default::default() };
+        let policy = RestartPolicy { max_crashes: usize::MAX, ..Default::default() };
         let delay = match entry.deaths.charge(&policy, Instant::now().into_std(), true, Duration::ZERO) {
             Verdict::Restart { attempt: 1, .. } | Verdict::GiveUp { .. } => Duration::ZERO,
             Verdict::Restart { delay, .. } => delay,
@@ -625,14 +690,8 @@ impl State {
                 remedy: Remedy::of(status, view.want == Want::Stopped, view.spec.is_remote()),
                 since,
                 dormant,
-                port: None,
-                draining: None,
-                pid: None,
-                custody: None,
-                initialized_at: None,
                 connection: view.connection.map(|_| Connection::Connecting),
-                health: Health::Unknown,
-                ..(**view).clone()
+                ..view.without_run()
             };
             drop(cast!(self.registry, registry::Msg::Put(Arc::new(view))));
         }
@@ -792,6 +851,8 @@ impl State {
 
     fn panic(&self, part: Part) {
         match part {
+            Part::Root => std::panic::panic_any("asked to panic"),
+            Part::Instance(id) => self.tell_team(&id.team.clone(), team::Msg::PanicFor(id)),
             Part::Registry => drop(cast!(self.registry, registry::Msg::Panic)),
             Part::Batcher => drop(self.batcher.as_ref().map(|batcher| cast!(batcher, batcher::Msg::Panic))),
             Part::Team(team) => self.tell_team(&team, team::Msg::Panic(None)),

@@ -1,7 +1,7 @@
 //! What a host or the gateway calls. A handle is cheap to clone; all it does is send messages and read snapshots.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -19,7 +19,7 @@ use crate::byte_budget::ServerMemory;
 use crate::calls::{CallPort, NoEntry, Place, Relay, Request, TIMEOUT_MAX};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
-use crate::model::exit::{CallError, Fate};
+use crate::model::exit::{CallError, Fate, RuntimeEnd};
 use crate::model::ids::InstanceId;
 use crate::model::policy::{BatchPolicy, MemoryPolicy, SessionPolicy, TeamBudgetPolicy};
 use crate::model::remote::ServerInfo;
@@ -32,10 +32,13 @@ use crate::rules::memory::{MemoryReading, MemoryStatus};
 use crate::rules::outbox::Statistics;
 use crate::rules::request_log::{self, Payload};
 use crate::seam::{Connector, EventSink, Forgetful, Memory};
+use crate::tasks::spawn_observer;
 use crate::team::{ControlError, Reconnected, Reply, Uninstalled, Verb};
 
 /// Between two questions to a team whose supervisor is being replaced.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+/// A request is not repeated after this long: the supervisor that should answer it keeps failing.
+const ASK_AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// What a runtime is made of.
 pub struct Options {
@@ -101,11 +104,12 @@ pub struct RuntimeHandle {
     request_payload_max: usize,
 }
 
-/// Starts a runtime of its own. The join handle resolves when it has ended.
-pub async fn start(options: Options) -> Result<(RuntimeHandle, JoinHandle<()>), SpawnErr> {
-    let (args, parts) = parts(options);
+/// Starts a runtime of its own. The join handle resolves when it has ended, and to the reason. An error means that a
+/// number of the options is invalid (`PolicyError`), or that an actor could not be started.
+pub async fn start(options: Options) -> Result<(RuntimeHandle, JoinHandle<RuntimeEnd>), SpawnErr> {
+    let (args, parts) = parts(options)?;
     let (root, join) = Root::spawn(None, Root, args).await?;
-    Ok((parts.handle(root), join))
+    Ok(parts.handle(root, join))
 }
 
 /// Starts a runtime under an actor of the host.
@@ -116,10 +120,10 @@ pub async fn start(options: Options) -> Result<(RuntimeHandle, JoinHandle<()>), 
 pub async fn start_linked(
     options: Options,
     supervisor: ActorCell,
-) -> Result<(RuntimeHandle, JoinHandle<()>), SpawnErr> {
-    let (args, parts) = parts(options);
+) -> Result<(RuntimeHandle, JoinHandle<RuntimeEnd>), SpawnErr> {
+    let (args, parts) = parts(options)?;
     let (root, join) = Root::spawn_linked(None, Root, args, supervisor).await?;
-    Ok((parts.handle(root), join))
+    Ok(parts.handle(root, join))
 }
 
 struct Parts {
@@ -127,18 +131,30 @@ struct Parts {
     memory: watch::Receiver<MemoryStatus>,
     events: Emitter,
     request_payload_max: usize,
+    published: watch::Sender<Arc<Snapshot>>,
+    end: Arc<OnceLock<RuntimeEnd>>,
 }
 
 impl Parts {
-    fn handle(self, root: ActorRef<root::Msg>) -> RuntimeHandle {
-        let Self { snapshot, memory, events, request_payload_max } = self;
-        RuntimeHandle { root, snapshot, memory, events, request_payload_max }
+    fn handle(self, root: ActorRef<root::Msg>, join: JoinHandle<()>) -> (RuntimeHandle, JoinHandle<RuntimeEnd>) {
+        let Self { snapshot, memory, events, request_payload_max, published, end } = self;
+        let join = spawn_observer(async move {
+            // An error says that the task was aborted with its tokio runtime.
+            let _ = join.await;
+            let end = end.get().cloned().unwrap_or(RuntimeEnd::Killed);
+            published.send_modify(|snapshot| *snapshot = Arc::new(snapshot.at_the_end(end.clone())));
+            end
+        });
+        (RuntimeHandle { root, snapshot, memory, events, request_payload_max }, join)
     }
 }
 
-fn parts(options: Options) -> (root::Args, Parts) {
+fn parts(options: Options) -> Result<(root::Args, Parts), SpawnErr> {
+    let checked = options.batch.check().and_then(|()| options.team_budget.check());
+    checked.map_err(|error| SpawnErr::StartupFailed(error.into()))?;
     let (published, snapshot) = watch::channel(Arc::new(Snapshot::default()));
     let (memory_status, memory) = watch::channel(MemoryStatus::default());
+    let end = Arc::<OnceLock<RuntimeEnd>>::default();
     let events = Emitter::new(&options.batch, options.wall);
     let request_payload_max = options.batch.request_payload_max;
     let args = root::Args {
@@ -154,11 +170,12 @@ fn parts(options: Options) -> (root::Args, Parts) {
         start_permits: options.start_permits,
         connect_permits: options.connect_permits,
         seed: options.seed,
-        published,
+        published: published.clone(),
+        end: end.clone(),
         memory_policy: options.memory_policy,
         memory_status,
     };
-    (args, Parts { snapshot, memory, events, request_payload_max })
+    Ok((args, Parts { snapshot, memory, events, request_payload_max, published, end }))
 }
 
 impl fmt::Debug for RuntimeHandle {
@@ -168,7 +185,8 @@ impl fmt::Debug for RuntimeHandle {
 }
 
 impl RuntimeHandle {
-    /// Installs an instance, or changes the configuration of one that is there.
+    /// Installs an instance, or changes the configuration of one that is there. A policy that is invalid
+    /// ([`Policy::check`](crate::model::policy::Policy::check)) is refused.
     pub async fn install(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
         self.install_known(spec, Known::default()).await
     }
@@ -176,13 +194,13 @@ impl RuntimeHandle {
     /// Installs an instance with what is known of it from before, under the same configuration. Of one that is there it
     /// says nothing.
     pub async fn install_known(&self, spec: InstanceSpec, known: Known) -> Result<Installed, ControlError> {
-        let spec = Arc::new(spec);
+        let spec = checked(spec)?;
         self.ask(|reply| root::Msg::Install(spec.clone(), known.clone(), reply)).await
     }
 
     /// Changes the configuration of an instance that is there; one that is not is not installed.
     pub async fn update(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
-        let spec = Arc::new(spec);
+        let spec = checked(spec)?;
         self.ask(|reply| root::Msg::Update(spec.clone(), reply)).await
     }
 
@@ -274,15 +292,39 @@ impl RuntimeHandle {
         self.snapshot.clone()
     }
 
-    /// Waits until an instance is as wanted; `None` if the runtime ended first.
+    /// Waits until an instance is as wanted; `None` if it is not installed, is removed meanwhile, or the runtime ended.
     pub async fn wait_for(
         &self,
         id: &InstanceId,
         mut wanted: impl FnMut(&InstanceView) -> bool,
     ) -> Option<Arc<InstanceView>> {
         let mut watch = self.watch();
-        let snapshot = watch.wait_for(|snapshot| snapshot.get(id).is_some_and(|view| wanted(view))).await.ok()?;
-        snapshot.get(id).cloned()
+        loop {
+            let snapshot = watch.borrow_and_update().clone();
+            match snapshot.get(id) {
+                Some(view) if wanted(view) => return Some(view.clone()),
+                _ if snapshot.ended().is_some() => return None,
+                Some(_) => {}
+                None if self.is_installed(id).await => {}
+                None => return None,
+            }
+            watch.changed().await.ok()?;
+        }
+    }
+
+    async fn is_installed(&self, id: &InstanceId) -> bool {
+        let (reply, answer) = oneshot::channel();
+        let _ = cast!(self.root, root::Msg::IsInstalled(id.clone(), reply));
+        // An error says that Root is gone.
+        answer.await.unwrap_or(false)
+    }
+
+    /// Waits until the runtime has ended, and returns the reason.
+    pub async fn ended(&self) -> RuntimeEnd {
+        let mut watch = self.watch();
+        let last = watch.wait_for(|snapshot| snapshot.ended().is_some()).await;
+        // An error says that the tokio runtime ends, and all tasks with it.
+        last.ok().and_then(|snapshot| snapshot.ended().cloned()).unwrap_or(RuntimeEnd::Killed)
     }
 
     /// Every event from now on.
@@ -387,9 +429,10 @@ impl RuntimeHandle {
         if let Some(server) = self.status(id).as_deref().and_then(known) {
             return Ok(server);
         }
-        self.ensure(id, Instant::now() + timeout, timeout).await?;
+        let deadline = Instant::now() + timeout.min(TIMEOUT_MAX);
+        self.ensure(id, deadline, timeout).await?;
         let late = || CallError::TimedOut { after: timeout, fate: Fate::NotSent };
-        let view = tokio::time::timeout(timeout, self.wait_for(id, |view| view.server.is_some())).await;
+        let view = tokio::time::timeout_at(deadline, self.wait_for(id, |view| view.server.is_some())).await;
         view.ok().flatten().as_deref().and_then(known).ok_or_else(late)
     }
 
@@ -511,8 +554,9 @@ impl RuntimeHandle {
         tokio::time::timeout_at(deadline, patient).await.unwrap_or(Err(late))
     }
 
-    /// Asks until somebody answers: a team's supervisor may have died with the question in hand.
+    /// Asks again if nobody answers: a team's supervisor may have died with the question in hand.
     async fn ask<T>(&self, message: impl Fn(Reply<T>) -> root::Msg) -> Result<T, ControlError> {
+        let mut until = None;
         loop {
             let (reply, answer) = oneshot::channel();
             // An error says that Root is gone; so is the reply then.
@@ -523,19 +567,30 @@ impl RuntimeHandle {
             if self.root.get_status() >= ractor::ActorStatus::Stopping {
                 return Err(ControlError::Closing);
             }
+            let now = Instant::now();
+            if now >= *until.get_or_insert(now + ASK_AGAIN_MAX) {
+                let why = "the supervisor of its team keeps failing; the log of the satellite contains the reason";
+                return Err(ControlError::Refused(why.to_owned()));
+            }
             tokio::time::sleep(ASK_AGAIN_AFTER).await;
         }
     }
 
-    /// Ends every worker with grace, all at once, flushes the events, and ends.
+    /// Ends every worker with grace, all at once, flushes the events, and ends. After a shutdown it returns the report of
+    /// that one.
     pub async fn shutdown(&self) -> Farewell {
         let (reply, farewell) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::Shutdown(reply));
-        // An error says that it has ended already.
         if let Ok(farewell) = farewell.await {
             return farewell;
         }
-        Farewell { events_lost: self.event_statistics().unsent(), in_time: false }
+        // It has ended already.
+        match self.ended().await {
+            RuntimeEnd::ShutDown { events_lost, in_time } => Farewell { events_lost, in_time },
+            RuntimeEnd::Killed | RuntimeEnd::Failed(_) => {
+                Farewell { events_lost: self.event_statistics().unsent(), in_time: false }
+            }
+        }
     }
 
     /// Ends everything at once, without grace: every process is killed, and events that were not sent are lost.
@@ -546,6 +601,14 @@ impl RuntimeHandle {
     /// Lets one of the runtime's own parts panic, as a fault of ours would: for the load harness and the tests.
     pub fn panic(&self, part: Part) {
         let _ = cast!(self.root, root::Msg::Panic(part));
+    }
+}
+
+/// A spec whose policy the runtime can work with.
+fn checked(spec: InstanceSpec) -> Result<Arc<InstanceSpec>, ControlError> {
+    match spec.policy.check() {
+        Ok(()) => Ok(Arc::new(spec)),
+        Err(error) => Err(ControlError::Refused(format!("the policy of `{}` is invalid: {error}", spec.name))),
     }
 }
 

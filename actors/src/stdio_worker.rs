@@ -18,7 +18,7 @@ use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::spec::InstanceSpec;
 use crate::seam::{Link, OpenError};
 use crate::session::{Basis, Control, stdio};
-use crate::tasks::{Tasks, panic_text};
+use crate::tasks::{Tasks, guarded, panic_text};
 use crate::worker::{Args, Msg};
 use crate::{logs, team};
 
@@ -49,7 +49,8 @@ impl Actor for StdioWorker {
         let (port, end) = args.door();
         let (control, controlled) = mpsc::unbounded_channel();
         let mut tasks = Tasks::default();
-        let opening = args.connector.open(args.spec.clone(), args.run);
+        let (connector, spec, run) = (args.connector.clone(), args.spec.clone(), args.run);
+        let opening = async move { connector.open(spec, run).await };
         // The handshake's time counts from here: a start that hangs uses it up.
         let patience = args.spec.policy.session.handshake_timeout;
         tasks.spawn(async move {
@@ -105,11 +106,11 @@ impl State {
         let Args { spec, subject, events, .. } = &self.args;
         self.guard = Some(link.guard);
         self.args.tell_spawned(team::Spawned {
-            pid: link.process.pid(),
-            custody: link.process.custody(),
+            pid: guarded("Process::pid", || link.process.pid()).flatten(),
+            custody: guarded("Process::custody", || link.process.custody()).flatten(),
             port: self.port.clone(),
         });
-        let autopsy = link.process.autopsy();
+        let autopsy = guarded("Process::autopsy", || link.process.autopsy()).flatten();
         // The task that drains the output drops the sender at its end.
         let (last_line, mut drained) = watch::channel(None);
         let (printed, lines) = mpsc::channel(logs::PRINTED_MAX);
@@ -134,7 +135,7 @@ impl State {
                 exit.last_line = drained.borrow_and_update().clone();
             }
             if exit.cause == ExitCause::Exited {
-                exit.limit = autopsy.and_then(|autopsy| autopsy());
+                exit.limit = autopsy.and_then(|autopsy| guarded("Process::autopsy", autopsy).flatten());
             }
             let _ = cast!(me, Msg::Over(exit));
         });

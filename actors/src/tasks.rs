@@ -1,9 +1,11 @@
-//! The one way in which an actor spawns: the task belongs to the actor's state and ends with it.
+//! Tasks and panics. An actor spawns in one way only: the task belongs to the actor's state and ends with it. Code of the
+//! host runs under [`guarded`], so that its panic ends nothing of ours.
 
 use std::any::Any;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// The tasks of one actor. Dropping it aborts them.
 #[derive(Default)]
@@ -15,6 +17,19 @@ impl Tasks {
         while self.0.try_join_next().is_some() {}
         self.0.spawn(task);
     }
+}
+
+/// Spawns the task that outlives every actor of a runtime, to report how the runtime ended.
+pub(crate) fn spawn_observer<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    tokio::spawn(task)
+}
+
+/// Calls code of the host; a panic there is logged. `None` if it panicked.
+pub(crate) fn guarded<T>(method: &'static str, call: impl FnOnce() -> T) -> Option<T> {
+    let called = catch_unwind(AssertUnwindSafe(call));
+    called
+        .inspect_err(|panic| tracing::error!(method, panic = panic_text(panic.as_ref()), "the host's code panicked"))
+        .ok()
 }
 
 /// What a panic said.

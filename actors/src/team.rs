@@ -2,8 +2,10 @@
 //! ends their workers. A worker that ends, however it ends, changes nothing for any other.
 
 use std::collections::{BTreeSet, HashMap};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures::FutureExt;
 use jiff::Timestamp;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent, cast};
 use tokio::sync::oneshot;
@@ -29,7 +31,7 @@ use crate::rules::team_budget::{Change, TeamBudget};
 use crate::seam::Connector;
 use crate::session::Control;
 use crate::stdio_worker::StdioWorker;
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, panic_text};
 use crate::{registry, root, worker};
 
 /// What a person may ask of an instance.
@@ -120,6 +122,36 @@ pub(crate) enum Msg {
     Shutdown,
     /// For the load harness and the tests: panic, or let a worker panic, as a fault of ours would.
     Panic(Option<InstanceId>),
+    /// The same, as a fault that this instance brings about.
+    PanicFor(InstanceId),
+}
+
+impl Msg {
+    /// The instance that it is about, where it is about one.
+    fn instance(&self) -> Option<&InstanceId> {
+        match self {
+            Self::Install(spec, _) | Self::Update(spec) => Some(&spec.id),
+            Self::Uninstall(id, _)
+            | Self::Control(id, ..)
+            | Self::Reconnect(id, _)
+            | Self::Ensure(id, _)
+            | Self::Granted(id, _)
+            | Self::Spawned(id, ..)
+            | Self::News(id, _)
+            | Self::Ended(id, ..)
+            | Self::PanicFor(id) => Some(id),
+            Self::Woke(_) | Self::Tick | Self::Registry(_) | Self::Shutdown | Self::Panic(_) => None,
+        }
+    }
+}
+
+/// The death notice of a supervisor that panicked.
+#[derive(Debug, thiserror::Error)]
+#[error("{panic}")]
+pub(crate) struct Died {
+    /// The instance that it was handling.
+    pub(crate) instance: Option<InstanceId>,
+    panic: String,
 }
 
 #[cfg(feature = "cluster")]
@@ -158,6 +190,8 @@ pub(crate) struct State {
     budget: TeamBudget,
     alarm: Option<(std::time::Instant, Tasks)>,
     closing: bool,
+    /// The instance that is being handled, to be named if that panics.
+    at_work: Option<InstanceId>,
 }
 
 /// A slot, and what belongs to it in the world of actors.
@@ -202,37 +236,8 @@ impl Actor for TeamSupervisor {
             deadlines: BTreeSet::new(),
             alarm: None,
             closing: false,
+            at_work: None,
         })
-    }
-
-    async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
-        let now = Instant::now().into_std();
-        match msg {
-            Msg::Install(spec, memo) => state.install(spec, memo, now, &myself).await,
-            Msg::Update(spec) => state.input(&spec.id.clone(), Input::Update(spec), now, &myself).await,
-            Msg::Uninstall(id, reply) => state.uninstall(&id, reply, now, &myself).await,
-            Msg::Control(id, verb, reply) => state.control(&id, verb, reply, now, &myself).await,
-            Msg::Reconnect(id, reply) => state.reconnect(&id, reply, now, &myself).await,
-            Msg::Woke(asleep) => state.woke(asleep, now, &myself).await,
-            Msg::Ensure(id, reply) => state.ensure(&id, reply, now, &myself).await,
-            Msg::Granted(id, run) => state.granted(&id, run, now, &myself).await,
-            Msg::Spawned(id, run, spawned) => state.spawned(&id, run, spawned, now, &myself).await,
-            Msg::News(id, input) => state.input(&id, input, now, &myself).await,
-            Msg::Ended(id, run, exit) => state.ended(&id, run, exit, now, &myself).await,
-            Msg::Tick => state.tick(now, &myself).await,
-            Msg::Registry(registry) => state.announce_all(registry),
-            Msg::Shutdown => state.shut_down(now, &myself).await,
-            Msg::Panic(None) => std::panic::panic_any("asked to panic"),
-            Msg::Panic(Some(id)) => {
-                if let Some(instance) = state.instances.get(&id)
-                    && let Some(run) = instance.slot.run()
-                {
-                    instance.tell_worker(run, worker::Msg::Panic);
-                }
-            }
-        }
-        state.rearm(&myself);
-        Ok(())
     }
 
     /// Every variant by name: the default would stop this supervisor when any worker ends.
@@ -260,6 +265,46 @@ impl Actor for TeamSupervisor {
             let _ = cast!(myself, Msg::Ended(id, run, exit));
         }
         Ok(())
+    }
+
+    /// Runs the handler so that a panic names the instance that it was about.
+    async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        state.at_work = msg.instance().cloned();
+        match AssertUnwindSafe(Self::on_message(myself, msg, state)).catch_unwind().await {
+            Ok(()) => Ok(()),
+            Err(panic) => Err(Box::new(Died { instance: state.at_work.take(), panic: panic_text(panic.as_ref()) })),
+        }
+    }
+}
+
+impl TeamSupervisor {
+    async fn on_message(myself: ActorRef<Msg>, msg: Msg, state: &mut State) {
+        let now = Instant::now().into_std();
+        match msg {
+            Msg::Install(spec, memo) => state.install(spec, memo, now, &myself).await,
+            Msg::Update(spec) => state.input(&spec.id.clone(), Input::Update(spec), now, &myself).await,
+            Msg::Uninstall(id, reply) => state.uninstall(&id, reply, now, &myself).await,
+            Msg::Control(id, verb, reply) => state.control(&id, verb, reply, now, &myself).await,
+            Msg::Reconnect(id, reply) => state.reconnect(&id, reply, now, &myself).await,
+            Msg::Woke(asleep) => state.woke(asleep, now, &myself).await,
+            Msg::Ensure(id, reply) => state.ensure(&id, reply, now, &myself).await,
+            Msg::Granted(id, run) => state.granted(&id, run, now, &myself).await,
+            Msg::Spawned(id, run, spawned) => state.spawned(&id, run, spawned, now, &myself).await,
+            Msg::News(id, input) => state.input(&id, input, now, &myself).await,
+            Msg::Ended(id, run, exit) => state.ended(&id, run, exit, now, &myself).await,
+            Msg::Tick => state.tick(now, &myself).await,
+            Msg::Registry(registry) => state.announce_all(registry),
+            Msg::Shutdown => state.shut_down(now, &myself).await,
+            Msg::Panic(None) | Msg::PanicFor(_) => std::panic::panic_any("asked to panic"),
+            Msg::Panic(Some(id)) => {
+                if let Some(instance) = state.instances.get(&id)
+                    && let Some(run) = instance.slot.run()
+                {
+                    instance.tell_worker(run, worker::Msg::Panic);
+                }
+            }
+        }
+        state.rearm(&myself);
     }
 }
 
@@ -298,6 +343,7 @@ impl State {
 
     async fn input(&mut self, id: &InstanceId, input: Input, now: std::time::Instant, myself: &ActorRef<Msg>) {
         let Some(instance) = self.instances.get_mut(id) else { return };
+        self.at_work = Some(id.clone());
         let shows = shows(&input);
         let effects = instance.handle(now, input);
         self.carry_out(id, effects, shows, now, myself).await;

@@ -78,10 +78,7 @@ impl Args {
             news: self.news(),
             printed: None,
             memory: self.server_memory.clone(),
-            stage: Stage {
-                audience: self.audience.clone(),
-                source: Source { id: self.spec.id.clone(), run: self.run },
-            },
+            stage: Stage::new(self.audience.clone(), Source { id: self.spec.id.clone(), run: self.run }),
         }
     }
 

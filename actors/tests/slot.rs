@@ -432,7 +432,7 @@ fn places() -> Vec<Place> {
         ("rolled out, the new one starts", || rolled_out().granted()),
         ("rolled out, the new one is initialized", || rolled_out().initialized()),
         ("rolled out, the old one drains", drains),
-        ("rolled out, the old one drained for too long", || drains().after(365 * 24 * 60 * 60).then(Input::Tick(None))),
+        ("rolled out, the old one drained for too long", || drains().after(5 * 60).then(Input::Tick(None))),
         ("rolled out again, the new one of before goes", || {
             rolled_out().granted().then(Input::Update(spec(rolling(3))))
         }),

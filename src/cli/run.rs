@@ -188,9 +188,10 @@ pub(super) async fn supervise(
             }
         }
         tokio::select! {
-            () = satellite.ended() => {
+            end = satellite.ended() => {
                 Box::pin(satellite.kill()).await;
-                return Err(Failed::new(FAILED, "the runtime ended by itself; its log says why"));
+                let why = format!("the runtime ended unasked: {end}; every server was killed; start the satellite again");
+                return Err(Failed::new(FAILED, why));
             }
             () = satellite.asked_to_end() => break,
             () = &mut tending => {}

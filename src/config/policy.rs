@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{
     BatchPolicy, Bind, HealthCheck, HealthPolicy, IdlePolicy, IsolationPolicy, LogPolicy, MemoryPolicy, OnDegraded,
-    Policy, ReconnectPolicy, RemotePolicy, RestartPolicy, RetryPolicy, SessionPolicy, TeamBudgetPolicy, WatchdogPolicy,
+    Policy, PolicyError, ReconnectPolicy, RemotePolicy, RestartPolicy, RetryPolicy, SessionPolicy, TeamBudgetPolicy,
+    WatchdogPolicy,
 };
 use mcp_satellite_actors::model::spec::Target;
 use toml_span::Span;
@@ -64,6 +65,7 @@ section!(
         list_bytes_max: usize = size,
         list_timeout: Duration = Fields::positive,
         exit_drain: Duration = Fields::duration,
+        drain_timeout: Duration = Fields::duration,
         permit_hold_max: Duration = Fields::positive,
     }
 );
@@ -387,7 +389,7 @@ impl Tier {
         self.health.put(&mut policy.health);
         self.retry.put(&mut policy.retry);
         let remote = self.remote.put(&mut policy.remote);
-        self.logs.put(&mut policy.logs);
+        let logs = self.logs.put(&mut policy.logs);
         self.isolation.put(&mut policy.isolation);
 
         // Two numbers that contradict each other are reported where the second of them came in.
@@ -407,6 +409,17 @@ impl Tier {
             let message = "`connect_timeout` is longer than `header_timeout`, which includes it";
             let (connect, header) = (shown(policy.remote.connect_timeout), shown(policy.remote.header_timeout));
             findings.error(remote, message, format!("here they are \"{connect}\" and \"{header}\"; give both"));
+        }
+        if above.check().is_ok()
+            && let Err(PolicyError { field, problem, remedy }) = policy.check()
+        {
+            let at = match field.split_once('.') {
+                Some(("reconnect", _)) => reconnect,
+                Some(("remote", _)) => remote,
+                Some(("logs", _)) => logs,
+                _ => session,
+            };
+            findings.error(at, format!("`policy.{field}` {problem}"), remedy);
         }
         held
     }
@@ -459,6 +472,9 @@ impl Batching {
         if policy.batch_max > policy.queue_max {
             let message = "`batch_max` is larger than `queue_max`: a full batch could never be gathered";
             findings.error(at, message, "make `queue_max` at least as large; its default is 10000");
+        }
+        if let Err(PolicyError { field, problem, remedy }) = policy.check() {
+            findings.error(at, format!("`{field}` {problem}"), remedy);
         }
         policy
     }

@@ -1,7 +1,7 @@
 //! Reads tables without giving up: a wrong value is an error and the reading goes on, a key that nobody asked for is an
 //! error too. TOML and JSON both arrive here as `toml_span`'s tree, in which every key and value knows its place.
 
-use mcp_satellite_actors::model::policy::Bind;
+use mcp_satellite_actors::model::policy::{Bind, DURATION_MAX};
 use std::path::{Component, Path};
 use std::time::Duration;
 
@@ -42,8 +42,6 @@ pub(crate) type Text = Spanned<String>;
 
 /// Numbers beyond this are typing errors, and some would overflow what they end up in.
 const COUNT_MAX: i64 = 1 << 40;
-/// Durations beyond this are typing errors, and some would overflow the clock.
-const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// One table being read.
 pub(crate) struct Fields<'f, 'de> {

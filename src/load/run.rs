@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use jiff::Timestamp;
+use mcp_satellite_actors::model::exit::RuntimeEnd;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, Farewell, Options, RuntimeHandle, start};
 use tokio::runtime::Handle;
@@ -181,7 +182,7 @@ pub async fn run(setup: Setup, show: &dyn Show) -> Result<Findings, LoadError> {
 
 impl<'a> Stage<'a> {
     /// Everything up to a runtime without an instance.
-    async fn set(setup: &'a Setup) -> Result<(Self, JoinHandle<()>, mpsc::UnboundedReceiver<Nth>), LoadError> {
+    async fn set(setup: &'a Setup) -> Result<(Self, JoinHandle<RuntimeEnd>, mpsc::UnboundedReceiver<Nth>), LoadError> {
         let before = Before {
             tasks: Handle::current().metrics().num_alive_tasks(),
             descriptors: measure::descriptors(),
@@ -464,7 +465,7 @@ impl<'a> Stage<'a> {
     /// Ends the runtime, looks for what is left, and judges.
     async fn finish(
         self,
-        join: JoinHandle<()>,
+        join: JoinHandle<RuntimeEnd>,
         middle: Middle,
         samples: Vec<Sample>,
         took: Duration,

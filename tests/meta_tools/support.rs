@@ -12,6 +12,7 @@ use mcp_satellite::gateway::flat::Picture;
 use mcp_satellite::gateway::tools::{Caller, Tools};
 use mcp_satellite_actors::audience::{Audience, Origin, Unattended};
 use mcp_satellite_actors::model::era::Era;
+use mcp_satellite_actors::model::exit::RuntimeEnd;
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Mask;
@@ -260,7 +261,7 @@ pub(crate) struct House {
     tools: Tools,
     stage: Stage,
     heard: mpsc::UnboundedReceiver<String>,
-    join: JoinHandle<()>,
+    join: JoinHandle<RuntimeEnd>,
 }
 
 pub(crate) fn id(installation: &str) -> InstanceId {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
 mod eras;
+mod faults;
 mod rounds;
 mod stateless;
 mod support;

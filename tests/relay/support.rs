@@ -1,7 +1,9 @@
 //! A server in the hands of the test, line by line, and an audience that writes down what it hears.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -9,7 +11,7 @@ use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
 use mcp_satellite_actors::audience::{Audience, Cause, Origin, Question, Source};
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::exit::{CallError, RuntimeEnd};
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Mask;
@@ -21,10 +23,13 @@ use mcp_satellite_actors::seam::{
 };
 use mcp_satellite_actors::{Options, Relay, RuntimeHandle, start};
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf, duplex, split};
+use tokio::io::{
+    AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadBuf, ReadHalf, WriteHalf, duplex,
+    split,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// In paused time it costs nothing.
 const GIVE_UP: Duration = Duration::from_secs(3600);
@@ -110,14 +115,39 @@ impl Process for Played {
     }
 }
 
-struct Stage(mpsc::UnboundedSender<DuplexStream>);
+/// The server's stdout. Before the time that the test sets nothing can be read, and at that time nobody is woken.
+struct Stdout {
+    reader: ReadHalf<DuplexStream>,
+    withheld_until: WithheldUntil,
+}
+
+type WithheldUntil = Arc<Mutex<Option<Instant>>>;
+
+impl AsyncRead for Stdout {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if self.withheld_until.lock().unwrap().is_some_and(|until| Instant::now() < until) {
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.reader).poll_read(cx, buffer)
+    }
+}
+
+struct Stage {
+    opened: mpsc::UnboundedSender<DuplexStream>,
+    withheld_until: WithheldUntil,
+}
 
 impl Connector for Stage {
     fn open(&self, _spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
         let (ours, theirs) = duplex(1024 * 1024);
         // The test is over.
-        let _ = self.0.send(theirs);
+        let _ = self.opened.send(theirs);
         let (reader, writer) = split(ours);
+        let reader = Stdout { reader, withheld_until: self.withheld_until.clone() };
         let process = Box::new(Played { told_to_end: false });
         let link =
             Link { reader: Box::new(reader), writer: Box::new(writer), stderr: None, process, guard: Box::new(()) };
@@ -137,7 +167,8 @@ pub(crate) struct Play {
     writer: WriteHalf<DuplexStream>,
     told: mpsc::UnboundedReceiver<Told>,
     opened: mpsc::UnboundedReceiver<DuplexStream>,
-    join: JoinHandle<()>,
+    withheld_until: WithheldUntil,
+    join: JoinHandle<RuntimeEnd>,
 }
 
 impl Play {
@@ -158,10 +189,12 @@ impl Play {
 
     /// With a server that was started and was told nothing yet.
     pub(crate) async fn open(keep: Keep, change: impl FnOnce(&mut Policy)) -> Self {
-        let (stage, mut opened) = mpsc::unbounded_channel();
+        let (opens, mut opened) = mpsc::unbounded_channel();
+        let withheld_until = WithheldUntil::default();
+        let stage = Stage { opened: opens, withheld_until: withheld_until.clone() };
         let (listener, told) = mpsc::unbounded_channel();
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
-        let mut options = Options::new(Arc::new(Stage(stage)), Arc::new(Nothing), wall);
+        let mut options = Options::new(Arc::new(stage), Arc::new(Nothing), wall);
         options.audience = Arc::new(Listener(listener));
         let (runtime, join) = start(options).await.unwrap();
         let mut policy = Policy::default();
@@ -187,7 +220,7 @@ impl Play {
         };
         runtime.install(spec).await.unwrap();
         let (reader, writer) = split(opened.recv().await.unwrap());
-        Self { runtime, id, lines: BufReader::new(reader).lines(), writer, told, opened, join }
+        Self { runtime, id, lines: BufReader::new(reader).lines(), writer, told, opened, withheld_until, join }
     }
 
     /// The server opens a session.
@@ -258,6 +291,11 @@ impl Play {
     /// The same, of one that holds a number which few can read.
     pub(crate) async fn hears_loosely(&mut self) -> Value {
         serde_json::from_str(&self.reads().await.replace("1e400", "1")).unwrap()
+    }
+
+    /// What the server says from now on cannot be read before this time.
+    pub(crate) fn withholds_until(&self, until: Instant) {
+        *self.withheld_until.lock().unwrap() = Some(until);
     }
 
     /// The server closes its stdout.

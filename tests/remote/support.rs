@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite::connect::remote::RemoteConnector;
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::exit::{CallError, RuntimeEnd};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::remote::Connection;
@@ -45,7 +45,7 @@ impl EventSink for Memory {
 pub(crate) struct Fleet {
     pub(crate) runtime: RuntimeHandle,
     told: Memory,
-    join: JoinHandle<()>,
+    join: JoinHandle<RuntimeEnd>,
 }
 
 impl Fleet {

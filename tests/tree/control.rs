@@ -4,17 +4,18 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use mcp_satellite::connect::sim::{Grandchild, Script, SimPlan};
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::exit::{CallError, Fate, RuntimeEnd};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::Want;
-use mcp_satellite_actors::{ControlError, Installed, Uninstalled};
+use mcp_satellite_actors::{ControlError, Farewell, Installed, Uninstalled, start};
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Fleet, Server, exits, seconds, tenths};
+use crate::support::{Fleet, LONG, Server, exits, options, seconds, tenths};
 
 fn stubborn() -> Script {
     Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() }
@@ -410,4 +411,57 @@ async fn a_server_without_tools_is_a_server() {
     let id = fleet.online(Server::new("a").script(script)).await;
     assert_eq!(fleet.view(&id).offered().unwrap().tools.len(), 0);
     fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_shutdown_returns_the_report_of_the_first() {
+    let fleet = Fleet::start().await;
+    fleet.online(Server::new("a")).await;
+    let first = fleet.runtime.shutdown().await;
+    assert_eq!(first, Farewell { events_lost: 0, in_time: true });
+    assert_eq!(fleet.runtime.shutdown().await, first);
+    assert_eq!(fleet.finish_after_shutdown().await, RuntimeEnd::ShutDown { events_lost: 0, in_time: true });
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_an_instance_that_is_not_installed() {
+    let fleet = Fleet::start().await;
+    let unknown = Server::new("unknown").spec.id;
+    assert!(timeout(LONG, fleet.runtime.wait_for(&unknown, |_| true)).await.unwrap().is_none());
+    let id = fleet.add(Server::new("a")).await;
+    assert!(fleet.runtime.wait_for(&id, |_| true).await.is_some(), "one that was installed a moment ago is there");
+    fleet.until(&id, Status::Online).await;
+    let waiting = timeout(LONG, fleet.runtime.wait_for(&id, |view| view.status == Status::Error));
+    let (waited, removed) = futures::join!(waiting, fleet.runtime.uninstall(&id));
+    assert!(waited.unwrap().is_none() && removed.is_ok(), "{removed:?}");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_the_runtime_cannot_work_with_is_refused_and_ends_nothing() {
+    let fleet = Fleet::start().await;
+    let online = Server::new("online");
+    let id = fleet.online(online.clone()).await;
+    let broken: [(&str, fn(&mut Policy)); 4] = [
+        ("session.terminate_grace", |policy| policy.session.terminate_grace = Duration::MAX),
+        ("session.permit_hold_max", |policy| policy.session.permit_hold_max = Duration::MAX),
+        ("watchdog.silence", |policy| policy.watchdog.silence = Duration::MAX),
+        ("logs.line_max", |policy| policy.logs.line_max = usize::MAX),
+    ];
+    for (field, change) in broken {
+        for server in [Server::new("new"), online.clone()] {
+            let refused = fleet.runtime.install(server.policy(change).spec).await;
+            assert!(matches!(&refused, Err(ControlError::Refused(why)) if why.contains(field)), "{refused:?}");
+        }
+        let refused = fleet.runtime.update(online.clone().policy(change).spec).await;
+        assert!(matches!(refused, Err(ControlError::Refused(_))), "{refused:?}");
+    }
+    assert_eq!((fleet.view(&id).status, fleet.view(&id).restarts), (Status::Online, 0));
+    assert!(fleet.runtime.greeting(&id, Duration::MAX).await.is_ok());
+    fleet.finish().await;
+
+    let (mut options, _, _) = options();
+    options.batch.queue_max = usize::MAX;
+    let error = start(options).await.err().unwrap();
+    assert!(error.to_string().contains("events.queue_max"), "{error}");
 }

@@ -1,14 +1,22 @@
 //! A fault of our own in each part of the tree, and what survives it.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
+use jiff::Timestamp;
 use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::audience::{Audience, Cause, Origin, Question, Source};
+use mcp_satellite_actors::model::exit::{CallError, Fate, RuntimeEnd};
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::memo::StoredMemo;
+use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::Message;
 use mcp_satellite_actors::rules::slot::Want;
-use mcp_satellite_actors::{Installed, Part, RuntimeHandle};
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink, Memory};
+use mcp_satellite_actors::{ControlError, Installed, Part, RuntimeHandle};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -362,5 +370,171 @@ async fn a_panic_of_the_sink_is_a_refusal_like_any_other() {
     assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1);
     let attempts = fleet.sink.attempts();
     assert!(attempts.iter().all(|attempt| attempt.batch == attempts[0].batch));
+    fleet.finish().await;
+}
+
+/// Code of a host that panics whenever it is called.
+struct Rude;
+
+impl Memory for Rude {
+    fn remember(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {
+        panic!("the memory panics");
+    }
+
+    fn forget(&self, _id: &InstanceId) {
+        panic!("the memory panics");
+    }
+}
+
+impl Audience for Rude {
+    fn heard(&self, _of: &Source, _cause: Cause, _message: Message) {
+        panic!("the audience panics");
+    }
+
+    fn progress(&self, _origin: Origin, _message: Message) {
+        panic!("the audience panics");
+    }
+
+    fn asked(&self, _of: &Source, _cause: Cause, _question: Question) {
+        panic!("the audience panics");
+    }
+
+    fn withdrawn(&self, _of: &Source, _question: u64, _message: Message) {
+        panic!("the audience panics");
+    }
+
+    fn began(&self, _of: &Source) {
+        panic!("the audience panics");
+    }
+
+    fn ended(&self, _of: &Source) {
+        panic!("the audience panics");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_memory_an_audience_and_a_clock_that_panic_end_nothing() {
+    let fleet = Fleet::with(|options| {
+        options.memory = Arc::new(Rude);
+        options.audience = Arc::new(Rude);
+        options.wall = Arc::new(|| -> Timestamp { panic!("the clock panics") });
+    })
+    .await;
+    let script = Script { list_changed_after: Some(seconds(1.0)), ..Script::default() };
+    let (id, other) = (fleet.online(Server::new("a").script(script)).await, fleet.online(Server::new("b")).await);
+    sleep(seconds(5.0)).await;
+    let pid = fleet.pid(&id);
+    assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
+    assert_eq!(fleet.view(&id).restarts, 0, "no panic of the audience costs a run");
+    fleet.server(&id).exit(1);
+    fleet.until_replaced(&id, pid).await;
+    assert!(fleet.runtime.uninstall(&id).await.is_ok());
+    assert!(fleet.call(&other, "echo", json!({"text": 1})).await.is_ok());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_of_the_root_supervisor_is_the_reason_of_the_end_and_nothing_stays_online() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    let never = fleet.runtime.wait_for(&id, |view| view.status == Status::Error);
+    let (waited, ()) = futures::join!(timeout(LONG, never), panic(&fleet.runtime, Part::Root));
+    assert!(waited.unwrap().is_none(), "who waits is told that it is over");
+    let end = RuntimeEnd::Failed("asked to panic".to_owned());
+    assert_eq!(fleet.runtime.ended().await, end);
+    assert_eq!(fleet.runtime.snapshot().ended(), Some(&end));
+    let view = fleet.view(&id);
+    assert_eq!((view.status, view.pid, view.port.is_none()), (Status::Offline, None, true));
+    assert!(view.message.as_ref().is_some_and(|message| message.contains("asked to panic")), "{:?}", view.message);
+    assert!(!fleet.runtime.shutdown().await.in_time);
+    assert_eq!(fleet.finish_after_shutdown().await, end);
+
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    fleet.runtime.kill();
+    assert_eq!(fleet.runtime.ended().await, RuntimeEnd::Killed);
+    assert_eq!(fleet.view(&id).status, Status::Offline);
+    assert_eq!(fleet.finish_after_shutdown().await, RuntimeEnd::Killed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_keeps_panicking_its_team_is_set_aside_and_the_team_goes_on() {
+    for bad in [Server::new("bad"), Server::remote("bad")] {
+        let fleet = Fleet::start().await;
+        let (bad, good) = (fleet.online(bad).await, fleet.online(Server::new("good")).await);
+        for _ in 0..3 {
+            let pid = fleet.pid(&good);
+            fleet.runtime.panic(Part::Instance(bad.clone()));
+            fleet.until_replaced(&good, pid).await;
+        }
+        let view = fleet.until(&bad, Status::PermanentlyFailed).await;
+        let message = "The satellite itself failed 3 times while it handled this server; last: asked to panic.";
+        assert_eq!(view.message.as_deref(), Some(message));
+        let refused = fleet.call(&bad, "echo", json!({"text": 1})).await.unwrap_err();
+        assert!(matches!(refused, CallError::Refused { status: Status::PermanentlyFailed, .. }), "{refused:?}");
+        sleep(seconds(600.0)).await;
+        assert_eq!(fleet.view(&bad).status, Status::PermanentlyFailed);
+        assert!(fleet.call(&good, "echo", json!({"text": 1})).await.is_ok());
+        fleet.runtime.restart(&bad).await.unwrap();
+        fleet.until(&bad, Status::Online).await;
+        fleet.finish().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_person_is_answered_although_the_supervisor_of_the_team_keeps_failing() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    let panics = async {
+        loop {
+            fleet.runtime.panic(acme());
+            sleep(seconds(0.001)).await;
+        }
+    };
+    let asks = async {
+        sleep(seconds(0.5)).await;
+        timeout(seconds(600.0), fleet.runtime.stop(&id)).await
+    };
+    let answer = tokio::select! {
+        answer = asks => answer.unwrap(),
+        () = panics => unreachable!("it goes on"),
+    };
+    assert!(matches!(answer, Err(ControlError::Refused(_))), "{answer:?}");
+    fleet.until(&id, Status::Online).await;
+    fleet.finish().await;
+}
+
+/// A sink that panics before there is a future.
+struct Sudden {
+    sink: Arc<dyn EventSink>,
+    panics: Arc<AtomicBool>,
+}
+
+impl EventSink for Sudden {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        assert!(!self.panics.load(Ordering::Relaxed), "the sink panics at once");
+        self.sink.send(batch)
+    }
+
+    fn is_prompt(&self) -> bool {
+        assert!(!self.panics.load(Ordering::Relaxed), "the sink panics at once");
+        false
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_that_panics_at_once_is_a_refusal_like_any_other() {
+    let panics = Arc::new(AtomicBool::new(true));
+    let fleet = Fleet::with(|options| {
+        options.sink = Arc::new(Sudden { sink: options.sink.clone(), panics: panics.clone() });
+    })
+    .await;
+    let id = fleet.online(Server::new("a")).await;
+    sleep(seconds(10.0)).await;
+    let error = fleet.runtime.event_statistics().last_error.unwrap();
+    assert!(error.contains("the sink panicked"), "{error}");
+    panics.store(false, Ordering::Relaxed);
+    sleep(seconds(60.0)).await;
+    assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1);
     fleet.finish().await;
 }

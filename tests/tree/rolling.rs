@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use mcp_satellite::connect::sim::{Script, SimPlan};
-use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
@@ -13,7 +13,7 @@ use mcp_satellite_actors::{Installed, Part, Uninstalled};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Fleet, Server, call, exits, seconds, tenths};
+use crate::support::{Fleet, LONG, Server, call, exits, seconds, tenths};
 
 /// The configuration of this number.
 fn version(server: &Server, number: u32) -> Server {
@@ -184,7 +184,8 @@ async fn who_holds_the_old_door_is_sent_to_the_new_one() {
 #[tokio::test(start_paused = true)]
 async fn calls_in_flight_have_the_time_that_they_asked_for_and_no_more() {
     let fleet = Fleet::start().await;
-    let (server, id) = first_version(&fleet, Vec::new()).await;
+    let server = Server::new("a").rolling().policy(|policy| policy.session.drain_timeout = LONG);
+    let id = fleet.online(version(&server, 1)).await;
     let began = Instant::now();
     let long = fleet.call_within(&id, "sleep", json!({"ms": 2_000_000}), Some(seconds(2500.0)));
     let endless = fleet.call_within(&id, "sleep", json!({"ms": 4_000_000}), Some(seconds(3000.0)));
@@ -198,6 +199,26 @@ async fn calls_in_flight_have_the_time_that_they_asked_for_and_no_more() {
     assert_eq!(tenths(began.elapsed()), 3000.0);
     sleep(seconds(1.0)).await;
     assert_eq!(fleet.world.sim.alive(), 1, "the old one ends after the last of its calls");
+    fleet.world.rolls_out(1);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_still_drains_after_the_drain_timeout_is_ended() {
+    let fleet = Fleet::start().await;
+    let (server, id) = first_version(&fleet, Vec::new()).await;
+    let long = fleet.call_within(&id, "sleep", json!({"ms": 2_000_000}), Some(seconds(2500.0)));
+    let update = async {
+        sleep(seconds(1.0)).await;
+        roll_out(&fleet, &server, 2).await;
+        until_settled(&fleet, &id, 2).await;
+        Instant::now()
+    };
+    let (long, moved) = futures::join!(long, update);
+    assert!(matches!(long, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{long:?}");
+    assert_eq!(tenths(moved.elapsed()), 300.0);
+    sleep(seconds(1.0)).await;
+    assert_eq!(fleet.world.sim.alive(), 1);
     fleet.world.rolls_out(1);
     fleet.finish().await;
 }

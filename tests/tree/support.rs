@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use mcp_satellite::connect::sim::{Script, SimConnector, SimHandle, SimPlan, SimRemote};
 use mcp_satellite_actors::model::event::Envelope;
-use mcp_satellite_actors::model::exit::CallError;
+use mcp_satellite_actors::model::exit::{CallError, RuntimeEnd};
 use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Mask;
@@ -327,7 +327,7 @@ pub(crate) struct Fleet {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) world: World,
     pub(crate) sink: MemorySink,
-    join: JoinHandle<()>,
+    join: JoinHandle<RuntimeEnd>,
     tasks_before: usize,
 }
 
@@ -462,11 +462,12 @@ impl Fleet {
     }
 
     /// Sees that nothing is left of a runtime that is ending already.
-    pub(crate) async fn finish_after_shutdown(self) {
+    pub(crate) async fn finish_after_shutdown(self) -> RuntimeEnd {
         let Self { runtime, world, join, tasks_before, .. } = self;
-        timeout(LONG, join).await.unwrap().unwrap();
+        let end = timeout(LONG, join).await.unwrap().unwrap();
         drop(runtime);
         nothing_is_left(&world, tasks_before).await;
+        end
     }
 }
 

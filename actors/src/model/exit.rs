@@ -162,6 +162,32 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
+/// How a runtime ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RuntimeEnd {
+    /// By a shutdown.
+    ShutDown {
+        /// Events that could not be handed to the sink.
+        events_lost: usize,
+        /// Whether every worker was gone within its grace.
+        in_time: bool,
+    },
+    /// Without a shutdown: it was killed, or the actor of the host above it ended.
+    Killed,
+    /// By a fault of its own: the message of the panic or error.
+    Failed(String),
+}
+
+impl std::fmt::Display for RuntimeEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::ShutDown { .. } => f.write_str("it was shut down"),
+            Self::Killed => f.write_str("it was killed"),
+            Self::Failed(why) => write!(f, "its root supervisor failed: {why}"),
+        }
+    }
+}
+
 /// What became of a call that got no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -7,6 +7,49 @@ use serde::Serialize;
 
 use super::era::Era;
 
+/// The longest duration of a policy, a year: a deadline must be a time that a clock can show.
+pub const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// The largest [`BatchPolicy::queue_max`]: the queue's room is allocated at the start.
+pub const QUEUE_MAX: usize = 1_000_000;
+/// The largest limit of a line, in bytes.
+pub const LINE_MAX: usize = 1 << 30;
+
+/// A number of a policy that the runtime cannot work with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{field}` {problem}; {remedy}")]
+pub struct PolicyError {
+    /// The field, with its section: `session.terminate_grace`.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub problem: &'static str,
+    /// The values that are allowed.
+    pub remedy: &'static str,
+}
+
+fn check_durations(durations: &[(&'static str, Duration)]) -> Result<(), PolicyError> {
+    match durations.iter().find(|(_, duration)| *duration > DURATION_MAX) {
+        Some((field, _)) => {
+            Err(PolicyError { field, problem: "is longer than a year", remedy: "give at most 365 days" })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Of what is waited for again and again without an end.
+fn check_positive(durations: &[(&'static str, Duration)]) -> Result<(), PolicyError> {
+    match durations.iter().find(|(_, duration)| duration.is_zero()) {
+        Some((field, _)) => Err(PolicyError { field, problem: "is zero", remedy: "give a time, such as 1 second" }),
+        None => Ok(()),
+    }
+}
+
+fn check_lines(lines: &[(&'static str, usize)]) -> Result<(), PolicyError> {
+    match lines.iter().find(|(_, bytes)| *bytes > LINE_MAX) {
+        Some((field, _)) => Err(PolicyError { field, problem: "is larger than 1 GiB", remedy: "give at most 1 GiB" }),
+        None => Ok(()),
+    }
+}
+
 /// When and how often a server that ended by itself is started again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RestartPolicy {
@@ -38,6 +81,13 @@ pub struct TeamBudgetPolicy {
     pub window: Duration,
     /// More than this many in the window throttles the team.
     pub max_exits: usize,
+}
+
+impl TeamBudgetPolicy {
+    /// Validates every number.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        check_durations(&[("team.window", self.window)])
+    }
 }
 
 impl Default for TeamBudgetPolicy {
@@ -270,6 +320,8 @@ pub struct SessionPolicy {
     pub list_timeout: Duration,
     /// After the leader's exit its output is read for this long at most: a grandchild may hold the pipe for ever.
     pub exit_drain: Duration,
+    /// After a rolling update the calls of the old run may go on for this long at most; then the run is ended.
+    pub drain_timeout: Duration,
     /// A start permit is held from fork to the first byte on stdout, and at most this long.
     pub permit_hold_max: Duration,
     /// The era in which the server is spoken to; what it speaks is found out if none is given.
@@ -292,6 +344,7 @@ impl Default for SessionPolicy {
             list_bytes_max: 32 << 20,
             list_timeout: Duration::from_secs(60),
             exit_drain: Duration::from_millis(250),
+            drain_timeout: Duration::from_secs(5 * 60),
             permit_hold_max: Duration::from_secs(2),
             protocol: None,
         }
@@ -336,6 +389,27 @@ pub struct BatchPolicy {
     pub request_lines_max: usize,
     /// Of what a call carried, in each direction, so many bytes are logged.
     pub request_payload_max: usize,
+}
+
+impl BatchPolicy {
+    /// Validates every number.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        check_durations(&[
+            ("events.interval", self.interval),
+            ("events.backoff_max", self.backoff_max),
+            ("events.flush_timeout", self.flush_timeout),
+            ("events.request_delay", self.request_delay),
+        ])?;
+        check_positive(&[("events.interval", self.interval)])?;
+        if self.queue_max > QUEUE_MAX {
+            let (field, problem) = ("events.queue_max", "is larger than a million");
+            return Err(PolicyError { field, problem, remedy: "give at most 1000000" });
+        }
+        if self.batch_max == 0 {
+            return Err(PolicyError { field: "events.batch_max", problem: "is zero", remedy: "give at least 1" });
+        }
+        Ok(())
+    }
 }
 
 impl Default for BatchPolicy {
@@ -443,4 +517,69 @@ pub struct Policy {
     pub logs: LogPolicy,
     /// What it may see and use, where it runs in a sandbox.
     pub isolation: IsolationPolicy,
+}
+
+impl Policy {
+    /// Validates every number with which the runtime could not work: durations beyond a clock, sizes beyond memory, and
+    /// intervals of zero, which would be waited for without a pause. `idle` and `isolation` have no such number.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        let Self { restart, reconnect, health, retry, remote, watchdog, idle: _, session, logs, isolation: _ } = self;
+        check_durations(&[
+            ("restart.window", restart.window),
+            ("restart.delays", restart.delays.iter().max().copied().unwrap_or_default()),
+            ("restart.quick", restart.quick),
+            ("reconnect.backoff_min", reconnect.backoff_min),
+            ("reconnect.backoff_max", reconnect.backoff_max),
+            ("health.interval", health.interval),
+            ("health.timeout", health.timeout),
+            ("retry.delays", retry.delays.iter().max().copied().unwrap_or_default()),
+            ("remote.connect_timeout", remote.connect_timeout),
+            ("remote.header_timeout", remote.header_timeout),
+            ("remote.close_timeout", remote.close_timeout),
+            ("watchdog.silence", watchdog.silence),
+            ("watchdog.ping_timeout", watchdog.ping_timeout),
+            ("session.handshake_timeout", session.handshake_timeout),
+            ("session.request_timeout", session.request_timeout),
+            ("session.request_timeout_max", session.request_timeout_max),
+            ("session.terminate_grace", session.terminate_grace),
+            ("session.list_changed_debounce", session.list_changed_debounce),
+            ("session.exit_drain", session.exit_drain),
+            ("session.drain_timeout", session.drain_timeout),
+            ("session.permit_hold_max", session.permit_hold_max),
+            ("logs.batch_delay", logs.batch_delay),
+        ])?;
+        check_positive(&[("reconnect.backoff_min", reconnect.backoff_min), ("health.interval", health.interval)])?;
+        check_lines(&[("session.line_max", session.line_max), ("logs.line_max", logs.line_max)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_and_what_no_clock_or_memory_can_hold_is_not() {
+        assert_eq!(Policy::default().check(), Ok(()));
+        assert_eq!((BatchPolicy::default().check(), TeamBudgetPolicy::default().check()), (Ok(()), Ok(())));
+        let broken: [fn(&mut Policy); 8] = [
+            |policy| policy.session.terminate_grace = Duration::MAX,
+            |policy| policy.session.permit_hold_max = Duration::MAX,
+            |policy| policy.session.drain_timeout = Duration::MAX,
+            |policy| policy.watchdog.silence = Duration::MAX,
+            |policy| policy.restart.delays.push(Duration::MAX),
+            |policy| policy.logs.line_max = usize::MAX,
+            |policy| policy.reconnect.backoff_min = Duration::ZERO,
+            |policy| policy.health.interval = Duration::ZERO,
+        ];
+        for (nth, change) in broken.iter().enumerate() {
+            let mut policy = Policy::default();
+            change(&mut policy);
+            assert!(policy.check().is_err(), "number {nth}");
+        }
+        assert!(BatchPolicy { queue_max: usize::MAX, ..BatchPolicy::default() }.check().is_err());
+        assert!(TeamBudgetPolicy { window: Duration::MAX, ..TeamBudgetPolicy::default() }.check().is_err());
+        let mut never = Policy::default();
+        never.idle.idle = Duration::MAX;
+        assert_eq!(never.check(), Ok(()), "it means never");
+    }
 }

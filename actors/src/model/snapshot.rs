@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use super::catalogue::{Catalogue, Revisions};
 use super::event::Subject;
+use super::exit::RuntimeEnd;
 use super::ids::{InstallationId, InstanceId, TeamId, UserId};
 use super::remedy::Remedy;
 use super::remote::{Connection, Health, ServerInfo};
@@ -34,6 +35,7 @@ pub struct Custody {
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     pub(crate) instances: imbl::OrdMap<InstanceId, Arc<InstanceView>>,
+    pub(crate) ended: Option<RuntimeEnd>,
 }
 
 /// One instance, as its team's supervisor last told.
@@ -97,6 +99,19 @@ impl InstanceView {
         self.history.in_window(&self.spec.policy.restart, now)
     }
 
+    /// The same instance without its run: that ended with the supervisor of its team.
+    pub(crate) fn without_run(&self) -> Self {
+        Self {
+            port: None,
+            draining: None,
+            pid: None,
+            custody: None,
+            initialized_at: None,
+            health: Health::Unknown,
+            ..self.clone()
+        }
+    }
+
     /// Calls that are not answered yet.
     pub fn calls_in_flight(&self) -> usize {
         self.port.iter().chain(&self.draining).map(CallPort::calls_in_flight).sum()
@@ -117,6 +132,38 @@ impl Snapshot {
     /// All instances, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<InstanceView>> {
         self.instances.values()
+    }
+
+    /// How the runtime ended; `None` while it runs. Nothing changes after that.
+    pub fn ended(&self) -> Option<&RuntimeEnd> {
+        self.ended.as_ref()
+    }
+
+    /// The last snapshot of a runtime that ended. After a shutdown each instance is as it was left; otherwise what ran is
+    /// gone, and is shown so.
+    pub(crate) fn at_the_end(&self, end: RuntimeEnd) -> Self {
+        let mut last = Self { ended: Some(end.clone()), ..self.clone() };
+        if matches!(end, RuntimeEnd::ShutDown { .. }) {
+            return last;
+        }
+        for view in self.iter() {
+            let status = match view.status {
+                kept @ (Status::AwaitingUserConfig | Status::RequiresReauth | Status::PermanentlyFailed) => kept,
+                _ => Status::Offline,
+            };
+            let message = Some(format!("the satellite has ended: {end}")).filter(|_| status == Status::Offline);
+            let view = InstanceView {
+                status,
+                message: message.or_else(|| view.message.clone()),
+                dormant: false,
+                connection: view.connection.map(|_| Connection::Disconnected),
+                next_retry_at: None,
+                attempt: None,
+                ..view.without_run()
+            };
+            last.instances.insert(view.spec.id.clone(), Arc::new(view));
+        }
+        last
     }
 
     /// How many instances there are.

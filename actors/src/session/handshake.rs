@@ -239,7 +239,7 @@ impl<O: Outlet> Conversation<O> {
         self.counters.checked((self.wall)());
         self.met(&server);
         (self.news)(News::Initialized(server));
-        self.stage.audience.began(&self.stage.source);
+        self.stage.began();
         // First, so that what changes while the lists are read is told.
         self.listen();
         if self.discover {

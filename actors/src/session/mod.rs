@@ -16,8 +16,11 @@ mod stateless;
 pub(crate) mod stdio;
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use bytestring::ByteString;
@@ -762,47 +765,50 @@ impl<O: Outlet> Conversation<O> {
 
     /// Sees to one deadline that has passed, if there is one.
     fn late(&mut self, now: Instant) -> Option<Late> {
-        let (at, id) = self.calls.deadlines.first().copied()?;
-        if now < at {
-            return None;
-        }
-        if self.waits_for_a_person(id, now) {
-            return self.late(now);
-        }
-        let pending = self.calls.remove(id)?;
-        if let Purpose::Caller { .. } | Purpose::List = pending.purpose {
-            self.withdraw_inputs(id);
-            self.cancel(id, &pending, "timed out");
-        }
-        let fate = if self.calls.may_have_got(&pending) { Fate::TimedOut } else { Fate::NotSent };
-        match pending.purpose {
-            Purpose::Caller { ticket, started, .. } => {
-                self.port.gate.active(now);
-                ticket.fail(CallError::TimedOut { after: at - started, fate });
-                Some(Late::Call)
+        // A loop, not a recursion: thousands of calls may have the same deadline.
+        loop {
+            let (at, id) = self.calls.deadlines.first().copied()?;
+            if now < at {
+                return None;
             }
-            Purpose::List => {
-                self.on_list(Err(CallError::TimedOut { after: self.spec.policy.session.request_timeout, fate }));
-                Some(Late::List)
+            if self.waits_for_a_person(id, now) {
+                continue;
             }
-            Purpose::Check => {
-                self.outlet.abandon(id);
-                Some(Late::Check)
+            let pending = self.calls.remove(id)?;
+            if let Purpose::Caller { .. } | Purpose::List = pending.purpose {
+                self.withdraw_inputs(id);
+                self.cancel(id, &pending, "timed out");
             }
-            Purpose::Handshake => {
-                // Over a pipe it is still answered, perhaps.
-                self.outlet.abandon(id);
-                self.on_handshake_late(id, pending).or_else(|| self.late(now))
-            }
-            Purpose::Listen => {
-                self.outlet.abandon(id);
-                self.on_stream_over(id, false);
-                self.late(now)
-            }
-            Purpose::Discover => {
-                self.outlet.abandon(id);
-                self.on_discovered(Err(CallError::TimedOut { after: era::DISCOVER_WAIT_MAX, fate }));
-                self.late(now)
+            let fate = if self.calls.may_have_got(&pending) { Fate::TimedOut } else { Fate::NotSent };
+            match pending.purpose {
+                Purpose::Caller { ticket, started, .. } => {
+                    self.port.gate.active(now);
+                    ticket.fail(CallError::TimedOut { after: at - started, fate });
+                    return Some(Late::Call);
+                }
+                Purpose::List => {
+                    self.on_list(Err(CallError::TimedOut { after: self.spec.policy.session.request_timeout, fate }));
+                    return Some(Late::List);
+                }
+                Purpose::Check => {
+                    self.outlet.abandon(id);
+                    return Some(Late::Check);
+                }
+                Purpose::Handshake => {
+                    // Over a pipe it is still answered, perhaps.
+                    self.outlet.abandon(id);
+                    if let Some(late) = self.on_handshake_late(id, pending) {
+                        return Some(late);
+                    }
+                }
+                Purpose::Listen => {
+                    self.outlet.abandon(id);
+                    self.on_stream_over(id, false);
+                }
+                Purpose::Discover => {
+                    self.outlet.abandon(id);
+                    self.on_discovered(Err(CallError::TimedOut { after: era::DISCOVER_WAIT_MAX, fate }));
+                }
             }
         }
     }
@@ -836,6 +842,38 @@ fn put_request(
     let (before, params) = params.map_or(("", ""), |params| (r#","params":"#, params));
     let parts = [r#"{"jsonrpc":"2.0","id":"#, &id_text, r#","method":"#, &method, before, params, "}"];
     outlet.request(id, of, routing, &parts);
+}
+
+/// Work from one of the two sides of a session.
+enum Work<R> {
+    Command(Box<Command>),
+    Read(R),
+}
+
+/// Receives a command or reads from the server, whichever is ready. Where both are, `reads_first` decides; a session that
+/// changes it each time keeps a flood from one side from starving the other. Cancel-safe if `read` is.
+async fn next_work<R>(
+    commands: &mut mpsc::UnboundedReceiver<Box<Command>>,
+    read: impl Future<Output = R>,
+    reads_first: bool,
+) -> Work<R> {
+    let mut read = pin!(read);
+    poll_fn(|cx| {
+        let mut command = |cx: &mut Context<'_>| match commands.poll_recv(cx) {
+            Poll::Ready(Some(command)) => Poll::Ready(Work::Command(command)),
+            // A closed door brings nothing more; what the server says is still read.
+            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+        };
+        if !reads_first && let ready @ Poll::Ready(_) = command(cx) {
+            return ready;
+        }
+        match read.as_mut().poll(cx) {
+            Poll::Ready(read) => Poll::Ready(Work::Read(read)),
+            Poll::Pending if reads_first => command(cx),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
 }
 
 async fn sleep_until(at: Option<Instant>) {

@@ -96,7 +96,7 @@ impl<O: Outlet> Conversation<O> {
 
     /// The server says something that is no answer and no progress.
     pub(super) fn hear(&self, said: &View<'_>, text: &ByteString, of: Option<u64>) {
-        self.stage.audience.heard(&self.stage.source, self.cause(of), said.keep(text));
+        self.stage.heard(self.cause(of), said.keep(text));
     }
 
     pub(super) fn on_server_request(&mut self, asked: &View<'_>, text: &ByteString, of: Option<u64>) -> Heard {
@@ -112,7 +112,7 @@ impl<O: Outlet> Conversation<O> {
             let cause = self.cause(of);
             let number = self.questions.open(Open::Request(id.get().into()), cause);
             let question = Question::new(number, asked.keep(text), self.port.answers.clone());
-            self.stage.audience.asked(&self.stage.source, cause, question);
+            self.stage.asked(cause, question);
         }
         Heard::Nothing
     }
@@ -127,7 +127,7 @@ impl<O: Outlet> Conversation<O> {
         let found = self.questions.open.iter().find_map(|(number, (open, _))| is_it(open).then_some(*number));
         let Some(number) = found else { return };
         self.questions.close(number);
-        self.stage.audience.withdrawn(&self.stage.source, number, said.keep(text));
+        self.stage.withdrawn(number, said.keep(text));
     }
 
     /// Progress of a call of ours, under the number that it was sent with.
@@ -142,7 +142,7 @@ impl<O: Outlet> Conversation<O> {
         if let Some(token) = &behalf.token
             && let Ok(message) = Message::read(joined(&said.keep(text).told_as(token)))
         {
-            self.stage.audience.progress(behalf.origin, message);
+            self.stage.progress(behalf.origin, message);
         }
     }
 
@@ -216,7 +216,7 @@ impl<O: Outlet> Conversation<O> {
     /// The session is over, and all that was asked in it.
     pub(super) fn leaves_the_stage(&mut self) {
         self.questions = Questions::default();
-        self.stage.audience.ended(&self.stage.source);
+        self.stage.end();
     }
 }
 

@@ -15,7 +15,8 @@ use tokio::time::{Duration, Instant};
 use super::handshake::Refused;
 use super::pending::{Pending, Purpose};
 use super::{
-    Basis, Control, Conversation, Heard, INTERNAL_ERROR, Late, METHOD_NOT_FOUND, News, Outlet, Use, sleep_until,
+    Basis, Control, Conversation, Heard, INTERNAL_ERROR, Late, METHOD_NOT_FOUND, News, Outlet, Use, Work, next_work,
+    sleep_until,
 };
 use crate::model::era::Era;
 use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit, refused_because};
@@ -112,6 +113,8 @@ struct Session {
     /// Calls answered with 5xx, without another answer between.
     server_errors: u32,
     heard: bool,
+    /// Whether the line has its turn before the commands.
+    reads_first: bool,
     /// What has a lower number was sent with older credentials, or may have been.
     credentials_from: u64,
 }
@@ -129,6 +132,7 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
         again: BTreeSet::new(),
         server_errors: 0,
         heard: false,
+        reads_first: false,
         credentials_from: 0,
     });
     async move {
@@ -143,7 +147,7 @@ impl Session {
             if self.talk.has_drained() {
                 return Over::Asked;
             }
-            let wake_at = self.wake_at();
+            let (wake_at, draining) = (self.wake_at(), self.talk.draining);
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control {
@@ -165,10 +169,20 @@ impl Session {
                         return over;
                     }
                 }
-                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(*command),
-                incoming = poll_fn(|cx| self.talk.outlet.line.poll_next(cx)) => {
-                    if let Some(over) = self.on_incoming(incoming) {
-                        return over;
+                () = self.talk.port.gate.emptied.notified(), if draining => {}
+                work = next_work(
+                    &mut self.talk.port.commands,
+                    poll_fn(|cx| self.talk.outlet.line.poll_next(cx)),
+                    self.reads_first,
+                ) => {
+                    self.reads_first = matches!(work, Work::Command(_));
+                    match work {
+                        Work::Command(command) => self.talk.on_command(*command),
+                        Work::Read(incoming) => {
+                            if let Some(over) = self.on_incoming(incoming) {
+                                return over;
+                            }
+                        }
                     }
                 }
             }
@@ -602,7 +616,7 @@ fn disconnected(failure: &Failure) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::VecDeque;
     use std::sync::atomic::AtomicBool;
     use std::task::{Context, Poll};
@@ -660,7 +674,8 @@ mod tests {
         }
     }
 
-    fn spec() -> Arc<InstanceSpec> {
+    /// A remote instance.
+    pub(crate) fn spec() -> Arc<InstanceSpec> {
         Arc::new(InstanceSpec {
             id: InstanceId::new("acme".into(), "alice".into(), "a".into()),
             name: "files-acme-alice-a".into(),
@@ -702,7 +717,7 @@ mod tests {
                 news: Box::new(|_| {}),
                 printed: None,
                 memory: crate::byte_budget::ServerMemory::default(),
-                stage: Stage { audience: Arc::new(Unattended), source: Source { id: spec().id.clone(), run: Run(1) } },
+                stage: Stage::new(Arc::new(Unattended), Source { id: spec().id.clone(), run: Run(1) }),
             };
             run(Args { basis, line: Box::new(line) }).await
         };

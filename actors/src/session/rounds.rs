@@ -89,7 +89,7 @@ impl<O: Outlet> Conversation<O> {
             let text = format!(r#"{{"jsonrpc":"2.0","id":{number},{message}}}"#);
             let Ok(message) = Message::read(Bytes::from(text)) else { continue };
             let question = Question::new(number, message, self.port.answers.clone());
-            self.stage.audience.asked(&self.stage.source, cause, question);
+            self.stage.asked(cause, question);
         }
     }
 
@@ -155,7 +155,7 @@ impl<O: Outlet> Conversation<O> {
             let words =
                 format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{number}}}}}"#);
             if let Ok(words) = Message::read(Bytes::from(words)) {
-                self.stage.audience.withdrawn(&self.stage.source, number, words);
+                self.stage.withdrawn(number, words);
             }
         }
     }

@@ -373,7 +373,7 @@ impl<O: Outlet> Conversation<O> {
                     };
                     Message::read(kept.told_with(&params).into()).ok()
                 });
-                self.stage.audience.heard(&self.stage.source, Cause::Nobody, told.unwrap_or(kept));
+                self.stage.heard(Cause::Nobody, told.unwrap_or(kept));
             }
         }
         true

@@ -4,13 +4,14 @@
 use std::sync::atomic::Ordering;
 
 use bytes::{Buf, BytesMut};
+use futures::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
 use super::handshake::Refused;
 use super::pending::Purpose;
-use super::{Basis, Control, Conversation, Heard, Late, News, Outlet, Use, sleep_until};
+use super::{Basis, Control, Conversation, Heard, Late, News, Outlet, Use, Work, next_work, sleep_until};
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::rules::watchdog::{Verdict, Watchdog};
 use crate::seam::{Process, ProcessEnd, Routing};
@@ -105,6 +106,8 @@ struct Session {
     watchdog: Watchdog,
     /// Stdout has ended or broke: there is nothing more to read.
     stdout_over: bool,
+    /// Whether the server has its turn before the commands.
+    reads_first: bool,
     broken: Option<(String, Instant)>,
 }
 
@@ -125,6 +128,7 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
         control,
         watchdog: Watchdog::new(now.into_std()),
         stdout_over: false,
+        reads_first: false,
         broken: None,
     });
     async move {
@@ -143,8 +147,9 @@ impl Session {
             let wake_at = self.wake_at();
             let reading = !self.stdout_over;
             let writing = !self.talk.outlet.out.is_empty();
-            // In this order because a server may flood its stdout: reading is never short of work, and must not keep
-            // the others from theirs. Commands are bounded by their permits.
+            let draining = self.talk.draining;
+            // In this order because a server may flood its stdout, and clients may flood it with notifications: neither
+            // may keep the others from their work. Commands and reading take turns.
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control {
@@ -166,10 +171,16 @@ impl Session {
                 }
                 end = self.process.ended() => return Over::Process(end),
                 written = write(&mut self.writer, &self.talk.outlet.out), if writing => self.on_written(written),
-                Some(command) = self.talk.port.commands.recv() => self.talk.on_command(*command),
-                received = self.lines.next(), if reading => {
-                    if let Some(over) = self.on_received(received) {
-                        return over;
+                () = self.talk.port.gate.emptied.notified(), if draining => {}
+                work = next_work(&mut self.talk.port.commands, next_line(&mut self.lines, reading), self.reads_first) => {
+                    self.reads_first = matches!(work, Work::Command(_));
+                    match work {
+                        Work::Command(command) => self.talk.on_command(*command),
+                        Work::Read(received) => {
+                            if let Some(over) = self.on_received(received) {
+                                return over;
+                            }
+                        }
                     }
                 }
             }
@@ -283,6 +294,13 @@ impl Session {
             }
         }
         self.talk.on_due(now);
+        // Output that waits unread speaks for the server, so it is read before the server is judged.
+        if !matches!(self.watchdog_verdict(), Verdict::Wait(_))
+            && !self.stdout_over
+            && let Some(received) = tokio::task::unconstrained(self.lines.next()).now_or_never()
+        {
+            return self.on_received(received);
+        }
         self.watchdog.heard(self.lines.last_read.into_std());
         match Self::decide(&mut self.watchdog, &self.talk, now) {
             Verdict::Wait(_) => None,
@@ -368,6 +386,11 @@ impl Session {
     }
 }
 
+/// The next line; none ever, where nothing is left to read.
+async fn next_line(lines: &mut Lines<Box<dyn AsyncRead + Send + Unpin>>, reading: bool) -> Received {
+    if reading { lines.next().await } else { std::future::pending().await }
+}
+
 /// How a handshake over a pipe ends a run.
 fn handshake(refused: Refused) -> ExitCause {
     ExitCause::Handshake(match refused {
@@ -384,5 +407,87 @@ async fn write(writer: &mut Option<Box<dyn AsyncWrite + Send + Unpin>>, out: &[u
         },
         // Nothing is written to a closed stdin; the wire is broken already.
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures::future::BoxFuture;
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::audience::{Source, Stage, Unattended};
+    use crate::calls::{CallPort, Counters};
+    use crate::model::ids::Run;
+    use crate::rules::jitter::Dice;
+    use crate::session::remote::tests::spec;
+
+    /// Ends when it is told to.
+    struct Obedient(watch::Sender<bool>);
+
+    impl Process for Obedient {
+        fn pid(&self) -> Option<u32> {
+            None
+        }
+
+        fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+            let mut told = self.0.subscribe();
+            async move { told.wait_for(|told| *told).await.map(|_| ProcessEnd::default()).unwrap_or_default() }.boxed()
+        }
+
+        fn gone(&mut self) -> BoxFuture<'_, ()> {
+            self.ended().map(|_| ()).boxed()
+        }
+
+        fn terminate(&mut self) {
+            self.0.send_replace(true);
+        }
+
+        fn kill(&mut self) {
+            self.0.send_replace(true);
+        }
+    }
+
+    /// A caller that leaves between the door and its request tells the session nothing.
+    #[test]
+    fn a_session_that_drains_ends_when_a_caller_leaves_without_a_request() {
+        let counters = Arc::new(Counters::default());
+        let (port, end) = CallPort::new(Run(1), spec(), counters.clone());
+        let (control, controlled) = mpsc::unbounded_channel();
+        let place = port.enter().ok().unwrap();
+        let session = async {
+            let basis = Basis {
+                spec: spec(),
+                port: end,
+                control: controlled,
+                counters,
+                wall: Arc::new(|| jiff::Timestamp::UNIX_EPOCH),
+                since: Instant::now(),
+                discover: false,
+                era: None,
+                dice: Dice::new(1, "a"),
+                news: Box::new(|_| {}),
+                stage: Stage::new(Arc::new(Unattended), Source { id: spec().id.clone(), run: Run(1) }),
+            };
+            let (ours, _theirs) = tokio::io::duplex(4096);
+            let (reader, writer) = tokio::io::split(ours);
+            let process = Box::new(Obedient(watch::Sender::new(false)));
+            let running = run(Args { basis, reader: Box::new(reader), writer: Box::new(writer), process });
+            tokio::time::timeout(Duration::from_secs(20), running).await
+        };
+        let leave = async {
+            port.close();
+            control.send(Control::Drain).unwrap();
+            // The session drains by then, and waits.
+            for _ in 0..3 {
+                tokio::task::yield_now().await;
+            }
+            drop(place);
+        };
+        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (ended, ()) = clock.block_on(async { futures::join!(session, leave) });
+        assert_eq!(ended.unwrap().cause, ExitCause::Asked);
     }
 }

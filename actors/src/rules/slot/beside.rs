@@ -12,7 +12,7 @@
 //! other wish ends what is beside at once.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{Effect, Phase, Refusal, Slot, Then, Told, Why};
 use crate::model::catalogue::Catalogue;
@@ -22,10 +22,6 @@ use crate::model::ids::Run;
 use crate::model::remote::{Health, ServerInfo};
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Cause;
-
-/// A session that drains ends each call at the call's own deadline, and itself after the last one. No call may ask for
-/// more than a year, so this is for a session that forgets to.
-const DRAIN_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The second incarnation.
 #[derive(Debug, Clone, PartialEq)]
@@ -187,7 +183,8 @@ impl Slot {
         let (Some(old), true) = (old, *its == run) else { return };
         let (spec, old_pid) = (spec.clone(), std::mem::replace(&mut self.pid, *pid));
         self.initialized_at = *initialized_at;
-        let drain_until = Some(now + DRAIN_MAX);
+        // Its calls were made under the old policy.
+        let drain_until = Some(now + self.spec.policy.session.drain_timeout);
         self.beside = Some(Beside::Leaving { run: old, kind: StopKind::Config, drain_until, next: None });
         self.spec = spec;
         self.greeted_beside();

@@ -118,6 +118,11 @@ impl Memo {
             && self.era == before.era
     }
 
+    /// Has the instance fail for good under its next supervisor, process or remote: handling it makes that panic.
+    pub fn set_aside(&mut self, message: String) {
+        *self = Self { failed: Some(message), dormant: None, not_before: None, away: None, made: None, ..self.clone() };
+    }
+
     /// Whether it sleeps, or sleeps again when its supervisor is back.
     pub fn is_dormant(&self) -> bool {
         self.dormant.is_some()
@@ -168,7 +173,7 @@ impl Slot {
             }
         } else if !slot.spec.missing.is_empty() {
             slot.await_config(&mut out);
-        } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote()) {
+        } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote() || memo.made.is_none()) {
             slot.phase = Phase::Failed;
             slot.becomes(Status::PermanentlyFailed, Some(message.clone()), &mut out);
         } else if let Some((since, not_before)) = memo.dormant {

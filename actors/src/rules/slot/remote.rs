@@ -139,7 +139,8 @@ impl Slot {
             }
             // The timer is cancelled and the backoff begins anew.
             Phase::Reconnecting { .. } => self.attempt_now(0, None, out),
-            Phase::Reauth | Phase::Exhausted { .. } => {
+            // A remote instance fails for good only where it was set aside for a fault of ours.
+            Phase::Reauth | Phase::Exhausted { .. } | Phase::Failed => {
                 self.moves(Cause::Asked, Some("reconnecting on request".to_owned()), out);
                 self.attempt_now(0, None, out);
             }
@@ -171,7 +172,7 @@ impl Slot {
                 out.push(self.denied_removed("reconnect"));
             }
             // A process's.
-            Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } | Phase::Failed => {}
+            Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } => {}
         }
     }
 
