@@ -196,7 +196,14 @@ fn connection(row: &InstanceStatus) -> Option<String> {
 
 /// Why it is as it is; the delay counts down.
 fn message(row: &InstanceStatus) -> String {
-    let message = printable(row.status_message.as_deref().unwrap_or_default());
+    let mut message = printable(row.status_message.as_deref().unwrap_or_default());
+    if row.unrecorded {
+        message = [&*message, "not in the ledger: the disk has not taken its row"]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join("; ");
+    }
     match (row.connection, row.next_retry_ms) {
         // The connection says it.
         (Some(Connection::Reconnecting), _) | (_, None) => message,

@@ -19,7 +19,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{
-    CallRequest, ConfigureRequest, Configured, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED,
+    CallRequest, ConfigureRequest, Configured, Controlled, EventQuery, Failure, Filter, InstanceStatus, NOT_ALL_STORED,
     Reconnected, SatelliteStatus, Selector, StatusReply, ToolEntry,
 };
 use super::auth;
@@ -136,10 +136,11 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
     let connector = console.connector.clone();
     // It reads a file of the kernel for every process: no work for a thread that others wait for.
     let rows = tokio::task::spawn_blocking(move || {
-        let (now, usage) = (Instant::now(), connector.usage());
+        let (now, usage, unrecorded) = (Instant::now(), connector.usage(), connector.unrecorded());
         let row = |view: &Arc<InstanceView>| {
             let usage = view.pid.and_then(|pid| usage.get(&pid)).copied();
-            InstanceStatus::of(view, usage, now)
+            let unrecorded = view.pid.is_some_and(|pid| unrecorded.contains(&pid));
+            InstanceStatus { unrecorded, ..InstanceStatus::of(view, usage, now) }
         };
         snapshot.iter().filter(|view| filter.admits(&view.spec)).map(row).collect()
     });
@@ -196,22 +197,34 @@ async fn call(State(console): State<Arc<Console>>, Json(request): Json<CallReque
     Ok(([(header::CONTENT_TYPE, "application/json")], result.get().to_owned()).into_response())
 }
 
-async fn start(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+async fn start(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Controlled> {
     let view = resolve(&console, &selector)?;
     console.runtime.start(&view.spec.id).await?;
-    shown(&console, &view)
+    controlled(&console, &view).await
 }
 
-async fn stop(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+async fn stop(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Controlled> {
     let view = resolve(&console, &selector)?;
     console.runtime.stop(&view.spec.id).await?;
-    shown(&console, &view)
+    controlled(&console, &view).await
 }
 
-async fn restart(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+async fn restart(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Controlled> {
     let view = resolve(&console, &selector)?;
     console.runtime.restart(&view.spec.id).await?;
-    shown(&console, &view)
+    controlled(&console, &view).await
+}
+
+async fn controlled(console: &Console, view: &InstanceView) -> Answer<Controlled> {
+    let not_durable = not_durable(console).await;
+    let Json(instance) = shown(console, view)?;
+    Ok(Json(Controlled { instance, not_durable }))
+}
+
+/// The reason why what the runtime remembers of its instances is not stored. The runtime hands it to the journal before a
+/// command is answered.
+async fn not_durable(console: &Console) -> Option<String> {
+    console.journal.memos_stored().await.err().map(|error| error.to_string())
 }
 
 async fn reconnect(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Reconnected> {
@@ -219,21 +232,22 @@ async fn reconnect(State(console): State<Arc<Console>>, Json(selector): Json<Sel
     let outcome = console.runtime.reconnect(&view.spec.id).await?;
     let instance = view.spec.name.to_string();
     let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
-    Ok(Json(Reconnected { instance, success, status, status_message }))
+    let not_durable = not_durable(&console).await;
+    Ok(Json(Reconnected { instance, success, status, status_message, not_durable }))
 }
 
 async fn configure(State(console): State<Arc<Console>>, Json(request): Json<ConfigureRequest>) -> Answer<Configured> {
     let view = resolve(&console, &request.selector)?;
     let set = request.set.into_iter().map(|(key, text)| (key, text.into())).collect();
     let change = Change { set, unset: request.unset };
-    let required =
+    let (required, not_durable) =
         console.configurer.configure(view.spec.id.clone(), change).await.map_err(|refused| match refused {
             Refused::BadInput(why) => Refusal::from(Failure::new("bad_input", format!("`{}`: {why}", view.spec.name))),
             Refused::Storage(_) => Failure::new("storage", refused.to_string()).into(),
             Refused::Control(error) => error.into(),
         })?;
     let Json(instance) = shown(&console, &view)?;
-    Ok(Json(Configured { instance, required }))
+    Ok(Json(Configured { instance, required, not_durable }))
 }
 
 async fn resolve_name(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {

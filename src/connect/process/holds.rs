@@ -1,6 +1,6 @@
 //! All trees of a connector: by what they are held, what they use, and how all of them are ended at once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -154,6 +154,12 @@ impl Holds {
             (tree.pid(), Usage { rss_bytes: pages * page, cpu_seconds: ticks as f64 / tick })
         };
         trees.into_iter().map(usage).collect()
+    }
+
+    /// The process ids of the servers whose rows are not in the ledger yet.
+    pub(super) fn unrecorded(&self) -> HashSet<u32> {
+        let trees = self.trees();
+        trees.values().filter(|tree| !self.ledger.is_recorded(tree.run)).map(|tree| tree.pid()).collect()
     }
 
     /// Kills every tree at once, without grace, and whatever carries our mark, until nothing is left or it will not die.
