@@ -14,6 +14,7 @@ pub mod connect;
 pub mod console;
 #[cfg(feature = "journal")]
 pub mod delivery;
+mod disk;
 #[cfg(feature = "cli")]
 mod endpoint;
 #[cfg(feature = "cli")]

@@ -15,21 +15,28 @@
 //! Signals that ask for something come down a pipe. Who signals the whole group, as a terminal and systemd do, reaches
 //! both processes, and means it once: the satellite acts on the larger of the two counts. The end of the pipe is how the
 //! satellite learns that the reaper was killed; then it ends every tree at once, without grace, and itself.
+//!
+//! A second pipe leads up: the satellite writes its exit code into it when all is done. A thread that waits in the kernel
+//! for a disk that hangs can keep the satellite's process from ending; the reaper then ends without it.
 
 use std::ffi::CStr;
 use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::{set_child_subreaper, set_dumpable, set_name};
 use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 use tokio::sync::mpsc;
 
 use crate::connect::process::{Census, LeftBy, Stat, children_of, set_reaper, signals};
+use crate::disk::WAIT_MAX;
 
 /// What does not die of SIGKILL within this is left to the kernel, and named.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -63,8 +70,10 @@ impl Below {
 }
 
 /// Runs `satellite` in a child of this process, which stays above it. To be called while there is one thread.
-pub(crate) fn above(satellite: impl FnOnce(Below) -> ExitCode) -> io::Result<ExitCode> {
+/// `satellite` returns its exit code.
+pub(crate) fn above(satellite: impl FnOnce(Below) -> u8) -> io::Result<ExitCode> {
     let (below, pipe) = io::pipe()?;
+    let (last_word, mut done) = io::pipe()?;
     let mut waited_for = SigSet::empty();
     waited_for.add(Signal::SIGCHLD);
     // What `nohup` and the like have switched off stays so.
@@ -81,12 +90,13 @@ pub(crate) fn above(satellite: impl FnOnce(Below) -> ExitCode) -> io::Result<Exi
         // Nobody has opened a log yet.
         let _ = writeln!(io::stderr(), "satellite: cannot keep this process's environment from the servers: {error}");
     }
+    let signals = SignalFd::with_flags(&waited_for, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     let reaper = getpid();
     #[expect(unsafe_code, reason = "there is no safe fork")]
     // SAFETY: this process has one thread, so the child may do whatever a process may.
     match unsafe { fork() }? {
         ForkResult::Child => {
-            drop(pipe);
+            drop((pipe, last_word, signals));
             before.thread_set_mask()?;
             // Killed before it could do anything: the pipe will say so.
             if getppid() == reaper {
@@ -94,14 +104,17 @@ pub(crate) fn above(satellite: impl FnOnce(Below) -> ExitCode) -> io::Result<Exi
             }
             let (ask, asked) = mpsc::unbounded_channel();
             thread::Builder::new().name("satellite-below".into()).spawn(move || listen(below, &ask))?;
-            Ok(satellite(Below { asked }))
+            let code = satellite(Below { asked });
+            // An error means that the reaper was killed.
+            let _ = done.write_all(&[code]);
+            Ok(ExitCode::from(code))
         }
         ForkResult::Parent { child } => {
-            drop(below);
+            drop((below, done));
             let _ = set_name(NAME);
             // Inherited by nobody; a kernel without it leaves orphans to the process above us.
             let _ = set_child_subreaper(true);
-            Ok(watch(child, pipe, &waited_for))
+            Ok(watch(child, pipe, last_word, &signals))
         }
     }
 }
@@ -137,24 +150,51 @@ fn listen(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
 }
 
 /// The reaper's life.
-fn watch(satellite: Pid, mut pipe: PipeWriter, waited_for: &SigSet) -> ExitCode {
-    let code = loop {
-        match waited_for.wait() {
-            Ok(Signal::SIGCHLD) => {
-                if let Some(code) = reap(satellite) {
-                    break code;
+fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &SignalFd) -> ExitCode {
+    // Dropped when it has nothing more to tell.
+    let mut last_word = Some(last_word);
+    // The satellite's exit code, and the end of the time that it has for its exit.
+    let mut done: Option<(u8, Instant)> = None;
+    let (code, stuck) = 'watching: loop {
+        if let Some((code, until)) = done
+            && Instant::now() >= until
+        {
+            break (code, Some(satellite));
+        }
+        let timeout = done.map_or(PollTimeout::NONE, |(_, until)| {
+            let left = until.saturating_duration_since(Instant::now()) + PAUSE;
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+        let mut awaited = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        awaited.extend(last_word.as_ref().map(|last_word| PollFd::new(last_word.as_fd(), PollFlags::POLLIN)));
+        // An error means that it was interrupted: both are looked at all the same.
+        let _ = poll(&mut awaited, timeout);
+        let has_last_word = awaited.get(1).is_some_and(|awaited| awaited.any() == Some(true));
+        while let Ok(Some(about)) = signals.read_signal() {
+            match i32::try_from(about.ssi_signo).ok().and_then(|signal| Signal::try_from(signal).ok()) {
+                Some(Signal::SIGCHLD) => {
+                    if let Some(code) = reap(satellite) {
+                        break 'watching (code, None);
+                    }
                 }
+                // A satellite that has just ended is reaped next.
+                Some(signal) if ASKING.contains(&signal) => {
+                    let _ = pipe.write_all(&[signal as u8]);
+                }
+                // It is not reaped yet, so the number is its own.
+                Some(signal) => drop(kill(satellite, signal)),
+                None => {}
             }
-            // A satellite that has just ended is reaped next.
-            Ok(signal) if ASKING.contains(&signal) => {
-                let _ = pipe.write_all(&[signal as u8]);
+        }
+        if has_last_word && let Some(mut last_word) = last_word.take() {
+            let mut code = [0];
+            // Without one it has crashed, and is reaped next.
+            if last_word.read_exact(&mut code).is_ok() {
+                done = Some((code[0], Instant::now() + WAIT_MAX));
             }
-            // It is not reaped yet, so the number is its own.
-            Ok(signal) => drop(kill(satellite, signal)),
-            Err(_) => {}
         }
     };
-    let ended = end_orphans(&LeftBy::satellite(satellite.as_raw().unsigned_abs()));
+    let ended = end_orphans(&LeftBy::satellite(satellite.as_raw().unsigned_abs()), stuck);
     if let Some(signal) = code.checked_sub(SIGNAL_BASE).and_then(|signal| Signal::try_from(i32::from(signal)).ok()) {
         let _ = writeln!(
             io::stderr(),
@@ -183,8 +223,8 @@ fn reap(satellite: Pid) -> Option<u8> {
 }
 
 /// Kills what was adopted until there is nobody left, and says how many they were. Each is a child of ours that was not
-/// waited for, so its number is its own.
-fn end_orphans(cgroups: &LeftBy) -> usize {
+/// waited for, so its number is its own. A satellite that is `stuck` in the kernel is not waited for.
+fn end_orphans(cgroups: &LeftBy, stuck: Option<Pid>) -> usize {
     let until = Instant::now() + PATIENCE;
     let mut ended = 0;
     loop {
@@ -201,6 +241,7 @@ fn end_orphans(cgroups: &LeftBy) -> usize {
                 Err(_) => break true,
             }
         };
+        let childless = childless || children().iter().all(|child| Some(*child) == stuck);
         if childless && cgroups_are_empty {
             return ended;
         }

@@ -47,6 +47,7 @@ use crate::console::api::{EndpointStatus, RejectedConfiguration, rfc3339};
 use crate::console::find::Members;
 use crate::console::server::{self, Console};
 use crate::delivery::Delivery;
+use crate::disk::{WAIT_MAX, in_time};
 use crate::endpoint::{Endpoint, EndpointError};
 use crate::erasures::Eraser;
 use crate::identity;
@@ -559,8 +560,8 @@ impl Satellite {
         let forgets = complete && !(applied.generation == 0 && wanted.is_empty());
         if forgets {
             let (eraser, wanted, retention) = (self.eraser.clone(), wanted.clone(), plan.retention);
-            // An error means that it panicked: the next configuration lists what is to be erased.
-            let _ = tokio::task::spawn_blocking(move || eraser.configured(&wanted, retention)).await;
+            // Overdue, it is listed later.
+            let _ = in_time(move || eraser.configured(&wanted, retention)).await;
         }
         let other_plans = self.grants.take_on(&specs, plan.oauth, forgets);
         self.grants.mask(&mut specs);
@@ -581,12 +582,17 @@ impl Satellite {
             removed.is_ok()
         });
         let catalogues = self.catalogues.clone().filter(|_| complete);
-        let (memories, all) = (self.memories.clone(), specs.clone());
-        // An error says that it panicked: then nothing is known, and all are started to be discovered.
-        let known = tokio::task::spawn_blocking(move || {
-            (memories.recall(&all), catalogues.map(|catalogues| catalogues.keep(&all)).unwrap_or_default())
-        });
-        let (mut memos, mut tools) = known.await.unwrap_or_default();
+        let (memories, all) = (self.memories.clone(), Arc::new(specs.clone()));
+        let of = all.clone();
+        // An error says that it panicked: then nothing is known.
+        let mut memos = tokio::task::spawn_blocking(move || memories.recall(&of)).await.unwrap_or_default();
+        let keep = move || catalogues.map(|catalogues| catalogues.keep(&all)).unwrap_or_default();
+        // Without them servers are started to be discovered. A start waits for them, a reload not for a disk that hangs.
+        let tools = match applied.generation {
+            0 => tokio::task::spawn_blocking(keep).await.ok(),
+            _ => in_time(keep).await,
+        };
+        let mut tools = tools.unwrap_or_default();
         let installs = async {
             let mut applied = applied;
             (applied.origin, applied.config_hash, applied.asked) = (plan.origin, config_hash, asked);
@@ -762,12 +768,13 @@ impl Satellite {
         // What was discovered a moment ago.
         let (catalogues, snapshot) = (self.catalogues.clone(), self.runtime.snapshot());
         let storing = tokio::task::spawn_blocking(move || catalogues.inspect(|catalogues| catalogues.store(&snapshot)));
-        // A disk that does not answer keeps no server from its end.
-        let _ = tokio::time::timeout(LAST_ANSWERS, storing).await;
+        let stored_by = tokio::time::Instant::now() + WAIT_MAX;
         if let Some(delivery) = &self.delivery {
             delivery.hurry().await;
         }
         let farewell = self.runtime.shutdown().await;
+        // Beside the end of the servers: a disk that hangs is waited for once.
+        let _ = tokio::time::timeout_at(stored_by, storing).await;
         self.grants.settle().await;
         if let Some(delivery) = &self.delivery {
             let kept = delivery.finish(self.settings.batch.flush_timeout).await;
@@ -789,9 +796,13 @@ impl Satellite {
         self.journal.close().await;
         // Nothing is left; what a bug of ours had left would be ended here.
         self.end_all().await;
-        if let Ok((socket, _directory)) = crate::console::socket_path(&self.data_dir) {
+        if !self.journal.hangs() {
+            let data_dir = self.data_dir.clone();
             // What is left there is removed by the next start.
-            let _ = std::fs::remove_file(socket);
+            let _ = in_time(move || {
+                crate::console::socket_path(&data_dir).map(|(socket, _directory)| std::fs::remove_file(socket))
+            })
+            .await;
         }
         farewell
     }
@@ -958,7 +969,10 @@ async fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
         Ok(mut lock) => {
             let written =
                 lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| write!(lock, "{}", std::process::id()));
-            written.map_err(|why| StartError::DataDir { data_dir: shown(), why })?;
+            if let Err(error) = written {
+                // The lock holds without it: the next satellite is not told by whom.
+                tracing::warn!(%error, "cannot write the process id into the file `lock` of the data directory");
+            }
             Ok(lock)
         }
         Err((_, Errno::EWOULDBLOCK)) => {

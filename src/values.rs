@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{GivenBy, Required};
+use crate::disk::{NotSaved, Saver, in_time};
 use crate::private;
 use crate::satellite::{Applied, ConfigHash};
 
@@ -59,7 +60,10 @@ struct OfVersion {
 /// The values of one data directory.
 pub(crate) struct Values {
     directory: PathBuf,
-    state: Mutex<State>,
+    /// Never locked while the disk is waited for.
+    state: Arc<Mutex<State>>,
+    /// Writes the file; started with the first change.
+    saver: Mutex<Option<Arc<Saver>>>,
 }
 
 struct State {
@@ -94,7 +98,26 @@ impl Values {
             let file = directory.join(FILE);
             tracing::error!(file = %file.display(), why, "what users have configured cannot be read; their servers wait for it");
         }
-        Self { directory: directory.to_owned(), state: Mutex::new(state) }
+        Self { directory: directory.to_owned(), state: Arc::new(Mutex::new(state)), saver: Mutex::default() }
+    }
+
+    /// Writes the file as it is to be now. Waits for that, but not for a disk that hangs.
+    fn save(&self) -> Result<(), NotSaved> {
+        let saver = {
+            let mut saver = self.saver.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(saver) = &*saver {
+                Arc::clone(saver)
+            } else {
+                let (saved, file) = (Arc::clone(&self.state), self.directory.join(FILE));
+                let save = move || {
+                    let bytes = saved.lock().unwrap_or_else(PoisonError::into_inner).bytes()?;
+                    private::replace(&file, &bytes)
+                };
+                let started = Saver::start(FILE, save).map_err(|error| NotSaved::Failed(error.to_string()))?;
+                Arc::clone(saver.insert(Arc::new(started)))
+            }
+        };
+        saver.save()
     }
 
     /// What is to be run, with what users have given; and of it what asks something of its user.
@@ -126,16 +149,16 @@ impl Values {
         if !ids.iter().any(|id| state.stored.contains_key(id)) {
             return true;
         }
-        let mut stored = state.stored.clone();
-        stored.retain(|id, _| !ids.contains(id));
-        let changed = State { stored, unusable: None };
-        match changed.write(&self.directory) {
-            Ok(()) => {
-                *state = changed;
-                true
-            }
+        let erased: Vec<_> = ids.iter().filter_map(|id| state.stored.remove_entry(id)).collect();
+        drop(state);
+        match self.save() {
+            Ok(()) => true,
             Err(error) => {
                 tracing::warn!(%error, "cannot erase what users had configured for servers that are gone");
+                let mut state = self.state();
+                for (id, given) in erased {
+                    state.stored.entry(id).or_insert(given);
+                }
                 false
             }
         }
@@ -157,8 +180,13 @@ impl Values {
         names.into_iter().map(|name| Required { key: name.clone(), given_by: by(name) }).collect()
     }
 
-    /// Stores a change, all of it or nothing; what the instance was and what it is to be now. It waits for the disk.
-    fn change(&self, config: &InstanceConfig, change: &Change) -> Result<(InstanceSpec, InstanceSpec), Refused> {
+    /// Stores a change, all of it or nothing, and returns the instance before and after it. Blocks, but not for a disk that
+    /// hangs: then the change is made, and the reason why it is not stored yet is returned, too.
+    fn change(
+        &self,
+        config: &InstanceConfig,
+        change: &Change,
+    ) -> Result<((InstanceSpec, InstanceSpec), Option<NotSaved>), Refused> {
         let mut state = self.state();
         if state.unusable.is_some() {
             // It may have been mended meanwhile.
@@ -182,22 +210,27 @@ impl Values {
         }
         let spec = |given: &Given| spec_of(config.clone(), Some(given));
         let specs = (spec(&before), spec(&after));
-        if after != before {
-            let mut stored = state.stored.clone();
-            if after.is_empty() {
-                stored.remove(&id);
-            } else {
-                stored.insert(id, after);
-            }
-            let changed = State { stored, unusable: None };
-            changed.write(&self.directory).map_err(|error| Refused::Storage(error.to_string()))?;
-            *state = changed;
+        if after == before {
+            return Ok((specs, None));
         }
-        Ok(specs)
+        state.give(id.clone(), after.clone());
+        drop(state);
+        match self.save() {
+            Ok(()) => Ok((specs, None)),
+            Err(hangs @ NotSaved::Hangs) => Ok((specs, Some(hangs))),
+            Err(NotSaved::Failed(why)) => {
+                let mut state = self.state();
+                // What was changed meanwhile stays.
+                if state.stored.get(&id).cloned().unwrap_or_default() == after {
+                    state.give(id, before);
+                }
+                Err(Refused::Storage(why))
+            }
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // It is replaced as a whole, so it is never half changed.
+        // One entry or all of it is replaced, so it is never half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -231,7 +264,16 @@ impl State {
         Ok(stored)
     }
 
-    fn write(&self, directory: &Path) -> std::io::Result<()> {
+    fn give(&mut self, id: InstanceId, given: Given) {
+        if given.is_empty() {
+            self.stored.remove(&id);
+        } else {
+            self.stored.insert(id, given);
+        }
+    }
+
+    /// The file's content.
+    fn bytes(&self) -> std::io::Result<Vec<u8>> {
         if let Some(why) = &self.unusable {
             return Err(std::io::Error::other(why.clone()));
         }
@@ -242,7 +284,7 @@ impl State {
             let texts = given.iter().map(|(key, text)| (key.clone(), text.expose().to_owned()));
             installations.insert(id.installation.to_string(), texts.collect());
         }
-        private::replace(&directory.join(FILE), &serde_json::to_vec_pretty(&form)?)
+        Ok(serde_json::to_vec_pretty(&form)?)
     }
 }
 
@@ -387,39 +429,46 @@ pub(crate) struct Configurer {
 }
 
 impl Configurer {
-    /// Takes on a change; what is asked of the user, and given by then. Goes on to its end when nobody waits for it any
-    /// more: what is stored is taken on.
-    pub(crate) async fn configure(&self, id: InstanceId, change: Change) -> Result<Vec<Required>, Refused> {
+    /// Takes on a change. Returns what is asked of the user, and given by then, and the reason why the change is not stored
+    /// yet, if it is not. Goes on to its end when nobody waits for it any more: what is stored is taken on.
+    pub(crate) async fn configure(
+        &self,
+        id: InstanceId,
+        change: Change,
+    ) -> Result<(Vec<Required>, Option<String>), Refused> {
         let this = self.clone();
         let task = tokio::spawn(async move { this.change(id, change).await });
         task.await.unwrap_or_else(|error| Err(Refused::Storage(error.to_string())))
     }
 
-    async fn change(&self, id: InstanceId, change: Change) -> Result<Vec<Required>, Refused> {
+    async fn change(&self, id: InstanceId, change: Change) -> Result<(Vec<Required>, Option<String>), Refused> {
         let started = Instant::now();
         // No reload comes between what is looked up here and what is made of it.
         let mut applied = self.applied.lock().await;
         let Some(config) = applied.asked.get(&id).cloned() else {
             if change.set.is_empty() && change.unset.is_empty() {
-                return Ok(Vec::new());
+                return Ok((Vec::new(), None));
             }
             return Err(Refused::BadInput("the configuration asks for no value of its user".to_owned()));
         };
         let (values, catalogues) = (self.values.clone(), self.catalogues.clone());
         let storing = tokio::task::spawn_blocking(move || {
-            let changed = values.change(&config, &change)?;
-            if let Some(catalogues) = catalogues {
-                catalogues.keep_one(&changed.1);
-            }
+            let (changed, not_saved) = values.change(&config, &change)?;
             let keys = |keys: Vec<&String>| keys.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
             // Only what is asked for comes here.
             let (given, taken_back) = (keys(change.set.keys().collect()), keys(change.unset.iter().collect()));
-            Ok::<_, Refused>((changed, given, taken_back, values.required(&config)))
+            Ok::<_, Refused>((changed, not_saved, given, taken_back, values.required(&config)))
         });
         let stored = storing.await.map_err(|error| Refused::Storage(error.to_string()))?;
-        let ((before, after), given, taken_back, required) = stored?;
+        let ((before, after), not_saved, given, taken_back, required) = stored?;
+        let not_durable = not_saved.map(|why| format!("`{FILE}` is not written: {why}"));
         if before == after {
-            return Ok(required);
+            return Ok((required, not_durable));
+        }
+        if let Some(catalogues) = catalogues {
+            let spec = after.clone();
+            // Overdue, it waits for a disk that hangs; tools under another configuration are not kept meanwhile.
+            let _ = in_time(move || catalogues.keep_one(&spec)).await;
         }
         let installed = self.runtime.update(after.clone()).await?;
         applied.config_hash = applied.config_hash.exchange(&before, &after);
@@ -435,7 +484,7 @@ impl Configurer {
         drop(applied);
         // Whoever asks next is to see it. One that rolls goes on with what it has until the new one is up.
         let _ = tokio::time::timeout(SHOW, self.runtime.wait_for(&id, |view| *view.spec == after)).await;
-        Ok(required)
+        Ok((required, not_durable))
     }
 }
 
@@ -513,7 +562,11 @@ mod tests {
         let error = values.change(&config, &bad).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("WRONG"));
         // No directory is there to be written to.
-        let unwritable = Values { directory: home.path().join("gone"), state: Mutex::new(State::read(home.path())) };
+        let unwritable = Values {
+            directory: home.path().join("gone"),
+            state: Arc::new(Mutex::new(State::read(home.path()))),
+            saver: Mutex::default(),
+        };
         assert!(matches!(unwritable.change(&config, &set([("PIN", "1")])), Err(Refused::Storage(_))));
         for values in [&values, &unwritable] {
             let spec = merged(values, config.clone());
@@ -546,14 +599,15 @@ mod tests {
         let home = TempDir::new().unwrap();
         let values = Values::open(home.path());
         let config = remote(&["Authorization"]);
-        let (_, spec) = values.change(&config, &set([("bearer_token", "token-1")])).unwrap();
+        let ((_, spec), _) = values.change(&config, &set([("bearer_token", "token-1")])).unwrap();
         assert_eq!(texts(&spec.headers), [("Authorization", "Bearer token-1")]);
         assert_eq!(spec.mask.apply("got token-1"), "got [secret]");
         for values in [&values, &Values::open(home.path())] {
             assert_eq!(texts(&merged(values, config.clone()).headers), [("Authorization", "Bearer token-1")]);
         }
         assert!(values.change(&config, &set([("bearer_token", "bearer x")])).is_err());
-        let (_, spec) = values.change(&config, &Change { unset: vec!["authorization".to_owned()], ..set([]) }).unwrap();
+        let ((_, spec), _) =
+            values.change(&config, &Change { unset: vec!["authorization".to_owned()], ..set([]) }).unwrap();
         assert_eq!(spec.missing, ["Authorization"]);
     }
 

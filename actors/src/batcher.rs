@@ -25,7 +25,7 @@ use crate::model::event::{Envelope, Event};
 use crate::model::policy::BatchPolicy;
 use crate::rules::outbox::{Outbox, Statistics};
 use crate::rules::request_log::Request;
-use crate::seam::{Answer, EventSink};
+use crate::seam::{Answer, EventSink, Numbers};
 use crate::tasks::{Tasks, guarded};
 
 /// A reader that falls this many events behind misses some, and sees so by their `seq`.
@@ -39,9 +39,12 @@ pub(crate) enum Msg {
     Cycle,
     /// What became of the batch in flight.
     Answered(Answer),
+    /// Numbers up to this one are reserved, or the reason why they are not.
+    Reserved(Result<u64, String>),
     /// Begin a cycle now, and tell when it has ended.
     FlushNow(oneshot::Sender<()>),
-    /// Send what is there, tell how many events could not be sent, and end.
+    /// Send what is there, tell how many events could not be sent, and end. A sink that stores numbers is asked once: a disk
+    /// that takes nothing now does not hold up the end.
     FlushAndEnd(oneshot::Sender<usize>),
     /// For the load harness and the tests: panic, as a fault of ours would.
     Panic,
@@ -195,6 +198,8 @@ pub(crate) struct EventBatcher;
 pub(crate) struct State {
     events: Emitter,
     sink: Arc<dyn EventSink>,
+    numbers: Option<Arc<dyn Numbers>>,
+    numbering: Numbering,
     /// Taken out when the batcher dies.
     outbox: Option<Box<Outbox>>,
     /// Told at the end of this cycle.
@@ -203,6 +208,17 @@ pub(crate) struct State {
     /// When a task of ours wakes us because calls are to be told.
     alarm: Option<Instant>,
     tasks: Tasks,
+}
+
+/// Where the reservation of numbers stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Numbering {
+    /// Numbers can be asked for.
+    Ready,
+    /// They were asked for.
+    Asked,
+    /// They were refused: the next cycle asks again.
+    Refused,
 }
 
 #[cfg_attr(feature = "async-trait", ractor::async_trait)]
@@ -235,8 +251,21 @@ impl Actor for EventBatcher {
         args.events.0.wake.notify_one();
         let mut outbox = args.outbox;
         outbox.resume();
-        let (events, sink, outbox) = (args.events, args.sink, Some(Box::new(outbox)));
-        Ok(State { events, sink, outbox, waiting: Vec::new(), flushing: None, alarm: None, tasks })
+        let numbers = args.sink.numbers();
+        if numbers.is_some() {
+            outbox.reserve_numbers();
+        }
+        Ok(State {
+            events: args.events,
+            sink: args.sink,
+            numbers,
+            numbering: Numbering::Ready,
+            outbox: Some(Box::new(outbox)),
+            waiting: Vec::new(),
+            flushing: None,
+            alarm: None,
+            tasks,
+        })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -257,6 +286,9 @@ impl State {
         } else {
             self.tell_requests(Some(now));
             self.set_alarm(myself);
+        }
+        if self.numbering == Numbering::Refused && matches!(msg, Msg::Cycle | Msg::FlushNow(_) | Msg::FlushAndEnd(_)) {
+            self.numbering = Numbering::Ready;
         }
         let Some(outbox) = &mut self.outbox else { return };
         match msg {
@@ -288,6 +320,22 @@ impl State {
                     self.go_on(myself);
                 }
             }
+            Msg::Reserved(Ok(through)) => {
+                self.numbering = Numbering::Ready;
+                for envelope in outbox.number(through) {
+                    self.events.0.show(envelope);
+                }
+                if !self.waiting.is_empty() || self.flushing.is_some() {
+                    outbox.begin_cycle(now);
+                    self.send_next(myself);
+                }
+                self.go_on(myself);
+            }
+            Msg::Reserved(Err(reason)) => {
+                self.numbering = Numbering::Refused;
+                tracing::warn!(reason, "events wait without numbers: none can be reserved now");
+                outbox.unreserved(reason);
+            }
             Msg::FlushNow(reply) => {
                 outbox.begin_cycle(now);
                 self.waiting.push(reply);
@@ -300,6 +348,7 @@ impl State {
             }
             Msg::Panic => std::panic::panic_any("asked to panic"),
         }
+        self.reserve(myself);
         self.finish(myself);
     }
 
@@ -376,6 +425,26 @@ impl State {
         }
     }
 
+    /// Has numbers reserved for the events that wait for them. A batch that is with the sink comes first: numbers are
+    /// reserved for events that can be sent next.
+    fn reserve(&mut self, myself: &ActorRef<Msg>) {
+        let (Some(outbox), Some(numbers)) = (&self.outbox, &self.numbers) else { return };
+        let Some(through) = outbox.wanted() else { return };
+        if self.numbering != Numbering::Ready || outbox.is_sending() {
+            return;
+        }
+        self.numbering = Numbering::Asked;
+        let (reserving, me) = (numbers.reserve(through), myself.clone());
+        self.tasks.spawn(async move {
+            let reserved = AssertUnwindSafe(reserving).catch_unwind().await;
+            let reserved = reserved.unwrap_or_else(|panic| {
+                Err(format!("the reservation panicked: {}", crate::tasks::panic_text(panic.as_ref())))
+            });
+            // An error means that the batcher is gone; the next one asks again.
+            let _ = cast!(me, Msg::Reserved(reserved.map(|()| through)));
+        });
+    }
+
     fn send_next(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &mut self.outbox else { return };
         let batch = outbox.next_batch(Instant::now().into_std(), self.events.wall());
@@ -398,15 +467,17 @@ impl State {
     fn finish(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &self.outbox else { return };
         self.events.publish(outbox);
-        if !outbox.is_sending() {
+        let is_under_way = outbox.is_sending() || self.numbering == Numbering::Asked;
+        if !is_under_way {
             for reply in self.waiting.drain(..) {
                 let _ = reply.send(());
             }
         }
-        if outbox.is_empty()
+        let gives_up = self.numbers.is_some() && (outbox.is_kept() || self.numbering == Numbering::Refused);
+        if (outbox.is_empty() || !is_under_way && gives_up)
             && let Some(reply) = self.flushing.take()
         {
-            let _ = reply.send(0);
+            let _ = reply.send(outbox.unsent());
             myself.stop(None);
         }
     }

@@ -240,6 +240,18 @@ pub trait EventSink: Send + Sync + 'static {
     fn is_prompt(&self) -> bool {
         false
     }
+
+    /// Reserves numbers before events get them. `None`: events are numbered as they come.
+    fn numbers(&self) -> Option<Arc<dyn Numbers>> {
+        None
+    }
+}
+
+/// Keeps account of the numbers of events over restarts of the satellite.
+pub trait Numbers: Send + Sync + 'static {
+    /// Reserves the numbers up to and including `through`: after `Ok` no later satellite uses them for other events. An
+    /// error is the reason why they are not reserved; events then wait without numbers.
+    fn reserve(&self, through: u64) -> BoxFuture<'static, Result<(), String>>;
 }
 
 /// Keeps what instances have come to, over restarts of the satellite. Neither waits nor panics.

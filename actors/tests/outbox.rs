@@ -43,6 +43,12 @@ impl Desk {
         }
     }
 
+    /// Numbers what waits, as if all of it were reserved; the numbers.
+    fn reserve(&mut self) -> Vec<u64> {
+        let Some(wanted) = self.outbox.wanted() else { return Vec::new() };
+        self.outbox.number(wanted).map(|envelope| envelope.seq).collect()
+    }
+
     fn wait(&mut self, seconds: u64) {
         self.now += Duration::from_secs(seconds);
     }
@@ -627,4 +633,48 @@ proptest! {
         }
         prop_assert_eq!(seen.into_iter().collect::<Vec<u64>>(), to(desk.outbox.statistics().emitted));
     }
+}
+
+#[test]
+fn events_are_not_sent_before_their_numbers_are_reserved() {
+    let mut desk = Desk::new();
+    desk.outbox.reserve_numbers();
+    desk.push(3);
+    assert_eq!((desk.cycle(), desk.outbox.unsent(), desk.outbox.wanted()), (None, 3, Some(3)));
+    // One more comes while three numbers are reserved.
+    desk.push(1);
+    let numbered: Vec<u64> = desk.outbox.number(3).map(|envelope| envelope.seq).collect();
+    assert_eq!((numbered, desk.outbox.wanted()), (vec![1, 2, 3], Some(4)));
+    assert_eq!(desk.run_cycle(|_| Answer::Accepted), 1);
+    assert!(!desk.outbox.is_empty());
+    assert_eq!(desk.reserve(), [4]);
+    assert_eq!(desk.run_cycle(|_| Answer::Accepted), 1);
+    assert!(desk.outbox.is_empty());
+    let seqs: Vec<u64> = desk.sent.iter().map(|(seq, _)| *seq).collect();
+    assert_eq!(seqs, [1, 2, 3, 4]);
+}
+
+#[test]
+fn events_that_are_dropped_without_a_number_are_announced_once_there_are_numbers() {
+    let mut desk = Desk::with(BatchPolicy { queue_max: 10, ..BatchPolicy::default() });
+    desk.outbox.reserve_numbers();
+    desk.push(2);
+    desk.reserve();
+    desk.push(13);
+    let statistics = desk.outbox.statistics();
+    assert_eq!((statistics.queue_size, statistics.dropped, statistics.unsent()), (10, 5, 10));
+    desk.outbox.lost_at_the_door(4);
+    assert_eq!((desk.outbox.unsent(), desk.outbox.wanted()), (0, Some(19)));
+    desk.push(1);
+    for _ in 0..3 {
+        desk.reserve();
+        desk.run_cycle(|_| Answer::Accepted);
+    }
+    assert!(desk.outbox.is_empty());
+    let announced = |event: &Event| match event {
+        Event::EventsDropped { from_seq, to_seq } => Some((*from_seq, *to_seq)),
+        _ => None,
+    };
+    let sent: Vec<_> = desk.sent.iter().map(|(seq, event)| (*seq, announced(event))).collect();
+    assert_eq!(sent, [(20, None), (21, Some((1, 19)))]);
 }

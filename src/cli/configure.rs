@@ -9,7 +9,7 @@ use mcp_satellite_actors::model::status::Status;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::control::{in_words, settled};
+use super::control::{in_words, settled, warn_not_durable};
 use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, say, say_json, to_json};
 use crate::console::api::{ConfigureRequest, Configured, GivenBy, Required};
 
@@ -88,6 +88,7 @@ impl Configure {
         request.unset = self.unset;
         let is_change = !(request.set.is_empty() && request.unset.is_empty());
         let mut configured: Configured = client.post("/v1/configure", &request).await?;
+        warn_not_durable(configured.not_durable.as_deref());
         if is_change && !self.no_wait {
             configured.instance = settled(&client, configured.instance).await?;
         }

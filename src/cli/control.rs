@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::status::with_next_step;
 use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say, say_json, to_json};
-use crate::console::api::{CallRequest, InstanceStatus, Pruned, Reconnected, ReloadQuery, Reloaded, Selector};
+use crate::console::api::{CallRequest, Controlled, InstanceStatus, Pruned, Reconnected, ReloadQuery, Reloaded, Selector};
 use crate::console::client::{Client, ClientError};
 
 const POLL: Duration = Duration::from_millis(100);
@@ -84,8 +84,9 @@ pub(super) struct Stop {
 
 impl Stop {
     pub(super) async fn run(self) -> Result<u8, Failed> {
-        let row: InstanceStatus = self.data_dir.client()?.post("/v1/stop", &Selector::from(self.target)).await?;
-        say(&in_words(&row));
+        let stopped: Controlled = self.data_dir.client()?.post("/v1/stop", &Selector::from(self.target)).await?;
+        say(&in_words(&stopped.instance));
+        warn_not_durable(stopped.not_durable.as_deref());
         Ok(DONE)
     }
 }
@@ -104,7 +105,9 @@ pub(super) struct Control {
 impl Control {
     pub(super) async fn run(self, verb: &str) -> Result<u8, Failed> {
         let client = self.data_dir.client()?;
-        let row: InstanceStatus = client.post(&format!("/v1/{verb}"), &Selector::from(self.target)).await?;
+        let controlled: Controlled = client.post(&format!("/v1/{verb}"), &Selector::from(self.target)).await?;
+        warn_not_durable(controlled.not_durable.as_deref());
+        let row = controlled.instance;
         let row = if self.no_wait { row } else { settled(&client, row).await? };
         if self.no_wait || row.status == Status::Online {
             say(&in_words(&row));
@@ -119,7 +122,7 @@ impl Control {
 pub(super) struct Reconnect {
     #[command(flatten)]
     target: Target,
-    /// Print {"instance", "success", "status", "status_message"}
+    /// Print {"instance", "success", "status", "status_message", "not_durable"}
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -130,7 +133,8 @@ impl Reconnect {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         let selector = Selector::from(self.target);
         let outcome: Reconnected = self.data_dir.client()?.post("/v1/reconnect", &selector).await?;
-        let Reconnected { instance, success, status, status_message, next_step } = &outcome;
+        let Reconnected { instance, success, status, status_message, next_step, not_durable } = &outcome;
+        warn_not_durable(not_durable.as_deref());
         let words = with_next_step(&sentence(instance, *status, "", status_message.as_deref()), next_step.as_deref());
         match (self.json, success) {
             (true, _) => say_json(&to_json(&outcome)?),
@@ -181,6 +185,16 @@ impl Prune {
             }
         }
         Ok(DONE)
+    }
+}
+
+/// Warns that a command was carried out and is not stored.
+pub(super) fn warn_not_durable(reason: Option<&str>) {
+    if let Some(reason) = reason {
+        complain(&format!(
+            "warning: not durable: {}; if the satellite is killed before the disk takes it, the command is forgotten",
+            printable(reason)
+        ));
     }
 }
 

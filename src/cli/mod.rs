@@ -13,6 +13,7 @@ mod demo;
 mod down;
 mod events;
 mod load;
+mod log_writer;
 mod print;
 mod run;
 mod sim_server;
@@ -248,13 +249,13 @@ pub fn main() -> ExitCode {
         Verb::Token(verb) => verb.run(),
         Verb::Completions(verb) => Ok(verb.run()),
     };
-    told(outcome)
+    told(outcome).into()
 }
 
-fn below_the_reaper(satellite: impl FnOnce(Below) -> ExitCode) -> ExitCode {
+fn below_the_reaper(satellite: impl FnOnce(Below) -> u8) -> ExitCode {
     match reaper::above(satellite) {
         Ok(code) => code,
-        Err(error) => told(Err(Failed::new(FAILED, format!("cannot start the reaper: {error}")))),
+        Err(error) => told(Err(Failed::new(FAILED, format!("cannot start the reaper: {error}")))).into(),
     }
 }
 
@@ -270,12 +271,14 @@ fn in_runtime(verb: impl Future<Output = Result<u8, Failed>>) -> Result<u8, Fail
     }
 }
 
-fn told(outcome: Result<u8, Failed>) -> ExitCode {
+/// The exit code of a verb; a failure is printed.
+fn told(outcome: Result<u8, Failed>) -> u8 {
+    log_writer::finish();
     match outcome {
-        Ok(code) => ExitCode::from(code),
+        Ok(code) => code,
         Err(failed) => {
             complain_styled(&failed.message);
-            ExitCode::from(failed.code)
+            failed.code
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::check::{Refused, Sources};
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, tell};
+use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, log_writer, tell};
 use crate::config::{Plan, SinkPlan};
 use crate::connect::process::signals::are_ignored;
 use crate::reaper::Below;
@@ -59,6 +59,10 @@ impl Log {
         let terminal = std::io::stderr().is_terminal();
         let format = self.log_format.unwrap_or(if terminal { LogFormat::Human } else { LogFormat::Json });
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(QUIET));
+        // Without a thread, lines are written where they arise.
+        let _ = log_writer::start(|line| {
+            let _ = beside_the_bar(|| std::io::stderr().write_all(line));
+        });
         let builder =
             tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| BesideTheBar).log_internal_errors(false);
         // An error says that a subscriber is there already: then the host has chosen.
@@ -81,12 +85,14 @@ pub(super) fn beside_the_bar<T>(print: impl FnOnce() -> T) -> T {
 }
 
 /// stderr, with the progress bar out of the way while a line of the log is written. A log that cannot be written is no
-/// reason to end supervision: the line is lost.
+/// reason to end supervision: the line is lost. It may be a file on a disk that hangs, so a thread of its own writes it.
 struct BesideTheBar;
 
 impl Write for BesideTheBar {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        let _ = beside_the_bar(|| std::io::stderr().write_all(line));
+        if !log_writer::write(line) {
+            let _ = beside_the_bar(|| std::io::stderr().write_all(line));
+        }
         Ok(line.len())
     }
 

@@ -350,8 +350,15 @@ pub(super) fn with_next_step(message: &str, next_step: Option<&str>) -> String {
 
 /// The reason for the status in one line; the delay counts down.
 fn message(row: &InstanceStatus) -> String {
-    let message =
-        with_next_step(&printable(row.status_message.as_deref().unwrap_or_default()), row.next_step.as_deref());
+    let mut message = printable(row.status_message.as_deref().unwrap_or_default());
+    if row.unrecorded {
+        message = [&*message, "not in the ledger: the disk has not taken its row"]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join("; ");
+    }
+    let message = with_next_step(&message, row.next_step.as_deref());
     match (row.connection, row.next_retry_ms) {
         // The connection says it.
         (Some(Connection::Reconnecting), _) | (_, None) => message,

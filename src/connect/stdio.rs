@@ -1,6 +1,6 @@
 //! The connector for servers that are child processes: MCP over stdin and stdout, stderr beside it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -79,6 +79,12 @@ impl StdioConnector {
     /// some milliseconds.
     pub fn usage(&self) -> HashMap<u32, Usage> {
         self.processes.usage()
+    }
+
+    /// The process ids of the servers that are not in the ledger yet, because the disk has not taken their rows: should the
+    /// satellite and its reaper be killed, the next satellite would not find them.
+    pub fn unrecorded(&self) -> HashSet<u32> {
+        self.processes.unrecorded()
     }
 
     /// The instances that have a home in the data directory. Reads a directory, so it blocks.

@@ -209,6 +209,9 @@ pub struct Reconnected {
     /// The next step as a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
+    /// The reason why the command is not stored; see [`Controlled::not_durable`].
+    #[serde(default)]
+    pub not_durable: Option<String>,
 }
 
 /// A request to read the configuration again.
@@ -257,6 +260,9 @@ pub struct Configured {
     pub instance: InstanceStatus,
     /// By key.
     pub required: Vec<Required>,
+    /// The reason why the change is not stored; see [`Controlled::not_durable`].
+    #[serde(default)]
+    pub not_durable: Option<String>,
 }
 
 /// One value that a user must give.
@@ -416,6 +422,22 @@ pub struct InstanceStatus {
     pub rss_bytes: Option<u64>,
     /// Processor time, of it and all that it started.
     pub cpu_seconds: Option<f64>,
+    /// The disk has not taken the process's row in the ledger yet: should the satellite and its reaper be killed, the next
+    /// satellite would not find the process.
+    #[serde(default)]
+    pub unrecorded: bool,
+}
+
+/// The answer to `start`, `stop` and `restart`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Controlled {
+    /// The instance after the command.
+    #[serde(flatten)]
+    pub instance: InstanceStatus,
+    /// The reason why the command is not stored: it is carried out, and is forgotten if the satellite is killed before the
+    /// disk takes it. `null` if it is stored.
+    #[serde(default)]
+    pub not_durable: Option<String>,
 }
 
 impl InstanceStatus {
@@ -460,6 +482,7 @@ impl InstanceStatus {
             last_exit: view.last_exit.clone(),
             rss_bytes: usage.map(|usage| usage.rss_bytes),
             cpu_seconds: usage.map(|usage| usage.cpu_seconds),
+            unrecorded: false,
         }
     }
 }

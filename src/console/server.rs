@@ -19,7 +19,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::api::{
-    CallRequest, ConfigureRequest, Configured, Ending, EventQuery, Failure, Filter, InstanceStatus, MemoryReport,
+    CallRequest, ConfigureRequest, Configured, Controlled, Ending, EventQuery, Failure, Filter, InstanceStatus, MemoryReport,
     NOT_ALL_STORED, Pruned, Reconnected, RejectedConfiguration, ReloadQuery, Reloaded, SatelliteStatus, Selector, StatusReply,
     ToolEntry,
 };
@@ -164,10 +164,11 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
     let connector = console.connector.clone();
     // It reads a file of the kernel for every process: no work for a thread that others wait for.
     let rows = tokio::task::spawn_blocking(move || {
-        let (now, usage) = (Instant::now(), connector.usage());
+        let (now, usage, unrecorded) = (Instant::now(), connector.usage(), connector.unrecorded());
         let row = |view: &Arc<InstanceView>| {
             let usage = view.pid.and_then(|pid| usage.get(&pid)).copied();
-            InstanceStatus::of(view, usage, now)
+            let unrecorded = view.pid.is_some_and(|pid| unrecorded.contains(&pid));
+            InstanceStatus { unrecorded, ..InstanceStatus::of(view, usage, now) }
         };
         let mut rows: Vec<_> = snapshot.iter().filter(|view| filter.admits(&view.spec)).map(row).collect();
         rows.sort_by(|one, other| {
@@ -244,22 +245,34 @@ async fn call(State(console): State<Arc<Console>>, Json(request): Json<CallReque
     Ok(([(header::CONTENT_TYPE, "application/json")], result.get().to_owned()).into_response())
 }
 
-async fn start(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+async fn start(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Controlled> {
     let view = resolve(&console, &selector)?;
     console.runtime.start(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
-    shown(&console, &view)
+    controlled(&console, &view).await
 }
 
-async fn stop(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+async fn stop(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Controlled> {
     let view = resolve(&console, &selector)?;
     console.runtime.stop(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
-    shown(&console, &view)
+    controlled(&console, &view).await
 }
 
-async fn restart(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+async fn restart(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Controlled> {
     let view = resolve(&console, &selector)?;
     console.runtime.restart(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
-    shown(&console, &view)
+    controlled(&console, &view).await
+}
+
+async fn controlled(console: &Console, view: &InstanceView) -> Answer<Controlled> {
+    let not_durable = not_durable(console).await;
+    let Json(instance) = shown(console, view)?;
+    Ok(Json(Controlled { instance, not_durable }))
+}
+
+/// The reason why what the runtime remembers of its instances is not stored. The runtime hands it to the journal before a
+/// command is answered.
+async fn not_durable(console: &Console) -> Option<String> {
+    console.journal.memos_stored().await.err().map(|error| error.to_string())
 }
 
 async fn reconnect(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Reconnected> {
@@ -269,21 +282,22 @@ async fn reconnect(State(console): State<Arc<Console>>, Json(selector): Json<Sel
     let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
     let view = console.runtime.status(&view.spec.id);
     let next_step = view.and_then(|view| Some(next_step(view.remedy?, &view.spec)));
-    Ok(Json(Reconnected { instance, success, status, status_message, next_step }))
+    let not_durable = not_durable(&console).await;
+    Ok(Json(Reconnected { instance, success, status, status_message, next_step, not_durable }))
 }
 
 async fn configure(State(console): State<Arc<Console>>, Json(request): Json<ConfigureRequest>) -> Answer<Configured> {
     let view = resolve(&console, &request.selector)?;
     let set = request.set.into_iter().map(|(key, text)| (key, text.into())).collect();
     let change = Change { set, unset: request.unset };
-    let required =
+    let (required, not_durable) =
         console.configurer.configure(view.spec.id.clone(), change).await.map_err(|refused| match refused {
             Refused::BadInput(why) => Refusal::from(Failure::new("bad_input", format!("`{}`: {why}", view.spec.name))),
             Refused::Storage(_) => Failure::new("storage", refused.to_string()).into(),
             Refused::Control(error) => Refusal::of(error, &view),
         })?;
     let Json(instance) = shown(&console, &view)?;
-    Ok(Json(Configured { instance, required }))
+    Ok(Json(Configured { instance, required, not_durable }))
 }
 
 async fn resolve_name(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {

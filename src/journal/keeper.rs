@@ -58,6 +58,8 @@ pub(super) struct Keeper {
     refusing: bool,
     /// Delivered while the disk took nothing, and still to be stored: the oldest first.
     owed: VecDeque<Arc<Batch>>,
+    /// Why no event can get a number now.
+    numberless: Option<String>,
     /// The last number that may be used, where the database is there and does not tell how far it reaches.
     unknown: Option<u64>,
     closed: bool,
@@ -143,6 +145,7 @@ impl Keeper {
             reason: None,
             refusing: false,
             owed: VecDeque::new(),
+            numberless: None,
             unknown: None,
             closed: false,
             pruning: Pruning::default(),
@@ -255,6 +258,32 @@ impl Keeper {
         }
     }
 
+    /// Lets events have the numbers up to `through`.
+    pub(super) fn grant(&mut self, through: u64) -> Result<(), JournalError> {
+        // Somebody may have deleted the directory. An error is the state; the file of the numbers may work all the same.
+        if let Err(error @ JournalError::Closed) = self.ready(&mut None) {
+            return Err(error);
+        }
+        match self.mark.grant(self.through, through) {
+            Ok(()) => {
+                if self.numberless.take().is_some() {
+                    tracing::info!("numbers of events can be reserved again");
+                    self.show();
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let reason = format!("no numbers can be reserved in {}: {error}", directory(&self.data_dir).display());
+                if self.numberless.as_ref() != Some(&reason) {
+                    tracing::error!("{reason}; events wait in memory without numbers, and it is tried again");
+                    self.numberless = Some(reason.clone());
+                    self.show();
+                }
+                Err(JournalError::Unavailable(reason))
+            }
+        }
+    }
+
     /// This was delivered and is not stored.
     pub(super) fn owe(&mut self, batch: Arc<Batch>) {
         self.owed.push_back(batch);
@@ -317,15 +346,18 @@ impl Keeper {
         self.write(|store| store.record_command(id, result, now))
     }
 
-    pub(super) fn write_memos(&mut self) {
-        if self.ready(&mut None).is_err() {
-            return; // They stay where they are, and the state says why.
-        }
+    /// Stores the memos that are pending. After an error they stay pending, and go with the next transaction that succeeds.
+    pub(super) fn write_memos(&mut self) -> Result<(), JournalError> {
+        self.ready(&mut None)?;
         let memos = self.take_memos();
-        if !memos.is_empty() && self.write(|store| store.remember(&memos)).is_err() {
-            // The state says why; they go with the next transaction that succeeds.
+        if memos.is_empty() {
+            return Ok(());
+        }
+        let written = self.write(|store| store.remember(&memos));
+        if written.is_err() {
             self.put_memos_back(memos);
         }
+        written
     }
 
     /// There is a hook.
@@ -347,7 +379,8 @@ impl Keeper {
 
     pub(super) fn close(&mut self) {
         self.append_owed();
-        self.write_memos();
+        // An error is the state, and in the log.
+        let _ = self.write_memos();
         self.store = None;
         if !std::mem::replace(&mut self.closed, true) {
             self.mark.close();
@@ -595,7 +628,8 @@ impl Keeper {
     /// Writes what a disk that failed has not got, though nobody asks for anything.
     fn catch_up(&mut self) {
         self.append_owed();
-        self.write_memos();
+        // An error is the state.
+        let _ = self.write_memos();
         if self.reason.is_some() && !self.refusing {
             // An error is the state.
             let _ = self.write(Store::probe);
@@ -623,8 +657,9 @@ impl Keeper {
         let cursor = self.store.as_ref().map(|store| store.delivery().cursor);
         let through = self.through;
         self.shared.status.send_modify(|status| {
-            status.state = if self.reason.is_some() { JournalState::Memory } else { JournalState::Ok };
-            status.reason.clone_from(&self.reason);
+            let reason = self.reason.as_ref().or(self.numberless.as_ref());
+            status.state = if reason.is_some() { JournalState::Memory } else { JournalState::Ok };
+            status.reason = reason.cloned();
             status.journalled_through = through;
             if let Some(extent) = extent {
                 status.first_seq = extent.first;

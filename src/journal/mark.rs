@@ -2,7 +2,8 @@
 //! line of one length, written in place, so that it can be written on a full disk.
 //!
 //! ```text
-//! 00000000000000020000 stored 00000000000000012345 open   bcdd54da-c541-4144-a403-ff5dee86d4ae
+//! 00000000000000020000 stored 00000000000000012345 open   bcdd54da-c541-4144-a403-ff5dee86d4ae 00000000000000012400
+//! │                    │      │                    │      │                                    └ events have numbers up to here
 //! │                    │      │                    │      └ the boot of the machine that it was written under
 //! │                    │      │                    └ `closed`: the satellite has ended tidily
 //! │                    │      └ the database has reached to here
@@ -12,6 +13,10 @@
 //!
 //! What the database is said to reach to is written with each transaction, before anybody is told of it, and not synced: it
 //! outlives a `kill -9`, as the log of the database does. After a loss of power neither can be relied on: hence the boot.
+//!
+//! The last number is written, and not synced, before any event gets a number up to it ([`Mark::grant`]). On a disk that
+//! hangs it cannot be written, so events then get no numbers, and a later start never uses a number again that an event
+//! had and that was lost with the satellite.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -48,6 +53,7 @@ struct Says {
     reached: u64,
     closed: bool,
     boot: String,
+    granted: u64,
 }
 
 impl Says {
@@ -57,23 +63,25 @@ impl Says {
             [reserved, word, rest @ ..] => (reserved.parse::<u64>().ok()?, *word, rest),
             _ => return None,
         };
-        let (reached, end, boot) = match rest {
-            // As it was before: all that is known is that a step was reserved beyond what was stored.
-            [] => (reserved.saturating_sub(STEP), "open", boot),
-            [reached, end, boot] => (reached.parse().ok()?, *end, *boot),
+        let (reached, end, boot, granted) = match rest {
+            // The first form: all that is known is that a step was reserved beyond what was stored.
+            [] => (reserved.saturating_sub(STEP), "open", boot, 0),
+            // The second form.
+            [reached, end, boot] => (reached.parse().ok()?, *end, *boot, 0),
+            [reached, end, boot, granted] => (reached.parse().ok()?, *end, *boot, granted.parse().ok()?),
             _ => return None,
         };
         let whole = boot.len() == NO_BOOT.len() || boot.len() == BOOT_LEN;
         let known = whole && matches!(word, "stored" | "ahead") && matches!(end, "open" | "closed");
         let (ahead, closed) = (word == "ahead", end == "closed");
-        known.then(|| Self { reserved, ahead, reached, closed, boot: boot.to_owned() })
+        known.then(|| Self { reserved, ahead, reached, closed, boot: boot.to_owned(), granted })
     }
 
     fn line(&self) -> String {
-        let Self { reserved, reached, boot, .. } = self;
+        let Self { reserved, reached, boot, granted, .. } = self;
         let word = if self.ahead { "ahead" } else { "stored" };
         let end = if self.closed { "closed" } else { "open" };
-        format!("{reserved:020} {word:<6} {reached:020} {end:<6} {boot:<36}\n")
+        format!("{reserved:020} {word:<6} {reached:020} {end:<6} {boot:<36} {granted:020}\n")
     }
 }
 
@@ -84,19 +92,19 @@ impl Mark {
         let boot = Some(boot.trim()).filter(|boot| boot.len() == BOOT_LEN).unwrap_or(NO_BOOT).to_owned();
         let path = directory.join("seq");
         let says = Says::parse(&std::fs::read_to_string(&path).unwrap_or_default(), &boot);
-        let nothing = Says { reserved: 0, ahead: false, reached: 0, closed: false, boot: boot.clone() };
+        let nothing = Says { reserved: 0, ahead: false, reached: 0, closed: false, boot: boot.clone(), granted: 0 };
         Self { path, written: says.is_some(), says: says.unwrap_or(nothing), boot, reserved_at: None }
     }
 
     /// The last number that may have been seen by somebody. `stored` is how far a database reaches that has all that was
     /// committed to it as far as can be told from it alone; `None` if there is none, or it cannot be relied on.
     pub(super) fn used(&self, stored: Option<u64>) -> u64 {
-        let Says { reserved, ahead, reached, closed, boot } = &self.says;
+        let Says { reserved, ahead, reached, closed, boot, granted } = &self.says;
         // Where no boot is known each may be another one.
         let same_boot = *boot == self.boot && boot != NO_BOOT;
         let has_all = stored.is_some_and(|stored| stored >= *reached) && same_boot;
         let used = if *ahead || !(*closed || has_all) { *reserved } else { *reached };
-        used.max(stored.unwrap_or(0))
+        used.max(*granted).max(stored.unwrap_or(0))
     }
 
     /// Numbers up to `seq` are about to be stored, those up to `stored` are. What is reserved is counted from the latter.
@@ -104,12 +112,28 @@ impl Mark {
         // Beyond what is to be stored somebody may be told of what waits in memory.
         let needed = if self.says.ahead { seq.saturating_add(STEP) } else { seq };
         if needed >= self.says.reserved || self.says.closed || !self.written {
-            let storm = self.reserved_at.is_some_and(|at| at.elapsed() < STORM);
-            let step = if storm { STORM_STEP } else { STEP };
-            let reserved = stored.saturating_add(step).max(needed.saturating_add(1)).max(self.says.reserved);
-            self.reserved_at = Some(Instant::now());
+            let reserved = self.next_block(stored, needed);
             self.put(Says { reserved, ..self.open() });
         }
+    }
+
+    /// Lets events have the numbers up to `seq`; those up to `stored` are stored. After an error no event may get one: the
+    /// file does not say so, and the next start could use it again.
+    pub(super) fn grant(&mut self, stored: u64, seq: u64) -> io::Result<()> {
+        if self.written && !self.says.closed && seq <= self.says.granted {
+            return Ok(());
+        }
+        let reserved = if seq < self.says.reserved { self.says.reserved } else { self.next_block(stored, seq) };
+        let before = self.says.clone();
+        let granted = before.granted.max(seq);
+        self.try_put(Says { reserved, granted, ..self.open() }).inspect_err(|_| self.says = before)
+    }
+
+    fn next_block(&mut self, stored: u64, needed: u64) -> u64 {
+        let storm = self.reserved_at.is_some_and(|at| at.elapsed() < STORM);
+        let step = if storm { STORM_STEP } else { STEP };
+        self.reserved_at = Some(Instant::now());
+        stored.saturating_add(step).max(needed.saturating_add(1)).max(self.says.reserved)
     }
 
     /// Numbers up to `seq` are used, and `ahead` says whether the database may lack some. A failure leaves it to the next
@@ -132,19 +156,23 @@ impl Mark {
     }
 
     fn put(&mut self, says: Says) {
-        if self.written && says == self.says {
-            return;
+        if let Err(error) = self.try_put(says) {
+            tracing::debug!(%error, path = %self.path.display(), "cannot note how far the numbers of events are used");
         }
-        // What must hold after a loss of power.
-        let sync = !self.written || says != Says { reached: says.reached, ..self.says.clone() };
+    }
+
+    fn try_put(&mut self, says: Says) -> io::Result<()> {
+        if self.written && says == self.says {
+            return Ok(());
+        }
+        // What must hold after a loss of power: there `reserved` covers the numbers that events have.
+        let Says { reached, granted, .. } = says;
+        let sync = !self.written || says != Says { reached, granted, ..self.says.clone() };
         self.says = says;
         self.written = false;
-        match self.write(sync) {
-            Ok(()) => self.written = true,
-            Err(error) => {
-                tracing::debug!(%error, path = %self.path.display(), "cannot note how far the numbers of events are used");
-            }
-        }
+        self.write(sync)?;
+        self.written = true;
+        Ok(())
     }
 
     fn write(&self, sync: bool) -> io::Result<()> {
@@ -225,6 +253,30 @@ mod tests {
             let mark = Mark { path: PathBuf::new(), says, written: true, boot: here.to_owned(), reserved_at: None };
             assert_eq!(mark.used(stored), used, "{line}, {stored:?}");
         }
+    }
+
+    #[test]
+    fn a_number_that_an_event_had_is_used_also_when_the_event_was_not_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mark = Mark::read(dir.path());
+        mark.note(5, false);
+        mark.grant(5, 324).unwrap();
+        assert_eq!(Mark::read(dir.path()).used(Some(5)), 324, "no more than the events had");
+        assert_eq!(Mark::read(dir.path()).used(Some(324)), 324);
+        mark.close();
+        assert_eq!(Mark::read(dir.path()).used(Some(5)), 324);
+    }
+
+    #[test]
+    fn a_number_that_cannot_be_written_down_is_not_granted() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mark = Mark::read(dir.path());
+        std::fs::create_dir(dir.path().join("seq")).unwrap();
+        mark.grant(0, 10).unwrap_err();
+        std::fs::remove_dir(dir.path().join("seq")).unwrap();
+        assert_eq!(mark.used(None), 0, "and no number is skipped for it");
+        mark.grant(0, 10).unwrap();
+        assert_eq!(Mark::read(dir.path()).used(Some(0)), 10);
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //!  readers, also without a satellite: open the file themselves (`read`)
 //! ```
 //!
-//! Nobody but that thread waits for the disk. What is committed survives a `kill -9` of the satellite (not a loss of
+//! Nobody but that thread waits for the disk, and nobody waits for that thread longer than a second. An event has a number
+//! only after `seq` says so (`mark`): while that cannot be written events wait in the batcher without numbers. What is committed survives a `kill -9` of the satellite (not a loss of
 //! power: the disk is asked to sync at checkpoints only). A disk that is full, read-only or broken is a state that is
 //! told and tried again, never an end: events then stay in the batcher's memory, within its limit.
 
@@ -35,7 +36,7 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::seam::{Answer, Batch};
+use mcp_satellite_actors::seam::{Answer, Batch, Numbers};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
@@ -270,10 +271,8 @@ impl Journal {
     pub fn append(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
         let (reply, answer) = oneshot::channel::<Answer>();
         self.tell(move |keeper| {
-            // A batch that nobody waits for any more will come again.
-            if !reply.is_closed() {
-                let _ = reply.send(keeper.append(&batch));
-            }
+            // Also if nobody waits any more: the satellite may be ending, and a batch that comes again does no harm.
+            let _ = reply.send(keeper.append(&batch));
         });
         let journal = self.clone();
         async move { journal.in_time(answer).await.unwrap_or_else(|error| Answer::Unavailable(error.to_string())) }
@@ -339,12 +338,19 @@ impl Journal {
         self.memo(instance, None);
     }
 
+    /// Resolves when what was remembered and forgotten before is stored. The error is the reason why it is not: it is stored
+    /// when the disk takes it, and lost if the satellite is killed before.
+    pub(crate) async fn memos_stored(&self) -> Result<(), JournalError> {
+        self.while_it_answers(self.ask(Keeper::write_memos)).await.flatten()
+    }
+
     fn memo(&self, instance: &InstanceId, memo: Option<String>) {
         let mut pending = self.shared.pending_memos.lock().unwrap_or_else(PoisonError::into_inner);
         pending.insert(instance.clone(), memo);
         drop(pending);
         if !self.shared.memos_told.swap(true, Ordering::AcqRel) {
-            self.tell(Keeper::write_memos);
+            // An error is the state; the memos go with the next transaction that succeeds.
+            self.tell(|keeper| drop(keeper.write_memos()));
         }
     }
 
@@ -378,6 +384,12 @@ impl Journal {
         }
     }
 
+    /// Whether the disk does not answer now.
+    #[cfg(feature = "cli")]
+    pub(crate) fn hangs(&self) -> bool {
+        self.shared.pulse.is_hanging()
+    }
+
     /// Resolves when the disk has not answered for so long that whoever reads it need not be waited for.
     pub(crate) async fn is_given_up(&self) {
         self.shared.pulse.hangs().await;
@@ -393,8 +405,14 @@ impl Journal {
             // If nobody waits it is closed all the same.
             let _ = reply.send(());
         });
-        // An error within says that the thread has ended, which closes as well.
-        if let Err(error) = self.while_it_answers(closed).await {
+        let closed = tokio::select! {
+            biased;
+            // An error within means that the thread has ended, which closes as well.
+            closed = self.while_it_answers(closed) => closed.map(drop),
+            // It hung before, and is not waited for again.
+            () = self.shared.pulse.hangs() => Err(self.unanswered()),
+        };
+        if let Err(error) = closed {
             tracing::error!(%error, "the journal is not closed; what was committed is stored");
         }
     }
@@ -440,6 +458,13 @@ impl Journal {
             self.tell(Keeper::show);
         }
         JournalError::Unavailable(reason)
+    }
+}
+
+impl Numbers for Journal {
+    fn reserve(&self, through: u64) -> BoxFuture<'static, Result<(), String>> {
+        let journal = self.clone();
+        async move { journal.ask(move |keeper| keeper.grant(through)).await.map_err(|error| error.to_string()) }.boxed()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Whether the disk answers. It is looked at by a thread on the machine's own clock: that of the async runtime may be one
-//! that tests turn, which runs ahead of every disk.
+//! that tests turn, which runs ahead of every disk. Nobody waits longer than [`WAIT_MAX`](crate::disk::WAIT_MAX) for the
+//! journal: the two numbers below add up to it.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use crate::disk::WAIT_MAX;
+
 /// How often it is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// A job that takes longer waits for a disk that does not answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = WAIT_MAX.saturating_sub(LOOK_INTERVAL);
 
 /// See the module.
 pub(super) struct Pulse {
@@ -48,6 +51,11 @@ impl Pulse {
         self.is_busy(None);
         self.look();
         done
+    }
+
+    #[cfg(feature = "cli")]
+    pub(super) fn is_hanging(&self) -> bool {
+        *self.hangs.borrow()
     }
 
     /// Resolves when a job waits for longer than a disk may take.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink, Numbers};
 
 use super::Journal;
 
@@ -43,5 +43,9 @@ impl EventSink for JournalSink {
 
     fn is_prompt(&self) -> bool {
         true
+    }
+
+    fn numbers(&self) -> Option<Arc<dyn Numbers>> {
+        Some(Arc::new(self.journal.clone()))
     }
 }

@@ -157,8 +157,14 @@ impl Store {
     /// Also what is there. A file that cannot be used is left alone, and told.
     pub(super) fn open(data_dir: &Path) -> io::Result<(Self, Vec<Grant>)> {
         let store = Self { directory: data_dir.join(DIRECTORY) };
-        DirBuilder::new().recursive(true).mode(0o700).create(&store.directory)?;
         let mut grants = Vec::new();
+        if let Err(error) = store.make() {
+            // On a full disk it is made with the first authorization that is kept.
+            tracing::error!(%error, directory = %store.directory.display(), "cannot make the directory of authorizations");
+            if !store.directory.is_dir() {
+                return Ok((store, grants));
+            }
+        }
         for entry in std::fs::read_dir(&store.directory)? {
             let path = entry?.path();
             if path.extension().is_none_or(|extension| extension != "json") {
@@ -172,6 +178,10 @@ impl Store {
             }
         }
         Ok((store, grants))
+    }
+
+    fn make(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)
     }
 
     /// An error shows nothing of what is in the file.
@@ -192,6 +202,7 @@ impl Store {
 
     /// In the place of what was there. It waits for the disk.
     pub(super) fn keep(&self, grant: &Grant) -> io::Result<()> {
+        self.make()?;
         private::replace(&self.path(&grant.id), &serde_json::to_vec_pretty(&Kept::from(grant))?)
     }
 

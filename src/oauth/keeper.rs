@@ -28,6 +28,7 @@ use super::token::{self, Ask, Issued};
 use super::{Trouble, discovery, rules};
 use crate::config::OAuthPlan;
 use crate::connect::remote::{Clients, Holder};
+use crate::disk::in_time;
 
 /// A grant that could not be written is written again after this long.
 const KEEP_AGAIN: Duration = Duration::from_secs(30);
@@ -419,7 +420,9 @@ impl Grants {
 
     async fn keep(&self, grant: &Arc<Grant>) {
         let (store, kept) = (self.0.store.clone(), Arc::clone(grant));
-        let keeping = tokio::task::spawn_blocking(move || store.keep(&kept)).await.map_err(io::Error::other).flatten();
+        // A disk that hangs holds up no token that is needed now.
+        let keeping = in_time(move || store.keep(&kept)).await;
+        let keeping = keeping.unwrap_or_else(|| Err(io::Error::other("the disk does not answer")));
         let keep_at = keeping.as_ref().err().map(|_| Instant::now() + KEEP_AGAIN);
         if let Err(error) = keeping {
             // The one that it replaces is spent, so it is used all the same.
@@ -477,7 +480,8 @@ impl Grants {
 
     async fn remove(&self, id: &InstanceId) {
         let (store, of) = (self.0.store.clone(), id.clone());
-        let removed = tokio::task::spawn_blocking(move || store.remove(&of)).await.map_err(io::Error::other).flatten();
+        let removed = in_time(move || store.remove(&of)).await;
+        let removed = removed.unwrap_or_else(|| Err(io::Error::other("the disk does not answer")));
         if let Err(error) = removed {
             tracing::error!(instance = %id, %error, "cannot remove an authorization from the data directory");
         }

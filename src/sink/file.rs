@@ -40,7 +40,15 @@ impl FileSink {
     pub fn open(dir: impl Into<PathBuf>, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
         let mut store = Store { dir: dir.into(), rotate_bytes, keep, last: None, open: None };
         DirBuilder::new().recursive(true).mode(0o700).create(&store.dir).map_err(|e| at("make", &store.dir, &e))?;
-        store.open = Some(store.recover()?);
+        store.open = match store.recover() {
+            Ok(current) => Some(current),
+            // Events wait until there is room: no reason not to start.
+            Err(error) if is_want_of_room(&error) => {
+                tracing::error!(%error, "cannot open the file of events; trying again with the first event");
+                None
+            }
+            Err(error) => return Err(error),
+        };
         if store.last.is_none() {
             store.last = store.last_in_full_files()?;
         }
@@ -145,6 +153,11 @@ impl Store {
         }
         Ok(())
     }
+}
+
+fn is_want_of_room(error: &io::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)
 }
 
 /// `events.jsonl`, repaired, with the last seq in it.

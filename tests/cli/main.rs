@@ -8,6 +8,7 @@ mod check;
 mod configure;
 mod control;
 mod demo;
+mod disk;
 mod dormancy;
 mod endpoint;
 mod events;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use mcp_satellite::journal::{self, Journal, JournalState, Limits, Query, Sending};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::seam::Answer;
+use mcp_satellite_actors::seam::{Answer, Numbers};
 
 use super::crash;
 use super::support::*;
@@ -190,4 +190,44 @@ async fn a_disk_that_hangs_is_told_and_nobody_waits_for_it() {
     hangs.store(false, Ordering::Release);
     wait_for("the disk to be well", || (journal.status().state == JournalState::Ok).then_some(()));
     is_ok(&journal);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_reserves_no_numbers_and_no_number_is_used_twice() {
+    let (home, journal, hangs) = hanging();
+    journal.reserve(10).await.unwrap();
+    append_all(&journal, 1..=10).await;
+    // These have numbers, and the satellite ends before they are stored.
+    journal.reserve(15).await.unwrap();
+    hangs.store(true, Ordering::Release);
+    drop(journal.command_begun("1").await.unwrap_err());
+    assert!(journal.reserve(300).await.unwrap_err().ends_with("the disk does not answer"));
+    // As the next satellite finds it after a kill: what hangs has written nothing.
+    let next = Home::new();
+    fs::create_dir(journal::directory(next.path())).unwrap();
+    for file in fs::read_dir(journal::directory(home.path())).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), journal::directory(next.path()).join(file.file_name())).unwrap();
+    }
+    hangs.store(false, Ordering::Release);
+    let journal = next.open();
+    assert_eq!(journal.next_seq(), 16);
+    assert_eq!(Told::by(&journal).ranges(&journal).await, [(11, 15)], "exactly those that had numbers are gone");
+}
+
+#[tokio::test]
+async fn a_disk_that_takes_no_numbers_is_told_and_asked_again() {
+    let home = Home::new();
+    let journal = home.open();
+    let seq = journal::directory(home.path()).join("seq");
+    fs::create_dir(&seq).unwrap();
+    let reason = journal.reserve(5).await.unwrap_err();
+    assert!(reason.contains("no numbers can be reserved"), "{reason}");
+    assert_eq!(in_memory(&journal), reason);
+    fs::remove_dir(&seq).unwrap();
+    journal.reserve(5).await.unwrap();
+    is_ok(&journal);
+    append_all(&journal, 1..=5).await;
+    journal.close().await;
+    assert_eq!(home.open().next_seq(), 6);
 }

@@ -1,11 +1,13 @@
 //! Events on their way from whoever tells them to the sink.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures::future::BoxFuture;
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::Farewell;
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{Answer, Batch, EventSink, Numbers};
 use serde_json::Value;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
@@ -299,4 +301,72 @@ async fn a_sink_near_by_that_panicked_gets_everything_all_the_same() {
     let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
     assert_eq!(marks, [0, 1]);
     fleet.finish().await;
+}
+
+/// A sink near by that can reserve numbers, or cannot.
+#[derive(Clone)]
+struct Reserving {
+    sink: Arc<dyn EventSink>,
+    is_well: Arc<AtomicBool>,
+}
+
+impl EventSink for Reserving {
+    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        self.sink.send(batch)
+    }
+
+    fn is_prompt(&self) -> bool {
+        true
+    }
+
+    fn numbers(&self) -> Option<Arc<dyn Numbers>> {
+        Some(Arc::new(self.clone()))
+    }
+}
+
+impl Numbers for Reserving {
+    fn reserve(&self, _through: u64) -> BoxFuture<'static, Result<(), String>> {
+        let is_well = self.is_well.load(Ordering::Acquire);
+        ready(is_well.then_some(()).ok_or_else(|| "the disk does not answer".to_owned())).boxed()
+    }
+}
+
+async fn fleet_that_reserves(is_well: bool) -> (Fleet, Arc<AtomicBool>) {
+    let is_well = Arc::new(AtomicBool::new(is_well));
+    let switch = is_well.clone();
+    let fleet = Fleet::with(|options| {
+        options.sink = Arc::new(Reserving { sink: options.sink.clone(), is_well: switch });
+    })
+    .await;
+    (fleet, is_well)
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_are_sent_and_shown_only_when_their_numbers_are_reserved() {
+    let (fleet, is_well) = fleet_that_reserves(false).await;
+    let mut shown = fleet.runtime.subscribe();
+    (0..3).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+    fleet.runtime.flush().await;
+    sleep(seconds(10.0)).await;
+    assert!(shown.try_recv().is_err() && fleet.sink.attempts().is_empty());
+    let statistics = fleet.runtime.event_statistics();
+    assert_eq!((statistics.queue_size, statistics.last_error.as_deref()), (3, Some("the disk does not answer")));
+    is_well.store(true, Ordering::Release);
+    fleet.runtime.emitter().emit(event(3));
+    fleet.runtime.flush().await;
+    let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
+    assert_eq!(marks, [0, 1, 2, 3]);
+    assert_eq!(shown.try_recv().unwrap().seq, fleet.sink.accepted()[0].seq);
+    assert_no_gap(&fleet.sink.accepted());
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_does_not_wait_for_numbers_and_counts_what_has_none() {
+    let (fleet, _is_well) = fleet_that_reserves(false).await;
+    (0..319).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+    let began = Instant::now();
+    assert_eq!(fleet.runtime.shutdown().await, Farewell { events_lost: 319, in_time: true });
+    assert!(began.elapsed() < seconds(1.0));
+    fleet.finish_after_shutdown().await;
 }

@@ -5,6 +5,9 @@
 //!                                                                  │  keep: the same batch again, same id
 //!                                                                  └─ split: back to the front, smaller batch
 //! ```
+//!
+//! For a sink that stores numbers, an event waits without one until the sink has reserved it (`Outbox::number`): a number
+//! that is not reserved could be used again by the next satellite.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,7 +31,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 pub struct Statistics {
     /// Events waiting, the batch in flight not counted.
     pub queue_size: usize,
-    /// Events numbered so far.
+    /// Events received so far, those without a number included.
     pub emitted: u64,
     /// Events that the sink took.
     pub sent: u64,
@@ -45,7 +48,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Events that were numbered and are neither with the sink, nor refused by it, nor dropped.
+    /// Events that were received and are neither with the sink, nor refused by it, nor dropped.
     pub fn unsent(&self) -> usize {
         let settled = self.sent + self.failed + self.dropped;
         usize::try_from(self.emitted.saturating_sub(settled)).unwrap_or(usize::MAX)
@@ -77,6 +80,13 @@ pub struct Outbox {
     next_seq: u64,
     next_batch: u64,
     queue: VecDeque<Envelope>,
+    /// Whether an event gets its number only once that number is reserved; see [`Outbox::number`].
+    reserves: bool,
+    /// Events without a number: newer than all that is queued.
+    unnumbered: VecDeque<(Timestamp, Event)>,
+    /// Events that were dropped before they had a number. They are older than `unnumbered` and take the next numbers, so
+    /// that the gap can be announced.
+    unnumbered_dropped: u64,
     in_flight: Option<Arc<Batch>>,
     /// Whether the batch in flight is with the sink now, or kept for the next cycle.
     sending: bool,
@@ -111,6 +121,9 @@ impl Outbox {
             next_seq,
             next_batch: first_batch,
             queue: VecDeque::new(),
+            reserves: false,
+            unnumbered: VecDeque::new(),
+            unnumbered_dropped: 0,
             in_flight: None,
             sending: false,
             suspect: 0,
@@ -128,21 +141,71 @@ impl Outbox {
         }
     }
 
-    /// Numbers an event and queues it; the envelope, unless it was thinned out. Over the limit the oldest goes.
+    /// From now on events wait without a number until [`Outbox::number`].
+    pub fn reserve_numbers(&mut self) {
+        self.reserves = true;
+    }
+
+    /// Queues an event, numbered unless numbers have to be reserved first. Returns the envelope if it has a number and was
+    /// not thinned out. Over the limit the oldest event is dropped.
     pub fn push(&mut self, timestamp: Timestamp, event: Event) -> Option<&Envelope> {
         if self.is_thinned(&event) {
             return None;
         }
-        let seq = self.next_seq;
-        self.next_seq += 1;
         self.statistics.emitted += 1;
-        self.queue.push_back(Envelope { seq, timestamp, event });
-        while self.queue.len() > self.policy.queue_max {
+        if self.reserves {
+            self.unnumbered.push_back((timestamp, event));
+        } else {
+            self.number_one(timestamp, event);
+        }
+        while self.waiting() > self.policy.queue_max {
             if let Some(oldest) = self.queue.pop_front() {
                 self.drop_oldest(&oldest);
+            } else if let Some((_, oldest)) = self.unnumbered.pop_front() {
+                self.drop_unnumbered(&oldest);
             }
         }
-        self.queue.back()
+        if self.reserves { None } else { self.queue.back() }
+    }
+
+    /// The last number that the waiting events need, to be reserved before [`Outbox::number`]. `None` if no event waits for
+    /// a number.
+    pub fn wanted(&self) -> Option<u64> {
+        let count = self.unnumbered_dropped + self.unnumbered.len() as u64;
+        (count > 0).then(|| self.next_seq + count - 1)
+    }
+
+    /// Numbers the waiting events as far as numbers are reserved, up to and including `through`. Returns them in order.
+    pub fn number(&mut self, through: u64) -> impl Iterator<Item = &Envelope> {
+        let dropped = self.unnumbered_dropped.min((through + 1).saturating_sub(self.next_seq));
+        if dropped > 0 {
+            self.unnumbered_dropped -= dropped;
+            self.next_seq += dropped;
+            self.widen_gap(self.next_seq - dropped, self.next_seq - 1);
+        }
+        let first = self.queue.len();
+        while self.next_seq <= through
+            && let Some((timestamp, event)) = self.unnumbered.pop_front()
+        {
+            self.number_one(timestamp, event);
+        }
+        self.queue.range(first..)
+    }
+
+    /// Numbers could not be reserved: events keep waiting.
+    pub fn unreserved(&mut self, reason: String) {
+        self.statistics.last_error = Some(reason);
+    }
+
+    fn number_one(&mut self, timestamp: Timestamp, event: Event) {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.queue.push_back(Envelope { seq, timestamp, event });
+    }
+
+    /// Events that wait, numbered or not, without the batch in flight.
+    fn waiting(&self) -> usize {
+        self.queue.len() + self.unnumbered.len()
     }
 
     /// Queues events that are numbered already, as they are read from where they are stored: in order, and behind all
@@ -185,8 +248,8 @@ impl Outbox {
         !self.sending && self.in_flight.is_some()
     }
 
-    /// `count` events were lost before they could be numbered: they take their numbers, so the gap can be seen. They
-    /// are newer than all that is queued, which therefore is over the limit too.
+    /// `count` events were lost before they could be queued: they take numbers, so the gap can be seen. They are newer than
+    /// all that waits, which therefore is over the limit too.
     pub fn lost_at_the_door(&mut self, count: u64) {
         if count == 0 {
             return;
@@ -194,10 +257,17 @@ impl Outbox {
         for oldest in std::mem::take(&mut self.queue) {
             self.drop_oldest(&oldest);
         }
-        let first = self.next_seq;
-        self.next_seq += count;
+        for (_, oldest) in std::mem::take(&mut self.unnumbered) {
+            self.drop_unnumbered(&oldest);
+        }
         self.statistics.emitted += count;
         self.statistics.dropped += count;
+        if self.reserves {
+            self.unnumbered_dropped += count;
+            return;
+        }
+        let first = self.next_seq;
+        self.next_seq += count;
         self.widen_gap(first, self.next_seq - 1);
     }
 
@@ -320,7 +390,7 @@ impl Outbox {
 
     /// Whether everything that was pushed is settled.
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.in_flight.is_none() && self.gaps.is_empty()
+        self.queue.is_empty() && self.in_flight.is_none() && self.gaps.is_empty() && self.wanted().is_none()
     }
 
     /// Whether a batch is with the sink now.
@@ -330,7 +400,7 @@ impl Outbox {
 
     /// Events that are neither with the sink nor refused by it.
     pub fn unsent(&self) -> usize {
-        self.queue.len() + self.in_flight.as_ref().map_or(0, |batch| batch.events.len())
+        self.waiting() + self.in_flight.as_ref().map_or(0, |batch| batch.events.len())
     }
 
     /// The batch in flight was with a batcher that died: it is sent again, under its id.
@@ -352,7 +422,7 @@ impl Outbox {
             (Some(_), None) => State::Retrying,
             (None, None) => State::Idle,
         };
-        Statistics { queue_size: self.queue.len(), state, ..self.statistics.clone() }
+        Statistics { queue_size: self.waiting(), state, ..self.statistics.clone() }
     }
 
     fn succeeded(&mut self, wall: Timestamp, sent: usize, failed: usize) {
@@ -396,6 +466,15 @@ impl Outbox {
         self.widen_gap(oldest.seq, oldest.seq);
     }
 
+    fn drop_unnumbered(&mut self, oldest: &Event) {
+        self.statistics.dropped += 1;
+        self.unnumbered_dropped += 1;
+        if let Event::EventsDropped { from_seq, to_seq } = oldest {
+            // The gap that it announced has still to be announced.
+            self.widen_gap(*from_seq, *to_seq);
+        }
+    }
+
     fn widen_gap(&mut self, first: u64, last: u64) {
         let (mut first, mut last) = (first, last);
         if let Some((from, to)) = self.gaps.range(..=first).next_back().map(|(from, to)| (*from, *to))
@@ -412,7 +491,7 @@ impl Outbox {
 
     /// Queues the announcement of each gap for this cycle, as far as a batch has made room for them.
     fn announce_gaps(&mut self, wall: Timestamp) {
-        while self.queue.len() < self.policy.queue_max
+        while self.waiting() < self.policy.queue_max
             && let Some((from_seq, to_seq)) = self.gaps.pop_first()
         {
             let announcement = self.push(wall, Event::EventsDropped { from_seq, to_seq }).cloned();

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -343,6 +343,13 @@ impl Launchers {
         let home = data_dir.ok_or_else(none)?.join(HOMES);
         let home = home.join(instance);
         let failed = |error: io::Error| PrepareError::at(&format!("cannot make its home `{}`", home.display()), &error);
+        // A restart finds it made: on a disk that hangs, making it again would wait.
+        let is_made = |about: &fs::Metadata| {
+            about.is_dir() && (identity() != Identity::Outside || (about.uid(), about.gid()) == (SERVER_ID, SERVER_ID))
+        };
+        if fs::symlink_metadata(&home).is_ok_and(|about| is_made(&about)) {
+            return Ok(home);
+        }
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&home).map_err(failed)?;
         if identity() == Identity::Outside {
             chown(&home, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;

@@ -154,6 +154,12 @@ impl Holds {
         trees.into_iter().map(usage).collect()
     }
 
+    /// The process ids of the servers whose rows are not in the ledger yet.
+    pub(super) fn unrecorded(&self) -> HashSet<u32> {
+        let trees = self.trees();
+        trees.values().filter(|tree| !self.ledger.is_recorded(tree.run)).map(|tree| tree.pid()).collect()
+    }
+
     /// Kills every tree at once, without grace, and whatever carries our mark, until nothing is left or it will not die.
     /// Nothing is started afterwards. For a process that is about to end. What does not die within `patience` is left to
     /// the kernel.

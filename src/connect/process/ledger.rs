@@ -5,13 +5,16 @@
 //! namespace. What its leader has outlived carries the satellite's mark, or is in the satellite's cgroup. One line of
 //! JSON is written when something starts and one when it is gone; no `fsync`, because a machine that goes down takes the
 //! processes with it.
+//!
+//! Rows are written by a thread of their own. A start waits for its row, no longer than [`WAIT_MAX`](crate::disk::WAIT_MAX);
+//! a process whose row is not written yet is shown in `status`.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::census::{Census, Known, Stat};
 use super::cgroup;
+use crate::disk::Saver;
 
 /// Its name in the data directory.
 const FILE: &str = "ledger";
@@ -82,92 +86,191 @@ pub struct Reclaimed {
     pub left: usize,
 }
 
-/// Writes. Without a data directory it writes nothing.
+/// The rows of what runs, and the thread that writes them. Without a data directory nothing is written.
 #[derive(Default)]
-pub(super) struct Ledger(Option<Mutex<Open>>);
+pub(super) struct Ledger(Option<Writing>);
 
-struct Open {
-    path: PathBuf,
-    file: File,
-    satellite: Satellite,
-    running: BTreeMap<u64, Vec<Line>>,
-    lines: usize,
-    failed: bool,
+struct Writing {
+    rows: Arc<Mutex<Rows>>,
+    saver: Saver,
 }
 
-impl Ledger {
-    /// Begins a new one in place of what is there.
-    pub(super) fn begin(directory: &Path, satellite: Satellite) -> io::Result<Self> {
-        let path = directory.join(FILE);
-        let file = rewrite(&path, &satellite, &BTreeMap::new())?;
-        let open = Open { path, file, satellite, running: BTreeMap::new(), lines: 0, failed: false };
-        Ok(Self(Some(Mutex::new(open))))
+/// The rows in memory. Never locked while the disk is waited for.
+#[derive(Default)]
+struct Rows {
+    running: BTreeMap<u64, Row>,
+    /// Lines that are not written yet, numbered.
+    queue: VecDeque<(u64, Line)>,
+    last: u64,
+    /// There were too many of them: all that runs is written anew instead.
+    overflow: bool,
+}
+
+#[derive(Clone, Default)]
+struct Row {
+    lines: Vec<Line>,
+    is_written: bool,
+}
+
+impl Rows {
+    fn push(&mut self, line: Line) {
+        if self.queue.len() > LINES_SPARE + 4 * self.running.len() {
+            self.queue.clear();
+            self.overflow = true;
+        }
+        self.last += 1;
+        if !self.overflow {
+            self.queue.push_back((self.last, line));
+        }
     }
 
-    pub(super) fn started(&self, run: u64, instance: &str, pid: u32) {
-        let start_time = Stat::read(pid).map_or(0, |stat| stat.start_time);
-        let line = Line::Started(Started { run, instance: instance.to_owned(), pid, start_time });
-        self.write(|open| {
-            open.running.insert(run, vec![line.clone()]);
-            line
-        });
-    }
-
-    pub(super) fn inside(&self, run: u64, pid: u32, start_time: u64) {
-        let line = Line::Inside(Inside { run, pid, start_time });
-        self.write(|open| {
-            open.running.entry(run).or_default().push(line.clone());
-            line
-        });
-    }
-
-    pub(super) fn ended(&self, run: u64) {
-        self.write(|open| {
-            open.running.remove(&run);
-            Line::Ended { run }
-        });
-    }
-
-    fn write(&self, line: impl FnOnce(&mut Open) -> Line) {
-        let Some(open) = &self.0 else { return };
-        let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = line(&mut open);
-        open.lines += 1;
-        let written = if open.lines > LINES_SPARE + 4 * open.running.len() {
-            open.lines = 0;
-            let rewritten = rewrite(&open.path, &open.satellite, &open.running).map(|file| open.file = file);
-            // Where there is no room for another one, the old one goes on.
-            rewritten.or_else(|_| write_line(&mut open.file, &line))
-        } else {
-            write_line(&mut open.file, &line)
-        };
-        match written {
-            Ok(()) => open.failed = false,
-            // Told once: a full disk is a full disk.
-            Err(error) if !open.failed => {
-                open.failed = true;
-                tracing::error!(%error, "cannot write the ledger: what runs now would not be found again after a kill");
-            }
-            Err(_) => {}
+    /// Lines up to `last` are written.
+    fn written(&mut self, last: u64) {
+        self.queue.retain(|(number, _)| *number > last);
+        let waiting: HashSet<u64> = self.queue.iter().map(|(_, line)| line.run()).collect();
+        for (run, row) in &mut self.running {
+            row.is_written |= !self.overflow && !waiting.contains(run);
         }
     }
 }
 
-fn write_line(file: &mut File, line: &Line) -> io::Result<()> {
-    let mut text = serde_json::to_vec(line)?;
-    text.push(b'\n');
-    // In one write, so that a kill leaves a whole line or none.
-    file.write_all(&text)
+impl Line {
+    /// The run that it is about; 0 for none.
+    fn run(&self) -> u64 {
+        match self {
+            Self::Satellite(_) => 0,
+            Self::Started(Started { run, .. }) | Self::Inside(Inside { run, .. }) | Self::Ended { run } => *run,
+        }
+    }
+}
+
+/// The file, as the thread that writes it has it.
+struct Open {
+    path: PathBuf,
+    satellite: Satellite,
+    /// None as long as there was no room to begin it.
+    file: Option<File>,
+    lines: usize,
+    /// The last write failed and may have left a part of a line.
+    torn: bool,
+}
+
+impl Ledger {
+    /// Begins a new one in place of what is there. A disk that does not take it is tried again. Fails where no thread can
+    /// be started.
+    pub(super) fn begin(directory: &Path, satellite: Satellite) -> io::Result<Self> {
+        let rows = Arc::new(Mutex::new(Rows { overflow: true, ..Rows::default() }));
+        let mut open = Open { path: directory.join(FILE), satellite, file: None, lines: 0, torn: false };
+        let shown = Arc::clone(&rows);
+        let saver = Saver::start("ledger", move || open.save(&shown))?;
+        // An error is in the log, and each process is shown as not written down.
+        let _ = saver.save();
+        Ok(Self(Some(Writing { rows, saver })))
+    }
+
+    /// Writes a process down, and waits for that. A disk that does not take it holds up no start.
+    pub(super) fn started(&self, run: u64, instance: &str, pid: u32) {
+        let start_time = Stat::read(pid).map_or(0, |stat| stat.start_time);
+        let line = Line::Started(Started { run, instance: instance.to_owned(), pid, start_time });
+        let Some(Writing { saver, .. }) = &self.0 else { return };
+        if let Some(request) = self.add(line)
+            && let Err(error) = saver.wait(request)
+        {
+            tracing::warn!(instance, pid, %error, "a process is not in the ledger yet: if the satellite and its reaper were killed now, the next start would not find it");
+        }
+    }
+
+    pub(super) fn inside(&self, run: u64, pid: u32, start_time: u64) {
+        self.add(Line::Inside(Inside { run, pid, start_time }));
+    }
+
+    pub(super) fn ended(&self, run: u64) {
+        self.add(Line::Ended { run });
+    }
+
+    /// Whether all rows of a run are written. Without a data directory nothing is missing.
+    pub(super) fn is_recorded(&self, run: u64) -> bool {
+        let Some(writing) = &self.0 else { return true };
+        writing.rows().running.get(&run).is_none_or(|row| row.is_written)
+    }
+
+    fn add(&self, line: Line) -> Option<u64> {
+        let writing = self.0.as_ref()?;
+        let mut rows = writing.rows();
+        if let Line::Ended { run } = &line {
+            rows.running.remove(run);
+        } else {
+            let row = rows.running.entry(line.run()).or_default();
+            row.lines.push(line.clone());
+            row.is_written = false;
+        }
+        rows.push(line);
+        drop(rows);
+        Some(writing.saver.request())
+    }
+}
+
+impl Writing {
+    fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    /// Writes all that is not written yet.
+    fn save(&mut self, rows: &Mutex<Rows>) -> io::Result<()> {
+        let rows = || rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last, lines, running, overflow) = {
+            let rows = rows();
+            let is_long = self.lines + rows.queue.len() > LINES_SPARE + 4 * rows.running.len();
+            let anew = rows.overflow || self.file.is_none() || is_long;
+            let lines: Vec<Line> = rows.queue.iter().map(|(_, line)| line.clone()).collect();
+            let running = anew.then(|| rows.running.values().flat_map(|row| row.lines.clone()).collect::<Vec<_>>());
+            (rows.last, lines, running, rows.overflow)
+        };
+        let appended = lines.len();
+        if let Some(running) = running {
+            match rewrite(&self.path, &self.satellite, &running) {
+                Ok(file) => {
+                    (self.file, self.lines, self.torn) = (Some(file), 0, false);
+                    let mut rows = rows();
+                    // What came meanwhile was not queued, and has requested another save.
+                    if overflow {
+                        rows.overflow = rows.last > last;
+                    }
+                    rows.written(last);
+                    return Ok(());
+                }
+                // Where there is no room for another one, the old one goes on.
+                Err(error) if overflow || self.file.is_none() => return Err(error),
+                Err(_) => {}
+            }
+        }
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let mut text = if self.torn { b"\n".to_vec() } else { Vec::new() };
+        for line in &lines {
+            serde_json::to_writer(&mut text, line)?;
+            text.push(b'\n');
+        }
+        self.torn = true;
+        // In one write, so that a kill leaves a whole line or none.
+        file.write_all(&text)?;
+        (self.torn, self.lines) = (false, self.lines + appended);
+        rows().written(last);
+        Ok(())
+    }
 }
 
 /// Writes it anew beside the old one and puts it in its place.
-fn rewrite(path: &Path, satellite: &Satellite, running: &BTreeMap<u64, Vec<Line>>) -> io::Result<File> {
+fn rewrite(path: &Path, satellite: &Satellite, running: &[Line]) -> io::Result<File> {
     let new = path.with_extension("new");
     let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
-    write_line(&mut file, &Line::Satellite(satellite.clone()))?;
-    for line in running.values().flatten() {
-        write_line(&mut file, line)?;
+    let mut text = Vec::new();
+    for line in std::iter::once(&Line::Satellite(satellite.clone())).chain(running) {
+        serde_json::to_writer(&mut text, line)?;
+        text.push(b'\n');
     }
+    file.write_all(&text)?;
     fs::rename(&new, path)?;
     OpenOptions::new().append(true).open(path)
 }
@@ -297,6 +400,12 @@ impl Left {
 mod tests {
     use super::*;
 
+    impl Ledger {
+        fn settle(&self) {
+            self.0.as_ref().unwrap().saver.save().unwrap();
+        }
+    }
+
     fn satellite() -> Satellite {
         Satellite { id: "feed".into(), pid: 1, boot_id: boot_id(), pid_namespace: pid_namespace(), cgroup: None }
     }
@@ -309,11 +418,31 @@ mod tests {
         ledger.started(2, "two", 102);
         ledger.inside(2, 103, 7);
         ledger.ended(1);
+        ledger.settle();
         let file = directory.path().join(FILE);
         let text = fs::read_to_string(&file).unwrap() + r#"{"started":{"run":3,"#;
         let left = Left::read(&text).unwrap();
         assert_eq!(left.started.keys().copied().collect::<Vec<_>>(), [2]);
         assert_eq!(left.inside, [Inside { run: 2, pid: 103, start_time: 7 }]);
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_written_holds_up_nothing_and_is_written_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("data");
+        // Nothing can be written into a directory that is not there.
+        let ledger = Ledger::begin(&data_dir, satellite()).unwrap();
+        ledger.started(1, "one", 101);
+        assert!(!ledger.is_recorded(1));
+        for run in 2..5000 {
+            ledger.started(run, "comes and goes", 102);
+            ledger.ended(run);
+        }
+        fs::create_dir(&data_dir).unwrap();
+        ledger.settle();
+        assert!(ledger.is_recorded(1));
+        let text = fs::read_to_string(data_dir.join(FILE)).unwrap();
+        assert_eq!(Left::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [1]);
     }
 
     #[test]
@@ -325,6 +454,7 @@ mod tests {
             ledger.started(run, "comes and goes", 101);
             ledger.ended(run);
         }
+        ledger.settle();
         let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
         assert!(text.lines().count() <= LINES_SPARE + 20, "{} lines", text.lines().count());
         assert_eq!(Left::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [0]);
@@ -340,7 +470,8 @@ mod tests {
         ] {
             let directory = tempfile::tempdir().unwrap();
             let ledger = Ledger::begin(directory.path(), other).unwrap();
-            ledger.write(|_| Line::Inside(Inside { run: 1, pid: own, start_time }));
+            ledger.inside(1, own, start_time);
+            ledger.settle();
             assert_eq!(reclaim(directory.path()).unwrap(), None);
         }
         let directory = tempfile::tempdir().unwrap();

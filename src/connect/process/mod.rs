@@ -33,7 +33,7 @@ mod spawn;
 mod tree;
 mod userns;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
@@ -132,6 +132,11 @@ impl Processes {
     /// What each tree uses, by the server's process id.
     pub(super) fn usage(&self) -> HashMap<u32, Usage> {
         self.holds.usage()
+    }
+
+    /// The process ids of the servers whose rows are not in the ledger yet.
+    pub(super) fn unrecorded(&self) -> HashSet<u32> {
+        self.holds.unrecorded()
     }
 
     /// Kills everything at once, for a process that is about to end. Blocks until it is gone, or `patience` is over.

@@ -1,0 +1,235 @@
+//! A satellite on a disk that hangs, and on one that is full: a file system of its own for each test, frozen by the kernel
+//! (`fsfreeze`), so that whoever writes waits until it is thawed.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::support::{Home, Satellite, pid, send, seq, wait_for};
+
+/// An ext4 file system in a file, mounted below a home.
+struct Volume {
+    mounted: PathBuf,
+}
+
+impl Volume {
+    /// Mounts one, and has the home's data directory on it. `None` if this machine mounts nothing for us.
+    #[expect(clippy::print_stderr, reason = "whoever runs the tests should know what is not tested")]
+    fn below(home: &mut Home) -> Option<Self> {
+        let (image, mounted) = (home.path().join("image"), home.path().join("disk"));
+        File::create(&image).unwrap().set_len(48 << 20).unwrap();
+        fs::create_dir(&mounted).unwrap();
+        let made = run("mkfs.ext4", &["-q".as_ref(), "-F".as_ref(), image.as_ref()])
+            .and_then(|()| run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), mounted.as_ref()]));
+        if let Err(why) = made {
+            let why = format!("SKIPPED: a disk that can be frozen cannot be mounted: {why}");
+            assert!(std::env::var_os("MCP_MOUNTS").is_none_or(|needed| needed != "required"), "{why}");
+            eprintln!("{why}");
+            return None;
+        }
+        home.use_data_dir("disk/data");
+        Some(Self { mounted })
+    }
+
+    /// Has everybody who writes wait, until what is returned is dropped.
+    fn freeze(&self) -> Frozen<'_> {
+        run("fsfreeze", &["-f".as_ref(), self.mounted.as_ref()]).unwrap();
+        Frozen(self)
+    }
+
+    /// Leaves no room.
+    fn fill(&self) {
+        let mut file = File::create(self.filler()).unwrap();
+        for size in [1 << 20, 4096, 1] {
+            while file.write_all(&vec![7; size]).and_then(|()| file.sync_data()).is_ok() {}
+        }
+    }
+
+    fn relieve(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.mounted.join("filler")
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        // The machine is left as it was; a test that failed may still have files open there.
+        let _ = umount2(&self.mounted, MntFlags::MNT_DETACH);
+    }
+}
+
+/// Thaws the volume when it is dropped.
+struct Frozen<'a>(&'a Volume);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let _ = run("fsfreeze", &["-u".as_ref(), self.0.mounted.as_ref()]);
+    }
+}
+
+fn run(program: &str, args: &[&Path]) -> Result<(), String> {
+    let status = Command::new(program).args(args).stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+    if status.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&status.stderr).into_owned()) }
+}
+
+/// One server `files`, on a volume.
+fn on_a_volume(home: &mut Home) -> Option<(Volume, String)> {
+    let volume = Volume::below(home)?;
+    let text = r#"
+[policy.restart]
+delays = ["1ms"]
+[[teams]]
+id = "team_acme"
+slug = "acme"
+users = [{ id = "user_alice", slug = "alice" }]
+[[teams.installations]]
+id = "files"
+server = "files"
+keep = "always_on"
+SIM
+"#;
+    let config = home.write("satellite.toml", text).to_str().unwrap().to_owned();
+    Some((volume, config))
+}
+
+fn started<'a>(home: &'a Home, config: &str) -> (Satellite<'a>, Value) {
+    let satellite = home.run(&["--config", config]);
+    let row = home.wait_online("files");
+    (satellite, row)
+}
+
+fn journal(home: &Home) -> Value {
+    home.satellite(&["status", "--satellite", "--json"]).exits(0).json()["journal"].clone()
+}
+
+fn wait_journal(home: &Home, state: &str) -> Value {
+    wait_for(state, || Some(journal(home)).filter(|now| now["state"] == state), || journal(home).to_string())
+}
+
+#[test]
+fn a_disk_that_hangs_stops_neither_supervision_nor_control() {
+    let mut home = Home::new();
+    let Some((volume, config)) = on_a_volume(&mut home) else { return };
+    let (satellite, row) = started(&home, &config);
+    assert_eq!(row["unrecorded"], false);
+
+    let frozen = volume.freeze();
+    send(pid(&row), Signal::SIGKILL);
+    let back = |now: &Value| now["status"] == "online" && now["pid"] != row["pid"];
+    let now = home.wait_row("files", "back", back);
+    assert_eq!(now["unrecorded"], true, "{now:#}");
+    let picture = home.satellite(&["status"]).exits(0).stdout;
+    assert!(picture.contains("not in the ledger"), "{picture}");
+    for verb in ["stop", "start", "restart", "reconnect"] {
+        let stderr = home.satellite(&[verb, "files"]).exits(0).stderr;
+        assert!(stderr.contains("not durable") && stderr.contains("the disk does not answer"), "{verb}: {stderr}");
+    }
+    wait_journal(&home, "memory");
+
+    drop(frozen);
+    home.wait_row("files", "written down", |row| row["status"] == "online" && row["unrecorded"] == false);
+    wait_journal(&home, "ok");
+    let stopped = home.satellite(&["stop", "files"]).exits(0);
+    assert_eq!(stopped.stderr, "", "durable again");
+    let outcome = satellite.terminate();
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+}
+
+#[test]
+fn a_satellite_whose_disk_hangs_ends_and_no_number_of_an_event_is_used_twice() {
+    let mut home = Home::new();
+    let Some((volume, config)) = on_a_volume(&mut home) else { return };
+    let (mut satellite, row) = started(&home, &config);
+    let before = home.events();
+    let follower = home.background(&["events", "--json", "--follow"]);
+    send(pid(&row), Signal::SIGKILL);
+    follower.wait_stdout(|text| text.contains("mcp.server.restarted"));
+    let row = home.wait_online("files");
+
+    let frozen = volume.freeze();
+    send(pid(&row), Signal::SIGKILL);
+    home.wait_row("files", "back", |now| now["status"] == "online" && now["pid"] != row["pid"]);
+    wait_journal(&home, "memory");
+    satellite.signal(Signal::SIGTERM);
+    let outcome = satellite.ended();
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    assert!(outcome.stderr.contains("events could not be delivered"), "{outcome:#?}");
+    drop(frozen);
+
+    let (satellite, _) = started(&home, &config);
+    let events = home.events();
+    let stored: Vec<(u64, Value)> = events.iter().map(|event| (seq(event), event.clone())).collect();
+    assert!(stored.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    assert_eq!(events[..before.len()], before[..]);
+    let gone = |number: u64| {
+        let dropped = events.iter().filter(|event| event["type"] == "events.dropped");
+        let mut ranges = dropped.map(|event| (event["data"]["from_seq"].as_u64(), event["data"]["to_seq"].as_u64()));
+        ranges.any(|(from, to)| from <= Some(number) && Some(number) <= to)
+    };
+    // Whatever somebody was told is stored as it was told, or announced to be gone.
+    for line in follower.stdout().lines() {
+        let told: Value = serde_json::from_str(line).unwrap();
+        let found = stored.iter().find(|(number, _)| *number == seq(&told));
+        assert!(found.map_or_else(|| gone(seq(&told)), |(_, event)| *event == told), "{told:#} {found:#?}");
+    }
+    let last = stored.last().unwrap().0;
+    let missing: Vec<u64> = (1..=last).filter(|number| stored.iter().all(|(seq, _)| seq != number)).collect();
+    assert!(missing.iter().all(|number| gone(*number)), "missing and not announced: {missing:?}");
+    satellite.terminate();
+}
+
+#[test]
+fn a_stop_that_a_full_disk_does_not_take_is_answered_with_a_warning() {
+    let mut home = Home::new();
+    let Some((volume, config)) = on_a_volume(&mut home) else { return };
+    let (satellite, _) = started(&home, &config);
+    volume.fill();
+    // What is free within the files is used up.
+    let stderr = wait_for(
+        "a command that is not stored",
+        || {
+            home.satellite(&["start", "files"]).exits(0);
+            Some(home.satellite(&["stop", "files"]).exits(0).stderr).filter(|stderr| !stderr.is_empty())
+        },
+        || journal(&home).to_string(),
+    );
+    assert!(stderr.contains("not durable") && stderr.contains("full"), "{stderr}");
+    home.wait_status("files", "offline");
+    volume.relieve();
+    wait_journal(&home, "ok");
+    satellite.kill();
+    let satellite = home.run(&["--config", &config]);
+    assert_eq!(home.row("files").unwrap()["want"], "stopped", "it was stored as soon as there was room");
+    satellite.terminate();
+}
+
+#[test]
+fn a_satellite_starts_on_a_full_disk_and_moves_to_it_when_there_is_room() {
+    let mut home = Home::new();
+    let Some((volume, config)) = on_a_volume(&mut home) else { return };
+    // A data directory, and nothing in it.
+    fs::create_dir(home.data_dir()).unwrap();
+    fs::set_permissions(home.data_dir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    volume.fill();
+    let (satellite, row) = started(&home, &config);
+    assert_eq!(row["unrecorded"], true, "{row:#}");
+    let reason = wait_journal(&home, "memory")["reason"].clone();
+    assert!(reason.is_string(), "{reason}");
+    let listed = home.satellite(&["events", "--json"]);
+    assert!(!listed.stdout.contains("mcp.server.started"), "not delivered without numbers: {listed:#?}");
+    volume.relieve();
+    wait_journal(&home, "ok");
+    home.wait_event(0, "mcp.server.started", |_| true);
+    home.wait_row("files", "written down", |row| row["unrecorded"] == false);
+    satellite.terminate();
+    let (satellite, _) = started(&home, &config);
+    satellite.terminate();
+}
