@@ -570,7 +570,7 @@ impl RuntimeHandle {
             let now = Instant::now();
             if now >= *until.get_or_insert(now + ASK_AGAIN_MAX) {
                 let why = "the supervisor of its team keeps failing; the log of the satellite contains the reason";
-                return Err(ControlError::Refused(why.to_owned()));
+                return Err(ControlError::Refused { message: why.to_owned(), remedy: None });
             }
             tokio::time::sleep(ASK_AGAIN_AFTER).await;
         }
@@ -608,7 +608,10 @@ impl RuntimeHandle {
 fn checked(spec: InstanceSpec) -> Result<Arc<InstanceSpec>, ControlError> {
     match spec.policy.check() {
         Ok(()) => Ok(Arc::new(spec)),
-        Err(error) => Err(ControlError::Refused(format!("the policy of `{}` is invalid: {error}", spec.name))),
+        Err(error) => {
+            let message = format!("the policy of `{}` is invalid: {error}", spec.name);
+            Err(ControlError::Refused { message, remedy: None })
+        }
     }
 }
 

@@ -29,8 +29,8 @@ pub(super) struct Offers {
     pub(super) prompts: bool,
 }
 
-fn is_there<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    Option::<serde::de::IgnoredAny>::deserialize(deserializer).map(|there| there.is_some())
+fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Option::<IgnoredAny>::deserialize(deserializer).map(|there| there.is_some())
 }
 
 /// All lists of one server, and the reading of them that is under way.

@@ -469,6 +469,8 @@ mod tests {
                 era: None,
                 dice: Dice::new(1, "a"),
                 news: Box::new(|_| {}),
+                printed: None,
+                memory: crate::byte_budget::ServerMemory::default(),
                 stage: Stage::new(Arc::new(Unattended), Source { id: spec().id.clone(), run: Run(1) }),
             };
             let (ours, _theirs) = tokio::io::duplex(4096);

@@ -117,7 +117,10 @@ impl Slot {
         };
         let next = match &mut self.beside {
             Some(
-                Beside::Queued { spec } | Beside::Starting { spec, .. } | Beside::Leaving { next: Some(spec), .. },
+                Beside::Queued { spec }
+                | Beside::Postponed { spec, .. }
+                | Beside::Starting { spec, .. }
+                | Beside::Leaving { next: Some(spec), .. },
             ) => spec,
             Some(Beside::Leaving { next: None, .. }) | None => return false,
         };
