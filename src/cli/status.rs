@@ -115,10 +115,8 @@ impl Status {
             let (width, height) = window().unwrap_or((80, 24));
             let about = crate::printable::lines(&about(&reply, self.verbose));
             let about: Vec<String> = about.lines().flat_map(|line| wrapped(line, width)).collect();
-            let servers = match self.satellite {
-                true => Vec::new(),
-                false => servers(&reply.instances, Some(width), Timestamp::now()),
-            };
+            let servers =
+                if self.satellite { Vec::new() } else { servers(&reply.instances, Some(width), Timestamp::now()) };
             screen.draw(&fitted(servers, about, height))?;
             tokio::time::sleep(REFRESH).await;
         }
