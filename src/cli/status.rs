@@ -152,7 +152,7 @@ fn print(text: &str) -> std::io::Result<()> {
     stdout.flush()
 }
 
-/// Lines for a window of this height: servers without room are counted, and the satellite stays in sight.
+/// Lines for a window of this height: servers without room are left out, and the satellite stays in sight.
 fn fitted(mut servers: Vec<String>, about: Vec<String>, height: usize) -> Vec<String> {
     let room = height.saturating_sub(about.len() + 1);
     if servers.len() > room {
