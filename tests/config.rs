@@ -612,7 +612,7 @@ fn what_makes_no_sense_is_an_error() {
         (
             "[policy.reconnect]\nattempts_max = \"none\"",
             "command = \"x\"",
-            "`attempts_max` must be a whole number, not a string",
+            "`attempts_max` is `none`, which is not known here",
         ),
         (
             "[policy.reconnect]\nmode = \"bounded\"\nbackoff_min = \"1m\"",

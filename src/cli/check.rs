@@ -149,7 +149,7 @@ impl Check {
 /// Where clients come in, and who can.
 fn endpoint(plan: &GatewayPlan) -> String {
     let Some(address) = plan.address() else {
-        let why = if plan.listen == Listen::Off { "switched off" } else { "not asked for; [gateway] serves one" };
+        let why = if plan.listen == Listen::Off { "switched off" } else { "not asked for; add [gateway] to serve one" };
         return format!("the MCP endpoint is {why}");
     };
     let who = match (&plan.auth, plan.alone()) {
@@ -177,20 +177,22 @@ fn missing(plan: &Plan) -> Vec<String> {
     let mut warnings: Vec<String> = Vec::new();
     for config in &plan.instances {
         let Target::Stdio { command, cwd } = &config.target else { continue };
-        let who = format!("installation `{}` of team `{}`", config.installation, config.team_slug);
         let spec = config.clone().merge();
         // A sandbox has directories of its own.
         let directory = cwd.as_deref().filter(|_| !in_sandbox);
-        let mut found = Vec::new();
-        if let Some(directory) = directory.filter(|directory| !Path::new(directory).is_dir()) {
-            found.push(format!("{who}: directory `{directory}` does not exist; check `cwd`"));
-        } else if let Err(why) = find_program(command, directory, spec.env.get("PATH"), is_production, in_sandbox) {
-            found.push(format!("{who}: cannot find executable `{command}`: {why}; check `command`"));
-        }
+        let problem = match directory.filter(|directory| !Path::new(directory).is_dir()) {
+            Some(directory) => Some(format!("directory `{directory}` does not exist; check `cwd`")),
+            None => find_program(command, directory, spec.env.get("PATH"), is_production, in_sandbox)
+                .err()
+                .map(|why| format!("cannot find executable `{command}`: {why}; check `command`")),
+        };
+        let Some(problem) = problem else { continue };
+        let (installation, team) = (&config.installation, &config.team_slug);
+        let warning = spec.mask.apply(&format!("installation `{installation}` of team `{team}`: {problem}"));
         // The users of an installation share what it starts.
-        let new = found.into_iter().map(|text| spec.mask.apply(&text)).filter(|text| !warnings.contains(text));
-        let new: Vec<String> = new.collect();
-        warnings.extend(new);
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
     }
     warnings
 }

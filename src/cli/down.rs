@@ -1,11 +1,13 @@
 //! `satellite down`
 
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use clap::Args;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 
 use super::{DONE, DataDir, Failed, say};
 use crate::connect::process::Stat;
@@ -29,14 +31,25 @@ impl Down {
         // The reaper ends last.
         let last = Stat::read(pid).filter(|_| !reaper::is_orphan(pid)).map_or(pid, |stat| stat.parent);
         let process = i32::try_from(last).ok().and_then(Pid::from_raw);
-        let watched = process.and_then(|process| pidfd_open(process, PidfdFlags::NONBLOCK).ok());
-        match watched.and_then(|watched| AsyncFd::with_interest(watched, Interest::READABLE).ok()) {
-            // A process descriptor is readable once the process has ended.
-            Some(watched) => drop(watched.readable().await?),
+        match process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) {
+            Some(process) => {
+                tokio::task::spawn_blocking(move || wait_for_end(&process)).await.map_err(io::Error::other)??
+            }
             None => silence(&client).await?,
         }
         say("the satellite has ended");
         Ok(DONE)
+    }
+}
+
+/// Blocks until a process has ended: its descriptor is readable then.
+fn wait_for_end(process: &OwnedFd) -> io::Result<()> {
+    loop {
+        match poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => return Ok(()),
+        }
     }
 }
 

@@ -115,10 +115,8 @@ impl Status {
             let (width, height) = window().unwrap_or((80, 24));
             let about = crate::printable::lines(&about(&reply, self.verbose));
             let about: Vec<String> = about.lines().flat_map(|line| wrapped(line, width)).collect();
-            let servers = match self.satellite {
-                true => Vec::new(),
-                false => servers(&reply.instances, Some(width), Timestamp::now()),
-            };
+            let servers =
+                if self.satellite { Vec::new() } else { servers(&reply.instances, Some(width), Timestamp::now()) };
             screen.draw(&fitted(servers, about, height))?;
             tokio::time::sleep(REFRESH).await;
         }
@@ -154,7 +152,7 @@ fn print(text: &str) -> std::io::Result<()> {
     stdout.flush()
 }
 
-/// Lines for a window of this height: servers without room are counted, and the satellite stays in sight.
+/// Lines for a window of this height: servers without room are left out, and the satellite stays in sight.
 fn fitted(mut servers: Vec<String>, about: Vec<String>, height: usize) -> Vec<String> {
     let room = height.saturating_sub(about.len() + 1);
     if servers.len() > room {

@@ -82,9 +82,11 @@ fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a [String; 
     Failure::new("not_found", format!("there is no {what} `{name}`{}", hint(what, name, &near, &slugs)))
 }
 
-/// Names that may have been meant instead of `name`: the nearest of `known`, else the first of `listed`.
+/// Names that may have been meant instead of `name`: the nearest of `known`, one that ends with it, or the first of
+/// `listed`.
 pub(crate) fn hint(what: &str, name: &str, known: &[&str], listed: &[&str]) -> String {
-    match (nearest(name, known), listed) {
+    let ends = known.iter().copied().find(|known| known.ends_with(&format!(".{name}")));
+    match (nearest(name, known).or(ends), listed) {
         (Some(near), _) => format!("; did you mean `{near}`?"),
         (None, []) => format!("; there is no {what} at all"),
         (None, _) => {

@@ -98,7 +98,8 @@ fn a_type_or_a_team_that_does_not_exist_is_bad_input_with_a_hint() {
     };
     let check = || {
         refused(&["--type", "mcp.server.crash"], "did you mean `mcp.server.crashed`?");
-        refused(&["--type", "crashed"], "there is no type of event `crashed`; use one of: mcp.server.status_changed");
+        refused(&["--type", "crashed"], "there is no type of event `crashed`; did you mean `mcp.server.crashed`?");
+        refused(&["--type", "nonsense"], "there is no type of event `nonsense`; use one of: mcp.server.status_changed");
         refused(&["--team", "team_acmy"], "did you mean `team_acme`?");
     };
     check();

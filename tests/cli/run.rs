@@ -48,7 +48,7 @@ fn both_files_are_run_together() {
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mcp_json = home.write("mcp.json", MCP_JSON);
     let satellite = home.run(&["--config", config.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()]);
-    assert_eq!(servers(&home), ["files-local-me-files", "time-local-me-time", "notes-acme-alice-notes"]);
+    assert_eq!(servers(&home), ["notes-acme-alice-notes", "files-local-me-files", "time-local-me-time"]);
     satellite.terminate().exits(0);
 }
 
