@@ -3,7 +3,7 @@
 //! clients with a token. Where a limit is reached, the oldest unauthenticated connection is closed for the new one.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -189,7 +189,8 @@ impl Table {
         let (max, of_peer_max) = (limits.unauthenticated_max, limits.unauthenticated_per_peer_max);
         let (few, too_few) = (limits.descriptors.is_reserved(descriptor), limits.descriptors.is_last(descriptor));
         if limits.limits_peer(address) {
-            let is_its = |connection: &Unauthenticated| connection.peer.ip().to_canonical() == address;
+            let network = peer_network(address);
+            let is_its = |connection: &Unauthenticated| peer_network(connection.peer.ip().to_canonical()) == network;
             let of_peer = || self.unauthenticated.iter().filter(|(_, connection)| is_its(connection));
             let oldest = of_peer().next().map(|(number, _)| *number);
             if let Some(oldest) = oldest.filter(|_| of_peer().count() >= of_peer_max) {
@@ -238,6 +239,14 @@ impl Table {
             unauthenticated,
             "the endpoint has too many connections without a valid token: it closes the oldest of them"
         );
+    }
+}
+
+/// The addresses that count as one: whoever has one address of IPv6 has all of its /64.
+fn peer_network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
+        IpAddr::V4(_) => address,
     }
 }
 
@@ -297,6 +306,10 @@ mod tests {
         let admit = |peer| connections.admit(peer, LOW, now).unwrap();
         let places: Vec<_> = [1, 2, 3].map(|port| admit(peer(1, port))).into();
         assert_eq!(places.iter().map(is_evicted).collect::<Vec<_>>(), [true, false, false]);
+        let of_v6 = |number: u16| SocketAddr::from(([0x2001, 0xdb8, 0, 1, 0, 0, 0, number], 443));
+        let first = admit(of_v6(1));
+        let _others = [admit(of_v6(2)), admit(of_v6(3))];
+        assert!(is_evicted(&first), "all of them are of one network");
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let others: Vec<_> =
             [1, 2, 3].into_iter().flat_map(|port| [admit(peer(9, port)), admit(local(port))]).collect();
