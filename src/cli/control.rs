@@ -158,7 +158,7 @@ impl Reload {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         let request = ReloadQuery { accept: self.accept };
         let Reloaded { servers, teams } = self.data_dir.client()?.post("/v1/reload", &request).await?;
-        say(&format!("configuration applied: {servers} servers, {teams} teams"));
+        say(&format!("configuration applied; servers: {servers}, teams: {teams}"));
         Ok(DONE)
     }
 }

@@ -78,7 +78,7 @@ fn a_configuration_that_removes_most_servers_is_rejected_until_a_person_accepts_
     // Half of them is no mistake.
     home.servers("satellite.toml", &all[..2]);
     let applied = home.satellite(&["reload"]).exits(0);
-    assert_eq!(applied.stdout, "configuration applied: 2 servers, 1 teams\n");
+    assert_eq!(applied.stdout, "configuration applied; servers: 2, teams: 1\n");
     home.servers("satellite.toml", &all);
     home.satellite(&["reload"]).exits(0);
     home.servers("satellite.toml", &all[..1]);
