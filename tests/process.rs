@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use mcp_satellite::connect::process::raise_descriptor_limit;
 use mcp_satellite::connect::stdio::{StdioConnector, StdioOptions};
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::{InstanceId, Run};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::{
     InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target, Value,
@@ -607,12 +607,13 @@ async fn a_process_that_left_its_session_its_parent_and_its_environment_is_found
 /// `spec` for another team.
 fn of_team(team: &str, script: &str) -> Arc<InstanceSpec> {
     let mut spec = (*config("/bin/sh", &["-c", script], &[("SECRET", "of-its-team")], None)).clone();
-    spec.id.team = team.into();
+    spec.id = InstanceId::new(team.into(), "user_alice".into(), "abc123".into());
     Arc::new(spec)
 }
 
 #[tokio::test]
 async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
+    const ABOUT: &str = "id -u; id -g; id -G; pwd; echo $HOME; touch here && echo writes; cat";
     let directory = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
     let data_dir = directory.path().join("data");
     fs::create_dir(&data_dir).unwrap();
@@ -623,7 +624,6 @@ async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
         assert!(refused.contains("root"), "{refused}");
         return;
     }
-    const ABOUT: &str = "id -u; id -g; id -G; pwd; echo $HOME; touch here && echo writes; cat";
     let connector = StdioConnector::with(options.clone()).unwrap();
     let mut acme = open_with(&connector, of_team("acme", ABOUT)).await.unwrap();
     let home = format!("{}/data.homes/200000", directory.path().display());

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::mechanism::{Sandbox, everywhere};
-use super::process::alive;
+use super::process::{alive, zombies_of};
 use super::scene::{LONG, SERVERS, SHORT, Scene};
 use super::support::{Home, json_lines, pid, send, wait_for};
 
@@ -149,6 +149,20 @@ fn an_orphan_is_adopted_by_the_satellite() {
         let adopted = sleepers.iter().filter(|sleeper| sleeper.parent == playing.satellite.pid).count();
         let children = sleepers.iter().filter(|sleeper| servers.contains(&sleeper.parent)).count();
         assert_eq!((adopted, children), (2, 1), "{members:#?}");
+        playing.terminate();
+    });
+}
+
+#[test]
+fn orphans_that_have_ended_are_reaped_by_the_satellite() {
+    everywhere(|mechanism| {
+        let scene = Scene::new(mechanism);
+        let playing = scene.play(SHORT);
+        for (slug, _) in SERVERS {
+            scene.home.satellite(&["stop", slug]).exits(0);
+        }
+        let zombies = || zombies_of(playing.satellite.pid);
+        wait_for("all to be reaped", || zombies().is_empty().then_some(()), || format!("{:?}", zombies()));
         playing.terminate();
     });
 }

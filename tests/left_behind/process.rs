@@ -35,6 +35,18 @@ impl Seen {
     }
 }
 
+/// The children of a process that have ended and that it has not waited for.
+pub(crate) fn zombies_of(parent: i32) -> Vec<i32> {
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_its_zombie = |pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields =
+            stat.rsplit_once(')').map(|(_, fields)| fields.split_ascii_whitespace().take(2).collect::<Vec<_>>());
+        fields.is_some_and(|fields| fields == ["Z", &parent.to_string()])
+    };
+    pids.filter(is_its_zombie).collect()
+}
+
 /// Those that are still there.
 pub(crate) fn alive(seen: &[Seen]) -> Vec<&Seen> {
     seen.iter().filter(|process| process.is_alive()).collect()

@@ -500,6 +500,7 @@ async fn a_restart_and_a_wake_that_the_machine_cannot_carry_out_are_repeated() {
 #[tokio::test(start_paused = true)]
 async fn a_rolling_update_that_the_machine_cannot_carry_out_is_repeated() {
     let (fleet, left) = short_of_descriptors().await;
+    fleet.world.rolls_out(1);
     let server = Server::new("a").rolling();
     let id = fleet.add(server.clone()).await;
     let first = fleet.until(&id, Status::Online).await;

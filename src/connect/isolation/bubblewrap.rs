@@ -42,7 +42,7 @@ impl Launcher for Bubblewrap {
         }
         say(&[&"--hostname", &jail.hostname]);
         say(&[&"--proc", &"/proc", &"--remount-ro", &"/proc"]);
-        // It has no word for the number of files: they use memory of the kernel, which a cgroup counts where there is one.
+        // bubblewrap cannot limit the number of files. They use memory of the kernel, which a cgroup counts if there is one.
         say(&[&"--perms", &"1777", &"--size", &jail.tmp_size.to_string(), &"--tmpfs", &"/tmp"]);
         for directory in jail.directories().iter().filter(|directory| *directory != Path::new("/tmp")) {
             // Without this they could be entered by root only.

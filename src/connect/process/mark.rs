@@ -6,7 +6,8 @@
 //! only a process that changes this very limit loses it. The limit is the one on uninterrupted real-time processor time
 //! (`RLIMIT_RTTIME`, in microseconds): the number is beyond a hundred thousand years, so it never takes effect.
 
-use nix::libc;
+use std::fs;
+
 use nix::sys::resource::{Resource, setrlimit};
 
 use super::census::environment_variable;
@@ -94,17 +95,17 @@ fn limit_base(satellite: &str) -> Option<u64> {
     Some(TAG | number << RUN_BITS)
 }
 
-/// The mark in a process's limits; none if there is none or it may not be read.
+/// The mark in a process's limits, which may be a zombie's or another user's; none if there is none.
 fn limit_of(pid: u32) -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    let pid = libc::pid_t::try_from(pid).ok()?;
-    #[expect(
-        unsafe_code,
-        reason = "no wrapper of this system call reads a limit of another process without setting one"
-    )]
-    // SAFETY: nothing is set, and the structure outlives the call.
-    let answer = unsafe { libc::prlimit(pid, libc::RLIMIT_RTTIME, std::ptr::null(), &raw mut limit) };
-    (answer == 0 && limit.rlim_max >> TAG.trailing_zeros() == 1).then_some(limit.rlim_max)
+    // Not by `prlimit`, which asks for a privilege that root does not have in a container.
+    parse(&fs::read_to_string(format!("/proc/{pid}/limits")).ok()?)
+}
+
+/// From a `/proc/PID/limits`: the hard limit behind the soft one.
+fn parse(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max realtime timeout"))?;
+    let limit: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    (limit >> TAG.trailing_zeros() == 1).then_some(limit)
 }
 
 #[cfg(test)]
@@ -131,6 +132,22 @@ mod tests {
         assert_eq!(carried(&format!("{ONE}.7")).run_of(ONE), Some(Some(7)));
         assert_eq!(carried(&format!("{ONE}.x")).run_of(ONE), Some(None));
         assert_eq!(carried(&format!("{ONE}0.7")).run_of(ONE), None);
+    }
+
+    #[test]
+    fn a_limit_is_read_from_the_file_of_the_kernel() {
+        let file = |hard: &str| {
+            format!(
+                "Limit                     Soft Limit           Hard Limit           Units     \n\
+                 Max cpu time              unlimited            unlimited            seconds   \n\
+                 Max realtime timeout      {hard:<20} {hard:<20} us        \n"
+            )
+        };
+        let limit = Mark::new(ONE, 7).limit().unwrap();
+        assert_eq!(parse(&file(&limit.to_string())), Some(limit));
+        assert_eq!(parse(&file("unlimited")), None);
+        assert_eq!(parse(&file("200000")), None);
+        assert_eq!(limit_of(std::process::id()), None);
     }
 
     #[test]
