@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{GivenBy, Required};
-use crate::disk::{NotSaved, Saver, in_time};
+use crate::disk::{NotSaved, Saver};
 use crate::private;
 use crate::satellite::{Applied, ConfigHash};
 
@@ -467,8 +467,8 @@ impl Configurer {
         }
         if let Some(catalogues) = catalogues {
             let spec = after.clone();
-            // Overdue, it waits for a disk that hangs; tools under another configuration are not kept meanwhile.
-            let _ = in_time(move || catalogues.keep_one(&spec)).await;
+            // Not waited for: until it is done, tools under another configuration are not kept.
+            drop(tokio::task::spawn_blocking(move || catalogues.keep_one(&spec)));
         }
         let installed = self.runtime.update(after.clone()).await?;
         applied.config_hash = applied.config_hash.exchange(&before, &after);

@@ -2,9 +2,9 @@
 //! line of one length, written in place, so that it can be written on a full disk.
 //!
 //! ```text
-//! 00000000000000020000 stored 00000000000000012345 open   bcdd54da-c541-4144-a403-ff5dee86d4ae 00000000000000012400
-//! │                    │      │                    │      │                                    └ events have numbers up to here
-//! │                    │      │                    │      └ the boot of the machine that it was written under
+//! 00000000000000020000 stored 00000000000000012345 open   00000000000000012400 bcdd54da-c541-4144-a403-ff5dee86d4ae
+//! │                    │      │                    │      │                    └ the boot of the machine that it was written under
+//! │                    │      │                    │      └ events have numbers up to here
 //! │                    │      │                    └ `closed`: the satellite has ended tidily
 //! │                    │      └ the database has reached to here
 //! │                    └ every number that anybody has seen is in the database; `ahead`: numbers beyond it have been seen
@@ -68,10 +68,10 @@ impl Says {
             [] => (reserved.saturating_sub(STEP), "open", boot, 0),
             // The second form.
             [reached, end, boot] => (reached.parse().ok()?, *end, *boot, 0),
-            [reached, end, boot, granted] => (reached.parse().ok()?, *end, *boot, granted.parse().ok()?),
+            [reached, end, granted, boot] => (reached.parse().ok()?, *end, *boot, granted.parse().ok()?),
             _ => return None,
         };
-        let whole = boot.len() == NO_BOOT.len() || boot.len() == BOOT_LEN;
+        let whole = boot == NO_BOOT || boot.len() == BOOT_LEN;
         let known = whole && matches!(word, "stored" | "ahead") && matches!(end, "open" | "closed");
         let (ahead, closed) = (word == "ahead", end == "closed");
         known.then(|| Self { reserved, ahead, reached, closed, boot: boot.to_owned(), granted })
@@ -81,7 +81,7 @@ impl Says {
         let Self { reserved, reached, boot, granted, .. } = self;
         let word = if self.ahead { "ahead" } else { "stored" };
         let end = if self.closed { "closed" } else { "open" };
-        format!("{reserved:020} {word:<6} {reached:020} {end:<6} {boot:<36} {granted:020}\n")
+        format!("{reserved:020} {word:<6} {reached:020} {end:<6} {granted:020} {boot:<36}\n")
     }
 }
 

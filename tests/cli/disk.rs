@@ -80,7 +80,7 @@ fn run(program: &str, args: &[&Path]) -> Result<(), String> {
     if status.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&status.stderr).into_owned()) }
 }
 
-/// One server `files`, on a volume.
+/// A server `files`, and `notes`, which asks something of its user; on a volume.
 fn on_a_volume(home: &mut Home) -> Option<(Volume, String)> {
     let volume = Volume::below(home)?;
     let text = r#"
@@ -94,6 +94,12 @@ users = [{ id = "user_alice", slug = "alice" }]
 id = "files"
 server = "files"
 keep = "always_on"
+SIM
+[[teams.installations]]
+id = "notes"
+server = "notes"
+keep = "always_on"
+user_required = ["KEY"]
 SIM
 "#;
     let config = home.write("satellite.toml", text).to_str().unwrap().to_owned();
@@ -132,9 +138,14 @@ fn a_disk_that_hangs_stops_neither_supervision_nor_control() {
         let stderr = home.satellite(&[verb, "files"]).exits(0).stderr;
         assert!(stderr.contains("not durable") && stderr.contains("the disk does not answer"), "{verb}: {stderr}");
     }
+    let stderr = home.satellite(&["configure", "notes", "KEY=value-1"]).exits(0).stderr;
+    assert!(stderr.contains("not durable") && stderr.contains("values.json"), "{stderr}");
+    home.wait_online("notes");
     wait_journal(&home, "memory");
 
     drop(frozen);
+    let values = || fs::read_to_string(home.data_dir().join("values.json")).unwrap_or_default();
+    wait_for("the value to be stored", || values().contains("value-1").then_some(()), values);
     home.wait_row("files", "written down", |row| row["status"] == "online" && row["unrecorded"] == false);
     wait_journal(&home, "ok");
     let stopped = home.satellite(&["stop", "files"]).exits(0);
@@ -184,6 +195,22 @@ fn a_satellite_whose_disk_hangs_ends_and_no_number_of_an_event_is_used_twice() {
     let missing: Vec<u64> = (1..=last).filter(|number| stored.iter().all(|(seq, _)| seq != number)).collect();
     assert!(missing.iter().all(|number| gone(*number)), "missing and not announced: {missing:?}");
     satellite.terminate();
+}
+
+#[test]
+fn a_log_on_a_disk_that_hangs_holds_up_nothing() {
+    let mut home = Home::new();
+    let Some((volume, config)) = on_a_volume(&mut home) else { return };
+    let (binary, data_dir, disk) = (home.binary.display(), home.data_dir().display(), volume.mounted.display());
+    let line = format!("{binary} run --config {config} --data-dir {data_dir} 2>{disk}/log");
+    let mut satellite = home.shell(&line);
+    let row = home.wait_online("files");
+    let frozen = volume.freeze();
+    send(pid(&row), Signal::SIGKILL);
+    home.wait_row("files", "back", |now| now["status"] == "online" && now["pid"] != row["pid"]);
+    satellite.signal(Signal::SIGTERM);
+    satellite.finish().exits(0);
+    drop(frozen);
 }
 
 #[test]

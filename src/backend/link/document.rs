@@ -20,6 +20,7 @@ use super::rules::{Backoff, Scope};
 use super::{Fleet, Shared, Specs};
 use crate::backend::wire::Config;
 use crate::config::{ConfigErrors, Document};
+use crate::disk::in_time;
 use crate::private::replace;
 
 /// In the data directory.
@@ -194,8 +195,8 @@ async fn take_on(
     *taken = Taken { hash: Some(hash.clone()), tag, told: None, before, specs: Some(specs.clone()) };
     link.contact.took_on(Some(hash));
     let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
-    let stored = tokio::task::spawn_blocking(move || store(&data_dir, &url, &config)).await;
-    if let Err(error) = stored.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+    let stored = in_time(move || store(&data_dir, &url, &config)).await;
+    if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
         tracing::error!(%error, "the backend's configuration cannot be kept for a start without it");
     }
     Ok(Look::TakenOn(specs))

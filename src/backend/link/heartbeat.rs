@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::contact::Matter;
 use super::{Fleet, Shared};
 use crate::backend::wire::{Heartbeat, Process};
+use crate::disk::in_time;
 
 /// The end of a satellite is not held up longer by telling it.
 const LAST_WORD: Duration = Duration::from_secs(2);
@@ -47,8 +48,8 @@ pub(super) async fn last(link: &Shared, fleet: &dyn Fleet) {
 
 async fn make(link: &Shared, fleet: &dyn Fleet, status: &str) -> Heartbeat {
     let metrics = link.metrics.clone();
-    // An error says that it panicked: a heartbeat without numbers is better than none.
-    let system = tokio::task::spawn_blocking(move || metrics.measure()).await.unwrap_or_default();
+    // The file system is asked for its size, and may hang: a heartbeat without numbers is better than none.
+    let system = in_time(move || metrics.measure()).await.unwrap_or_default();
     let snapshot = fleet.runtime().snapshot();
     Heartbeat {
         status: status.to_owned(),

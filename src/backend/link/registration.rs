@@ -13,6 +13,7 @@ use super::key::{self, Kept, Key};
 use super::rules::Backoff;
 use super::{Shared, metrics};
 use crate::backend::wire::{Registered, Registration};
+use crate::disk::in_time;
 
 const FIRST_DELAY: Duration = Duration::from_secs(2);
 /// An API key that is shorter could be guessed.
@@ -142,8 +143,8 @@ async fn register(link: &Shared, token: Option<&Secret>) -> Result<(), Trouble> 
     }
     let key = Key { url: link.plan.url.clone(), satellite_id, secret: api_key.into() };
     let (data_dir, kept) = (link.data_dir.clone(), key.clone());
-    let stored = tokio::task::spawn_blocking(move || key::store(&data_dir, &kept)).await;
-    if let Err(error) = stored.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+    let stored = in_time(move || key::store(&data_dir, &kept)).await;
+    if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
         tracing::error!(%error, "the key of the backend cannot be kept: it is used until the satellite ends, and another \
                                  registration token is needed then");
     }
