@@ -99,7 +99,7 @@ fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses()
     // One of two is not enough, and says what is left.
     let told = configure(&home, &["notes", "--user", "alice", "API_KEY=first-key"]).exits(0).stdout;
     assert!(
-        told.contains("awaiting_user_config") && told.contains("give PIN: ") && !told.contains("API_KEY"),
+        told.contains("awaiting_user_config") && told.contains("give PIN (next: ") && !told.contains("API_KEY"),
         "{told}"
     );
     let told = configure(&home, &["notes-acme-alice-n1", "PIN=2468"]).exits(0).stdout;
@@ -443,7 +443,7 @@ fn a_remote_server_gets_its_users_value_as_header_or_query_and_keeps_its_session
     );
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let row = home.wait_status("search", "awaiting_user_config");
-    assert!(row["status_message"].as_str().unwrap().contains("Authorization X-Api-Key tenant region`"), "{row:#}");
+    assert!(row["next_step"].as_str().unwrap().contains("Authorization X-Api-Key tenant region`"), "{row:#}");
     for (argument, said) in [
         ("bearer_token=Bearer x", "begins with `Bearer`"),
         ("X-Api-Key=a\nb", "one line of printable characters"),
