@@ -236,18 +236,14 @@ fn cases() -> Vec<Case> {
         deed("400", || Deed::status(400), Error).in_calls(Online),
         deed("400 without a session", || Deed::status(400), Error).sessionless().in_calls(Online),
         deed("400, over HTTP+SSE", || Deed::status(400), Error).legacy().in_calls(Online),
-        deed("400 with an error about something else", error_about_something_else, Error)
-            .once()
-            .in_calls(Offline)
-            .in_reads(Online),
+        deed("400 with an error about something else", error_about_something_else, Error).once().in_calls(Online),
         deed("404 without a session", || Deed::status(404), Error).sessionless(),
         deed("404, over HTTP+SSE", || Deed::status(404), Error).legacy().at_connect_only(),
-        Case::new("404 with a session, over HTTP+SSE", How::Forgotten(Expiry::NotFound), Offline)
+        Case::new("404 with a session, over HTTP+SSE", How::Forgotten(Expiry::NotFound), Online)
             .legacy()
-            .in_calls_only()
-            .in_reads(Online),
-        Case::new("404 with a session", How::Forgotten(Expiry::NotFound), Offline).in_calls_only().in_reads(Online),
-        Case::new("400 about a session", How::Forgotten(Expiry::BadRequest), Offline).in_calls_only().in_reads(Online),
+            .in_calls_only(),
+        Case::new("404 with a session", How::Forgotten(Expiry::NotFound), Online).in_calls_only(),
+        Case::new("400 about a session", How::Forgotten(Expiry::BadRequest), Online).in_calls_only(),
         Case::new("400 to everything in a session", How::Forgotten(Expiry::Plainly), Offline).in_calls_only(),
         deed("413", || Deed::status(413), Error).in_calls(Online),
         deed("413, over HTTP+SSE", || Deed::status(413), Error).legacy().in_calls(Online),
