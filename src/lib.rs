@@ -12,6 +12,7 @@ pub mod config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
+pub mod data_dir;
 #[cfg(feature = "journal")]
 pub mod delivery;
 #[cfg(feature = "cli")]
@@ -23,13 +24,13 @@ mod http;
 #[cfg(feature = "journal")]
 pub mod journal;
 #[cfg(feature = "cli")]
+mod known_dirs;
+#[cfg(feature = "cli")]
 pub mod load;
 #[cfg(feature = "cli")]
 mod memories;
 #[cfg(feature = "cli")]
 mod oauth;
-#[cfg(feature = "cli")]
-mod private;
 #[cfg(feature = "cli")]
 mod reaper;
 #[cfg(feature = "cli")]

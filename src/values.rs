@@ -5,7 +5,6 @@
 //! Values are secrets, whatever they look like. They leave this module inside a [`Value`] that says so.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{GivenBy, Required};
-use crate::private;
+use crate::data_dir::DataDir;
 use crate::satellite::{Applied, ConfigHash};
 
 const FILE: &str = "values.json";
@@ -58,7 +57,7 @@ struct OfVersion {
 
 /// The values of one data directory.
 pub(crate) struct Values {
-    directory: PathBuf,
+    directory: DataDir,
     state: Mutex<State>,
 }
 
@@ -88,13 +87,13 @@ pub(crate) enum Refused {
 
 impl Values {
     /// Those of this data directory. If they cannot be read there are none, and that is told.
-    pub(crate) fn open(directory: &Path) -> Self {
+    pub(crate) fn open(directory: &DataDir) -> Self {
         let state = State::read(directory);
         if let Some(why) = &state.unusable {
-            let file = directory.join(FILE);
+            let file = directory.path().join(FILE);
             tracing::error!(file = %file.display(), why, "what users have configured cannot be read; their servers wait for it");
         }
-        Self { directory: directory.to_owned(), state: Mutex::new(state) }
+        Self { directory: directory.clone(), state: Mutex::new(state) }
     }
 
     /// What is to be run, with what users have given; and of it what asks something of its user.
@@ -155,7 +154,10 @@ impl Values {
             *state = State::read(&self.directory);
         }
         if let Some(why) = &state.unusable {
-            return Err(Refused::Storage(format!("`{}` cannot be used: {why}", self.directory.join(FILE).display())));
+            return Err(Refused::Storage(format!(
+                "`{}` cannot be used: {why}",
+                self.directory.path().join(FILE).display()
+            )));
         }
         let id = id_of(config);
         let before = state.stored.get(&id).cloned().unwrap_or_default();
@@ -193,16 +195,17 @@ impl Values {
 }
 
 impl State {
-    fn read(directory: &Path) -> Self {
-        match Self::try_read(&directory.join(FILE)) {
+    fn read(directory: &DataDir) -> Self {
+        match Self::try_read(directory) {
             Ok(stored) => Self { stored, unusable: None },
             Err(why) => Self { stored: Stored::new(), unusable: Some(why) },
         }
     }
 
     /// An error shows nothing of what is in the file.
-    fn try_read(path: &Path) -> Result<Stored, String> {
-        let Some(bytes) = private::read(path, FILE_MAX)? else { return Ok(Stored::new()) };
+    fn try_read(directory: &DataDir) -> Result<Stored, String> {
+        let bytes = directory.read(FILE, FILE_MAX).map_err(|error| error.to_string())?;
+        let Some(bytes) = bytes else { return Ok(Stored::new()) };
         let broken = |error: &serde_json::Error| format!("line {}, column {} is broken", error.line(), error.column());
         let OfVersion { version } = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
         if version != VERSION {
@@ -221,7 +224,7 @@ impl State {
         Ok(stored)
     }
 
-    fn write(&self, directory: &Path) -> std::io::Result<()> {
+    fn write(&self, directory: &DataDir) -> std::io::Result<()> {
         if let Some(why) = &self.unusable {
             return Err(std::io::Error::other(why.clone()));
         }
@@ -232,7 +235,7 @@ impl State {
             let texts = given.iter().map(|(key, text)| (key.clone(), text.expose().to_owned()));
             installations.insert(id.installation.to_string(), texts.collect());
         }
-        private::replace(&directory.join(FILE), &serde_json::to_vec_pretty(&form)?)
+        directory.replace(FILE, &serde_json::to_vec_pretty(&form)?)
     }
 }
 
@@ -481,11 +484,11 @@ mod tests {
     #[test]
     fn what_is_stored_is_found_again_by_whoever_has_the_same_ids_and_by_nobody_else() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("b/o\nb", "n1"));
         values.change(&alices, &set([("KEY", "of \"alice\"\n")])).unwrap();
         values.change(&bobs, &set([("KEY", "of-bob"), ("PIN", "1")])).unwrap();
-        for values in [values, Values::open(home.path())] {
+        for values in [values, Values::open(&DataDir::open(home.path()).unwrap())] {
             let spec = merged(&values, alices.clone());
             assert_eq!((texts(&spec.env), spec.missing), (vec![("KEY", "of \"alice\"\n")], vec!["PIN".to_owned()]));
             assert_eq!(texts(&merged(&values, bobs.clone()).env), [("KEY", "of-bob"), ("PIN", "1")]);
@@ -496,14 +499,17 @@ mod tests {
     #[test]
     fn a_change_is_made_as_a_whole_or_not_at_all() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         let config = config("alice", "n1");
         values.change(&config, &set([("KEY", "first")])).unwrap();
         let bad = Change { unset: vec!["KEY".to_owned()], ..set([("PIN", "1"), ("WRONG", "hush")]) };
         let error = values.change(&config, &bad).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("WRONG"));
         // No directory is there to be written to.
-        let unwritable = Values { directory: home.path().join("gone"), state: Mutex::new(State::read(home.path())) };
+        let gone = DataDir::create(&home.path().join("gone")).unwrap();
+        std::fs::remove_dir(gone.path()).unwrap();
+        let stored = State::read(&DataDir::open(home.path()).unwrap());
+        let unwritable = Values { directory: gone, state: Mutex::new(stored) };
         assert!(matches!(unwritable.change(&config, &set([("PIN", "1")])), Err(Refused::Storage(_))));
         for values in [&values, &unwritable] {
             let spec = merged(values, config.clone());
@@ -514,7 +520,7 @@ mod tests {
     #[test]
     fn a_value_goes_where_its_server_takes_it_also_when_that_is_another_one_now() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         values.change(&config("alice", "n1"), &set([("KEY", "two\nlines"), ("PIN", "1234")])).unwrap();
         // What cannot be sent as a header is missing, not sent in pieces.
         let spec = merged(&values, remote(&["KEY", "PIN"]));
@@ -534,12 +540,12 @@ mod tests {
     #[test]
     fn a_bearer_token_is_the_header_that_it_is_in_the_configuration() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         let config = remote(&["Authorization"]);
         let (_, spec) = values.change(&config, &set([("bearer_token", "token-1")])).unwrap();
         assert_eq!(texts(&spec.headers), [("Authorization", "Bearer token-1")]);
         assert_eq!(spec.mask.apply("got token-1"), "got [secret]");
-        for values in [&values, &Values::open(home.path())] {
+        for values in [&values, &Values::open(&DataDir::open(home.path()).unwrap())] {
             assert_eq!(texts(&merged(values, config.clone()).headers), [("Authorization", "Bearer token-1")]);
         }
         assert!(values.change(&config, &set([("bearer_token", "bearer x")])).is_err());
@@ -550,18 +556,18 @@ mod tests {
     #[test]
     fn what_is_gone_is_forgotten_and_what_cannot_be_read_is_not_overwritten() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("bob", "n1"));
         for config in [&alices, &bobs] {
             values.change(config, &set([("KEY", "value-1")])).unwrap();
         }
         values.keep_only(&[id_of(&alices)].into());
-        let again = Values::open(home.path());
+        let again = Values::open(&DataDir::open(home.path()).unwrap());
         assert_eq!((merged(&again, alices).missing.len(), merged(&again, bobs.clone()).missing.len()), (1, 2));
 
         let file = home.path().join(FILE);
-        std::fs::write(&file, "{\"version\": 7, \"teams\": []}").unwrap();
-        let newer = Values::open(home.path());
+        DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 7, \"teams\": []}").unwrap();
+        let newer = Values::open(&DataDir::open(home.path()).unwrap());
         newer.keep_only(&HashSet::new());
         let refused = newer.change(&bobs, &set([("KEY", "value-2")])).unwrap_err();
         assert!(refused.to_string().contains("version 7"), "{refused}");

@@ -7,7 +7,7 @@ use mcp_satellite_actors::model::remote::Connection;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::value::RawValue;
 
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say, to_json};
+use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, printable, say, to_json};
 use crate::console::api::{CallRequest, InstanceStatus, Reconnected, Selector};
 use crate::console::client::{Client, ClientError};
 
@@ -35,7 +35,7 @@ pub(super) struct Call {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Call {
@@ -78,7 +78,7 @@ pub(super) struct Stop {
     #[command(flatten)]
     target: Target,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Stop {
@@ -97,7 +97,7 @@ pub(super) struct Control {
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Control {
@@ -122,7 +122,7 @@ pub(super) struct Reconnect {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Reconnect {

@@ -8,7 +8,7 @@ use humantime::format_duration;
 use mcp_satellite_actors::model::remote::{Connection, Health};
 
 use super::table::{rendered, status_cell, table};
-use super::{DONE, DataDir, Failed, Only, printable, say, to_json};
+use super::{DONE, DataDirArg, Failed, Only, printable, say, to_json};
 use crate::console::api::{Filter, InstanceStatus, StatusReply};
 use crate::delivery::DeliveryStatus;
 use crate::journal::{JournalState, JournalStatus};
@@ -21,7 +21,7 @@ const CONNECTION_COLUMN: usize = 4;
 #[derive(Debug, Args)]
 pub(super) struct Status {
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
     #[command(flatten)]
     only: Only,
     /// An array of objects, for scripts

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::fchown;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,6 +28,7 @@ use self::jail::{HOME, Identity, Jail, Mount};
 use self::nsjail::Nsjail;
 use super::environment::{SANDBOX_PATH, environment, sandboxed};
 use super::process::{CgroupLimits, Confinement, Controllers, Launch, Limits, Processes, SERVER_ID};
+use crate::data_dir::DataDir;
 
 /// Homes of servers are here in the data directory, one for each instance.
 const HOMES: &str = "homes";
@@ -99,7 +100,7 @@ pub struct Finding {
 pub(super) struct Launchers {
     isolation: Isolation,
     strictness: Strictness,
-    data_dir: Option<PathBuf>,
+    data_dir: Option<DataDir>,
     found: tokio::sync::Mutex<Option<Arc<Found>>>,
     /// Commands as they were first resolved, in production.
     resolved: Mutex<HashMap<String, PathBuf>>,
@@ -118,7 +119,7 @@ pub(super) struct Prepared {
 }
 
 impl Launchers {
-    pub(super) fn new(isolation: Isolation, strictness: Strictness, data_dir: Option<PathBuf>) -> Self {
+    pub(super) fn new(isolation: Isolation, strictness: Strictness, data_dir: Option<DataDir>) -> Self {
         Self { isolation, strictness, data_dir, found: tokio::sync::Mutex::default(), resolved: Mutex::default() }
     }
 
@@ -246,21 +247,22 @@ impl Launchers {
     /// Removes what an instance had in its home.
     pub(super) fn forget(&self, id: &InstanceId) -> io::Result<()> {
         let Some(data_dir) = &self.data_dir else { return Ok(()) };
-        match fs::remove_dir_all(data_dir.join(HOMES).join(home_name(id))) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
+        match data_dir.existing(HOMES) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            homes => homes?.remove_tree(&home_name(id)),
         }
     }
 
     /// The home of an instance in a sandbox, outside.
     fn home(&self, instance: &str) -> Result<PathBuf, String> {
         let data_dir = self.data_dir.as_ref();
-        let home = data_dir.ok_or("a sandboxed server needs a home: give the connector a data directory")?.join(HOMES);
-        let home = home.join(instance);
+        let data_dir = data_dir.ok_or("a sandboxed server needs a home: give the connector a data directory")?;
+        let home = data_dir.path().join(HOMES).join(instance);
         let failed = |error: io::Error| format!("cannot make its home `{}`: {}", home.display(), in_words(&error));
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&home).map_err(failed)?;
+        let homes = data_dir.subdirectory(HOMES).map_err(failed)?;
+        let descriptor = homes.foreign_directory(instance).map_err(failed)?;
         if identity() == Identity::Outside {
-            chown(&home, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
+            fchown(&descriptor, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
         }
         Ok(home)
     }

@@ -7,10 +7,9 @@
 //! processes with it.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,9 +19,11 @@ use serde::{Deserialize, Serialize};
 
 use super::census::{Census, Known, Stat, mark_of};
 use super::cgroup;
+use crate::data_dir::{Access, DataDir};
 
 /// Its name in the data directory.
 const FILE: &str = "ledger";
+const FILE_MAX: u64 = 1 << 30;
 /// Lines about what is gone are cleared away when there are this many more than needed.
 const LINES_SPARE: usize = 1000;
 /// What does not die of SIGKILL within this is left to the kernel.
@@ -87,7 +88,7 @@ pub struct Reclaimed {
 pub(super) struct Ledger(Option<Mutex<Open>>);
 
 struct Open {
-    path: PathBuf,
+    directory: DataDir,
     file: File,
     satellite: Satellite,
     running: BTreeMap<u64, Vec<Line>>,
@@ -97,10 +98,10 @@ struct Open {
 
 impl Ledger {
     /// Begins a new one in place of what is there.
-    pub(super) fn begin(directory: &Path, satellite: Satellite) -> io::Result<Self> {
-        let path = directory.join(FILE);
-        let file = rewrite(&path, &satellite, &BTreeMap::new())?;
-        let open = Open { path, file, satellite, running: BTreeMap::new(), lines: 0, failed: false };
+    pub(super) fn begin(directory: &DataDir, satellite: Satellite) -> io::Result<Self> {
+        let file = rewrite(directory, &satellite, &BTreeMap::new())?;
+        let open =
+            Open { directory: directory.clone(), file, satellite, running: BTreeMap::new(), lines: 0, failed: false };
         Ok(Self(Some(Mutex::new(open))))
     }
 
@@ -135,7 +136,7 @@ impl Ledger {
         open.lines += 1;
         let written = if open.lines > LINES_SPARE + 4 * open.running.len() {
             open.lines = 0;
-            let rewritten = rewrite(&open.path, &open.satellite, &open.running).map(|file| open.file = file);
+            let rewritten = rewrite(&open.directory, &open.satellite, &open.running).map(|file| open.file = file);
             // Where there is no room for another one, the old one goes on.
             rewritten.or_else(|_| write_line(&mut open.file, &line))
         } else {
@@ -161,15 +162,15 @@ fn write_line(file: &mut File, line: &Line) -> io::Result<()> {
 }
 
 /// Writes it anew beside the old one and puts it in its place.
-fn rewrite(path: &Path, satellite: &Satellite, running: &BTreeMap<u64, Vec<Line>>) -> io::Result<File> {
-    let new = path.with_extension("new");
-    let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
+fn rewrite(directory: &DataDir, satellite: &Satellite, running: &BTreeMap<u64, Vec<Line>>) -> io::Result<File> {
+    let new = format!("{FILE}.new");
+    let mut file = directory.create_file(&new)?;
     write_line(&mut file, &Line::Satellite(satellite.clone()))?;
     for line in running.values().flatten() {
         write_line(&mut file, line)?;
     }
-    fs::rename(&new, path)?;
-    OpenOptions::new().append(true).open(path)
+    directory.rename(&new, FILE)?;
+    directory.open_file(FILE, Access::Append)
 }
 
 /// The kernel's name for this run of the machine.
@@ -184,14 +185,11 @@ pub(super) fn pid_namespace() -> String {
 
 /// Ends what the ledger in `directory` says was left, and waits until it is gone. `None` if nothing was. The caller
 /// holds the lock of the directory, so whoever wrote the ledger is dead.
-pub(super) fn reclaim(directory: &Path) -> io::Result<Option<Reclaimed>> {
-    let text = match fs::read(directory.join(FILE)) {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<Reclaimed>> {
+    let Some(bytes) = directory.read(FILE, FILE_MAX)? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&bytes).into_owned();
     let Some(left) = Left::read(&text) else {
-        tracing::warn!(file = %directory.join(FILE).display(), "the ledger cannot be read; nothing is reclaimed by it");
+        tracing::warn!(file = %directory.path().join(FILE).display(), "the ledger cannot be read; nothing is reclaimed by it");
         return Ok(None);
     };
     let here = left.satellite.boot_id == boot_id() && left.satellite.pid_namespace == pid_namespace();
@@ -306,7 +304,7 @@ mod tests {
     #[test]
     fn what_ended_is_not_left_and_a_torn_line_harms_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        let ledger = Ledger::begin(directory.path(), satellite()).unwrap();
+        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.started(1, "one", 101);
         ledger.started(2, "two", 102);
         ledger.inside(2, 103, 7);
@@ -321,7 +319,7 @@ mod tests {
     #[test]
     fn a_ledger_of_a_long_life_stays_short() {
         let directory = tempfile::tempdir().unwrap();
-        let ledger = Ledger::begin(directory.path(), satellite()).unwrap();
+        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.started(0, "stays", 100);
         for run in 1..=5000 {
             ledger.started(run, "comes and goes", 101);
@@ -341,13 +339,14 @@ mod tests {
             Satellite { pid_namespace: "another".into(), ..satellite() },
         ] {
             let directory = tempfile::tempdir().unwrap();
-            let ledger = Ledger::begin(directory.path(), other).unwrap();
+            let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), other).unwrap();
             ledger.write(|_| Line::Inside(Inside { run: 1, pid: own, start_time }));
-            assert_eq!(reclaim(directory.path()).unwrap(), None);
+            assert_eq!(reclaim(&DataDir::open(directory.path()).unwrap()).unwrap(), None);
         }
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(reclaim(directory.path()).unwrap(), None, "no ledger");
-        fs::write(directory.path().join(FILE), "not a ledger").unwrap();
-        assert_eq!(reclaim(directory.path()).unwrap(), None);
+        let directory = DataDir::open(directory.path()).unwrap();
+        assert_eq!(reclaim(&directory).unwrap(), None, "no ledger");
+        directory.replace(FILE, b"not a ledger").unwrap();
+        assert_eq!(reclaim(&directory).unwrap(), None);
     }
 }
