@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use mcp_satellite::connect::isolation::Isolation;
 use mcp_satellite::connect::process::CgroupMode;
 use mcp_satellite::connect::stdio::{StdioConnector, StdioOptions};
+use mcp_satellite::data_dir::DataDir;
 use mcp_satellite_actors::model::ids::Run;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::InstanceSpec;
@@ -44,8 +45,7 @@ async fn measure() {
     {
         for (held_by, cgroups) in [("cgroup", CgroupMode::Required), ("group or namespace", CgroupMode::Off)] {
             let data_dir = data_dir.path().join(format!("{launcher}-{}", cgroups == CgroupMode::Off));
-            std::fs::create_dir(&data_dir).unwrap();
-            let data_dir = Some(data_dir);
+            let data_dir = Some(DataDir::create(&data_dir).unwrap());
             let options = StdioOptions { data_dir, isolation, cgroups, ..StdioOptions::default() };
             // What this machine does not have is not measured.
             let Ok(connector) = StdioConnector::with(options) else { continue };

@@ -8,10 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
-use std::fs::{DirBuilder, File};
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,12 +17,12 @@ use mcp_satellite_actors::model::catalogue::{self, Catalogue, Tool};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
-use nix::fcntl::OFlag;
 use ring::rand::SystemRandom;
 use ring::{hmac, rand};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::data_dir::{DataDir, is_hex};
 use crate::identity;
 
 /// The version of a file's format.
@@ -38,6 +35,8 @@ const KEY: &str = "catalogues.key";
 /// Where it was before.
 const KEY_IN_CACHE: &str = "key";
 const KEY_BYTES: usize = 32;
+/// Hexadecimal digits in the name of a cached catalogue.
+const NAME_LEN: usize = 64;
 
 /// A file's content.
 #[derive(Serialize, Deserialize)]
@@ -53,7 +52,7 @@ struct Entry {
 
 /// The directory.
 pub(crate) struct CatalogueCache {
-    directory: PathBuf,
+    directory: DataDir,
     key: hmac::Key,
     kept: Mutex<HashMap<InstanceId, Kept>>,
 }
@@ -70,16 +69,15 @@ struct Kept {
 
 impl CatalogueCache {
     /// The cache in this data directory, which is made if it is not there.
-    pub(crate) fn open(data_dir: &Path) -> std::io::Result<Self> {
-        let directory = data_dir.join("catalogues");
-        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+    pub(crate) fn open(data_dir: &DataDir) -> std::io::Result<Self> {
+        let directory = data_dir.subdirectory("catalogues")?;
         let usable = |read: &std::io::Result<Vec<u8>>| read.as_ref().is_ok_and(|key| key.len() == KEY_BYTES);
-        let (found, before) = (read(&data_dir.join(KEY)), read(&directory.join(KEY_IN_CACHE)));
+        let (found, before) = (read(data_dir, KEY), read(&directory, KEY_IN_CACHE));
         let key = match (found, before) {
             (Ok(key), _) if key.len() == KEY_BYTES => key,
             (Err(error), before) if error.kind() == ErrorKind::NotFound && usable(&before) => {
                 let key = before?;
-                write(data_dir, KEY, &key)?;
+                data_dir.replace(KEY, &key)?;
                 key
             }
             // With another key every name is another one: nothing is cached, and nothing remembered but stops.
@@ -90,7 +88,7 @@ impl CatalogueCache {
                 let key: [u8; KEY_BYTES] = rand::generate(&SystemRandom::new())
                     .map_err(|_| std::io::Error::other("the system gives no random numbers"))?
                     .expose();
-                write(data_dir, KEY, &key)?;
+                data_dir.replace(KEY, &key)?;
                 key.to_vec()
             }
         };
@@ -125,7 +123,7 @@ impl CatalogueCache {
         }
         if let Some(before) = kept.insert(spec.id.clone(), Kept { name, last: None, failed: false }) {
             // What cannot be removed now is with the next configuration.
-            let _ = std::fs::remove_file(self.directory.join(before.name));
+            let _ = self.directory.remove(&before.name);
         }
     }
 
@@ -170,7 +168,7 @@ impl CatalogueCache {
 
     fn read(&self, spec: &InstanceSpec) -> Option<Arc<Catalogue>> {
         let name = self.name(spec);
-        let entry = read(&self.directory.join(&name)).and_then(|bytes| {
+        let entry = read(&self.directory, &name).and_then(|bytes| {
             let entry: Entry = serde_json::from_slice(&bytes)?;
             if entry.form != FORM || entry.name != name {
                 return Err(std::io::Error::new(ErrorKind::InvalidData, "it is of another form or configuration"));
@@ -208,15 +206,15 @@ impl CatalogueCache {
             resource_templates: of_kind(&catalogue.resource_templates),
             prompts: of_kind(&catalogue.prompts),
         })?;
-        write(&self.directory, &name, &bytes)
+        self.directory.replace(&name, &bytes)
     }
 
     fn remove_all_but(&self, wanted: &HashSet<&str>) {
-        let Ok(entries) = self.directory.read_dir() else { return };
-        for entry in entries.flatten() {
-            if entry.file_name().to_str().is_none_or(|name| !wanted.contains(name))
-                && let Err(error) = std::fs::remove_file(entry.path())
-            {
+        let Ok(names) = self.directory.names() else { return };
+        // Nothing that somebody else has put there is removed.
+        let is_own = |name: &str| name == KEY_IN_CACHE || is_hex(name.strip_suffix(".new").unwrap_or(name), NAME_LEN);
+        for name in names.iter().filter(|name| is_own(name) && !wanted.contains(name.as_str())) {
+            if let Err(error) = self.directory.remove(name) {
                 tracing::warn!(%error, "cannot remove a cached catalogue that is not wanted any more");
             }
         }
@@ -245,32 +243,8 @@ fn why_unusable(read: &std::io::Result<Vec<u8>>) -> Option<String> {
     }
 }
 
-/// Reads a file that only we can have written.
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let no_link = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = File::options().read(true).custom_flags(no_link.bits()).open(path)?;
-    let about = file.metadata()?;
-    let ours = about.is_file() && about.uid() == nix::unistd::geteuid().as_raw() && about.mode() & 0o022 == 0;
-    if !ours || about.len() > FILE_MAX {
-        return Err(std::io::Error::new(ErrorKind::InvalidData, "it is not a file of ours"));
-    }
-    let mut bytes = Vec::new();
-    file.take(FILE_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Whoever reads it finds all of it, or what was there before.
-fn write(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
-    let (unfinished, path) = (directory.join(format!("{name}.new")), directory.join(name));
-    match std::fs::remove_file(&unfinished) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        // Of a satellite that was killed while it wrote.
-        Ok(()) | Err(_) => {}
-    }
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(unfinished, path)
+fn read(directory: &DataDir, name: &str) -> std::io::Result<Vec<u8>> {
+    directory.read(name, FILE_MAX)?.ok_or_else(|| ErrorKind::NotFound.into())
 }
 
 #[cfg(test)]
@@ -327,15 +301,18 @@ pub(crate) mod tests {
         }
     }
 
+    fn open(directory: &TempDir) -> CatalogueCache {
+        CatalogueCache::open(&DataDir::open(directory.path()).unwrap()).unwrap()
+    }
+
     fn cache() -> (TempDir, CatalogueCache) {
         let directory = tempfile::tempdir().unwrap();
-        let cache = CatalogueCache::open(directory.path()).unwrap();
+        let cache = open(&directory);
         (directory, cache)
     }
 
     fn files(cache: &CatalogueCache) -> Vec<String> {
-        let entries = cache.directory.read_dir().unwrap().flatten();
-        let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        let mut names = cache.directory.names().unwrap();
         names.sort();
         names
     }
@@ -346,7 +323,7 @@ pub(crate) mod tests {
         let spec = spec(|_| {});
         assert!(cache.read(&spec).is_none());
         cache.write(&spec, &catalogue()).unwrap();
-        let next = CatalogueCache::open(directory.path()).unwrap();
+        let next = open(&directory);
         let known = next.keep(std::slice::from_ref(&spec));
         assert_eq!(known[&spec.id].tools[0].raw.get(), catalogue().tools[0].raw.get());
         let shown = |catalogue: &Catalogue| {
@@ -388,14 +365,14 @@ pub(crate) mod tests {
         let spec = spec(|config| config.server_layer.args = vec!["hush-argument".into()]);
         cache.write(&spec, &catalogue()).unwrap();
         assert_eq!(files(&cache).len(), 1);
-        let key = cache.directory.with_file_name(KEY);
-        for path in files(&cache).iter().map(|name| cache.directory.join(name)).chain([key]) {
+        let key = cache.directory.path().with_file_name(KEY);
+        for path in files(&cache).iter().map(|name| cache.directory.path().join(name)).chain([key]) {
             let name = path.display().to_string();
             assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{name}");
             let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
             assert!(!text.contains("hush") && !name.contains("hush"));
         }
-        assert_eq!(cache.directory.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(cache.directory.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
     }
 
     #[test]
@@ -403,11 +380,10 @@ pub(crate) mod tests {
         let (directory, cache) = cache();
         let spec = spec(|_| {});
         cache.write(&spec, &catalogue()).unwrap();
-        let path = cache.directory.join(cache.name(&spec));
+        let path = cache.directory.path().join(cache.name(&spec));
         let good = std::fs::read(&path).unwrap();
         let put = |bytes: &[u8]| {
-            std::fs::remove_file(&path).unwrap();
-            write(&cache.directory, &cache.name(&spec), bytes).unwrap();
+            cache.directory.replace(&cache.name(&spec), bytes).unwrap();
         };
         for bad in [
             &good[..good.len() / 2],
@@ -441,10 +417,14 @@ pub(crate) mod tests {
         for spec in [&old, &new, &listed, &awake] {
             cache.write(spec, &catalogue()).unwrap();
         }
-        std::fs::write(cache.directory.join("unfinished.new"), "half").unwrap();
+        let unfinished = format!("{}.new", cache.name(&old));
+        for name in [unfinished.as_str(), "notes", "id_ed25519", "id_ed25519.new"] {
+            std::fs::write(cache.directory.path().join(name), "half").unwrap();
+        }
         let known = cache.keep(&[new.clone(), listed.clone(), awake]);
         assert_eq!(known.keys().collect::<HashSet<_>>(), HashSet::from([&new.id, &listed.id]));
-        let mut left = vec![cache.name(&new), cache.name(&listed)];
+        let other = ["notes", "id_ed25519", "id_ed25519.new"].map(str::to_owned);
+        let mut left = [vec![cache.name(&new), cache.name(&listed)], other.to_vec()].concat();
         left.sort();
         assert_eq!(files(&cache), left);
     }
@@ -457,7 +437,7 @@ pub(crate) mod tests {
         let name = cache.name(&spec);
         let runtime = recalled(&spec).await;
         // A directory is in the way.
-        let in_the_way = cache.directory.join(format!("{name}.new"));
+        let in_the_way = cache.directory.path().join(format!("{name}.new"));
         std::fs::create_dir(&in_the_way).unwrap();
         cache.store(&runtime.snapshot());
         assert!(cache.read(&spec).is_none());
@@ -490,8 +470,8 @@ pub(crate) mod tests {
         let spec = spec(|_| {});
         cache.write(&spec, &catalogue()).unwrap();
         std::fs::remove_file(directory.path().join(KEY)).unwrap();
-        write(directory.path(), KEY, b"short").unwrap();
-        let next = CatalogueCache::open(directory.path()).unwrap();
+        DataDir::open(directory.path()).unwrap().replace(KEY, b"short").unwrap();
+        let next = open(&directory);
         assert!(next.keep(std::slice::from_ref(&spec)).is_empty());
         assert_eq!(files(&next), [""; 0]);
     }
@@ -500,8 +480,8 @@ pub(crate) mod tests {
     fn a_configuration_has_the_same_name_after_the_cache_was_lost() {
         let (directory, cache) = cache();
         let name = cache.name(&spec(|_| {}));
-        std::fs::remove_dir_all(&cache.directory).unwrap();
-        assert_eq!(CatalogueCache::open(directory.path()).unwrap().name(&spec(|_| {})), name);
+        std::fs::remove_dir_all(cache.directory.path()).unwrap();
+        assert_eq!(open(&directory).name(&spec(|_| {})), name);
     }
 
     #[test]
@@ -509,10 +489,10 @@ pub(crate) mod tests {
         let (directory, cache) = cache();
         let spec = spec(|_| {});
         cache.write(&spec, &catalogue()).unwrap();
-        std::fs::rename(directory.path().join(KEY), cache.directory.join(KEY_IN_CACHE)).unwrap();
-        let next = CatalogueCache::open(directory.path()).unwrap();
+        std::fs::rename(directory.path().join(KEY), cache.directory.path().join(KEY_IN_CACHE)).unwrap();
+        let next = open(&directory);
         assert_eq!(next.keep(std::slice::from_ref(&spec)).len(), 1);
         assert_eq!(files(&next), [cache.name(&spec)], "it is no longer there");
-        assert_eq!(CatalogueCache::open(directory.path()).unwrap().name(&spec), cache.name(&spec));
+        assert_eq!(open(&directory).name(&spec), cache.name(&spec));
     }
 }

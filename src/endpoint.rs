@@ -3,7 +3,6 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::RuntimeHandle;
@@ -13,6 +12,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 
 use crate::config::{Auth, GatewayPlan, LISTEN, Listen};
 use crate::console::api::EndpointStatus;
+use crate::data_dir::DataDir;
 use crate::gateway::access::{Access, TOKEN_FILE, kept_token};
 use crate::gateway::behind::Behind;
 use crate::gateway::clients::ClientStatus;
@@ -31,12 +31,18 @@ pub(crate) struct EndpointError {
 
 const ELSEWHERE: &str = "stop what is there, or give it another place with [gateway] listen or --listen";
 const TOKEN: &str = "look at the file `token` in the data directory";
+/// The fallback address in the data directory, remembered so that clients find the endpoint after a restart.
+const LISTEN_FILE: &str = "listen";
+const LISTEN_FILE_MAX: u64 = 100;
+/// Where the endpoint is if its usual port is taken: below the ports that the system gives to outgoing connections.
+const FALLBACK_PORTS: std::ops::Range<u16> = 7301..7901;
+
 const CERTIFICATE: &str = "look at the files that [gateway] tls names";
 
 /// See the module.
 pub(crate) struct Endpoint {
     name: String,
-    data_dir: PathBuf,
+    data_dir: DataDir,
     sessions: Arc<Sessions>,
     rooms: Arc<Rooms>,
     /// None while it is closed.
@@ -60,7 +66,7 @@ pub(crate) struct Place {
 
 impl Endpoint {
     /// Creates a closed one. What clients make the satellite keep counts in `memory`.
-    pub(crate) fn new(name: &str, data_dir: PathBuf, memory: Arc<ByteBudget>) -> Self {
+    pub(crate) fn new(name: &str, data_dir: DataDir, memory: Arc<ByteBudget>) -> Self {
         let sessions = Arc::new(Sessions::within(memory));
         let rooms = Arc::new(Rooms::new(sessions.clone()));
         Self { name: name.to_owned(), data_dir, sessions, rooms, open: Mutex::default() }
@@ -76,13 +82,7 @@ impl Endpoint {
         let Some(address) = plan.address() else { return Ok(None) };
         let failed = |hint| move |why| EndpointError { address, why, hint };
         self.give(&mut plan).map_err(failed(TOKEN))?;
-        let listener = match gateway::bind(address) {
-            Err(error) if plan.listen == Listen::Anywhere && error.kind() == io::ErrorKind::AddrInUse => {
-                tracing::warn!(%address, "the usual address of the MCP endpoint is taken; another port is used");
-                gateway::bind(SocketAddr::new(LISTEN.ip(), 0))
-            }
-            bound => bound,
-        };
+        let listener = if plan.listen == Listen::Anywhere { self.bind_anywhere() } else { gateway::bind(address) };
         let listener = listener.map_err(failed(ELSEWHERE))?;
         let address = listener.local_addr().map_err(failed(ELSEWHERE))?;
         let settings = Settings::new(&self.name, &plan, address);
@@ -185,7 +185,7 @@ impl Endpoint {
         Some(EndpointStatus {
             url: open.plan.url(open.gateway.address()),
             auth: if bearer { "bearer" } else { "none" }.to_owned(),
-            token_file: kept.then(|| self.data_dir.join(TOKEN_FILE).display().to_string()),
+            token_file: kept.then(|| self.data_dir.path().join(TOKEN_FILE).display().to_string()),
             sessions: open.gateway.sessions(),
             clients: open.gateway.clients().len(),
         })
@@ -194,6 +194,53 @@ impl Endpoint {
     /// The clients that are connected.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         self.state().as_ref().map(|open| open.gateway.clients()).unwrap_or_default()
+    }
+
+    /// Binds the address that clients of this data directory know: the one that was remembered, else the usual one. If
+    /// both are taken, the first free port of a range that the path of the data directory chooses, which is remembered.
+    fn bind_anywhere(&self) -> io::Result<TcpListener> {
+        let remembered = self.remembered();
+        for address in remembered.into_iter().chain([LISTEN]) {
+            match gateway::bind(address) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    tracing::warn!(%address, "the address of the MCP endpoint is taken; another port is used");
+                }
+                bound => return bound,
+            }
+        }
+        let digest = ring::digest::digest(&ring::digest::SHA256, self.data_dir.path().as_os_str().as_encoded_bytes());
+        let start = digest.as_ref().iter().fold(0, |sum, byte| (sum * 256 + usize::from(*byte)) % FALLBACK_PORTS.len());
+        // After them, any port.
+        for port in FALLBACK_PORTS.cycle().skip(start).take(FALLBACK_PORTS.len()).chain([0]) {
+            match gateway::bind(SocketAddr::new(LISTEN.ip(), port)) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                bound => {
+                    let address = bound.as_ref().ok().and_then(|listener| listener.local_addr().ok());
+                    address.iter().for_each(|address| self.remember(*address));
+                    return bound;
+                }
+            }
+        }
+        Err(io::ErrorKind::AddrInUse.into())
+    }
+
+    fn remembered(&self) -> Option<SocketAddr> {
+        let read = self.data_dir.read(LISTEN_FILE, LISTEN_FILE_MAX).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read the remembered address of the MCP endpoint");
+            None
+        });
+        let address: SocketAddr = std::str::from_utf8(&read?).ok()?.trim().parse().ok()?;
+        // The file chooses a port, and not who can reach it.
+        (address.ip() == LISTEN.ip() && address.port() != 0).then_some(address)
+    }
+
+    fn remember(&self, address: SocketAddr) {
+        match self.data_dir.replace(LISTEN_FILE, format!("{address}\n").as_bytes()) {
+            Ok(()) => {
+                tracing::info!(%address, file = LISTEN_FILE, "remembered the address of the MCP endpoint in the data directory; remove the file to return to the usual address")
+            }
+            Err(error) => tracing::warn!(%address, %error, "cannot remember the address of the MCP endpoint"),
+        }
     }
 
     fn give(&self, plan: &mut GatewayPlan) -> io::Result<()> {

@@ -6,7 +6,6 @@
 //! everything as it was. The list survives restarts of the satellite, so a restart neither shortens nor extends the time.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use crate::connect::stdio::StdioConnector;
+use crate::data_dir::DataDir;
 use crate::oauth::Grants;
-use crate::private;
 use crate::satellite::Applied;
 use crate::values::Values;
 
@@ -48,24 +47,23 @@ struct Entry {
 
 /// The list of the instances whose data is to be erased, by when they were removed.
 struct ToErase {
-    path: PathBuf,
+    directory: DataDir,
     removed: Mutex<BTreeMap<InstanceId, Timestamp>>,
 }
 
 impl ToErase {
     /// Reads the list. Where it cannot be read it is empty: what is still there is listed anew, and kept longer.
-    fn open(directory: &Path) -> Self {
-        let path = directory.join(FILE);
-        let removed = Self::read(&path).unwrap_or_else(|why| {
-            let file = path.display();
-            tracing::error!(%file, why, "cannot read which data is to be erased; the retention begins anew");
+    fn open(directory: &DataDir) -> Self {
+        let removed = Self::read(directory).unwrap_or_else(|why| {
+            tracing::error!(file = FILE, why, "cannot read which data is to be erased; the retention begins anew");
             BTreeMap::new()
         });
-        Self { path, removed: Mutex::new(removed) }
+        Self { directory: directory.clone(), removed: Mutex::new(removed) }
     }
 
-    fn read(path: &Path) -> Result<BTreeMap<InstanceId, Timestamp>, String> {
-        let Some(bytes) = private::read(path, FILE_MAX)? else { return Ok(BTreeMap::new()) };
+    fn read(directory: &DataDir) -> Result<BTreeMap<InstanceId, Timestamp>, String> {
+        let read = directory.read(FILE, FILE_MAX).map_err(|error| error.to_string())?;
+        let Some(bytes) = read else { return Ok(BTreeMap::new()) };
         let form: Form = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
         if form.version != VERSION {
             return Err(format!("it is of version {}, and this satellite knows {VERSION}", form.version));
@@ -107,7 +105,7 @@ impl ToErase {
         };
         let form = Form { version: VERSION, instances: removed.iter().map(entry).collect() };
         let written = serde_json::to_vec_pretty(&form).map_err(Into::into);
-        if let Err(error) = written.and_then(|bytes| private::replace(&self.path, &bytes)) {
+        if let Err(error) = written.and_then(|bytes| self.directory.replace(FILE, &bytes)) {
             tracing::warn!(%error, "cannot write down which data is to be erased; a restart begins the retention anew");
         }
     }
@@ -155,7 +153,7 @@ pub(crate) struct Eraser {
 impl Eraser {
     /// An eraser for this data directory. Reads the list, so it waits for the disk.
     pub(crate) fn open(
-        data_dir: &Path,
+        data_dir: &DataDir,
         values: Arc<Values>,
         grants: Grants,
         connector: StdioConnector,
@@ -277,22 +275,22 @@ mod tests {
     fn what_is_removed_is_due_a_retention_later_also_after_a_restart() {
         let home = tempfile::tempdir().unwrap();
         let present = BTreeSet::from([id("a"), id("b")]);
-        let list = ToErase::open(home.path());
+        let list = ToErase::open(&DataDir::open(home.path()).unwrap());
         list.update(&present, &[id("a")].into(), at(0));
         list.update(&present, &[id("a")].into(), at(20));
         assert_eq!(list.next_due(DAY, at(20)), Some(Duration::from_secs(4 * 3600)));
-        let again = ToErase::open(home.path());
+        let again = ToErase::open(&DataDir::open(home.path()).unwrap());
         assert_eq!((again.due(DAY, at(23)), again.due(DAY, at(24))), (vec![], vec![id("b")]));
         assert_eq!(again.due(Duration::ZERO, at(0)), [id("b")]);
         again.erased(&[id("b")]);
-        assert!(ToErase::open(home.path()).listed().is_empty());
+        assert!(ToErase::open(&DataDir::open(home.path()).unwrap()).listed().is_empty());
     }
 
     #[test]
     fn what_is_configured_again_is_not_erased_and_its_next_removal_counts_anew() {
         let home = tempfile::tempdir().unwrap();
         let present = BTreeSet::from([id("a")]);
-        let list = ToErase::open(home.path());
+        let list = ToErase::open(&DataDir::open(home.path()).unwrap());
         list.update(&present, &HashSet::new(), at(0));
         list.update(&present, &[id("a")].into(), at(1));
         assert_eq!(list.next_due(DAY, at(1)), None);
@@ -303,8 +301,8 @@ mod tests {
     #[test]
     fn a_list_that_cannot_be_read_begins_the_retention_anew() {
         let home = tempfile::tempdir().unwrap();
-        private::replace(&home.path().join(FILE), b"{\"version\": 9}").unwrap();
-        let list = ToErase::open(home.path());
+        DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 9}").unwrap();
+        let list = ToErase::open(&DataDir::open(home.path()).unwrap());
         list.update(&[id("a")].into(), &HashSet::new(), at(5));
         assert_eq!(list.next_due(DAY, at(5)), Some(DAY));
     }

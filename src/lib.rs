@@ -12,6 +12,7 @@ pub mod config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
+pub mod data_dir;
 #[cfg(feature = "journal")]
 pub mod delivery;
 mod disk;
@@ -29,6 +30,8 @@ mod identity;
 #[cfg(feature = "journal")]
 pub mod journal;
 #[cfg(feature = "cli")]
+mod known_dirs;
+#[cfg(feature = "cli")]
 pub mod load;
 #[cfg(feature = "cli")]
 mod memories;
@@ -38,8 +41,6 @@ mod memory_limit;
 mod oauth;
 #[cfg(feature = "cli")]
 mod printable;
-#[cfg(feature = "cli")]
-mod private;
 #[cfg(feature = "cli")]
 mod reaper;
 #[cfg(feature = "cli")]

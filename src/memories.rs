@@ -158,6 +158,7 @@ mod tests {
 
     use super::*;
     use crate::catalogue_cache::tests::spec;
+    use crate::data_dir::DataDir;
     use crate::journal::{Limits, database};
 
     fn instance(name: &str) -> Arc<InstanceSpec> {
@@ -175,7 +176,7 @@ mod tests {
     fn open(data_dir: &Path) -> Memories {
         Memories::new(
             Journal::open(data_dir, Limits::default()).unwrap(),
-            Some(Arc::new(CatalogueCache::open(data_dir).unwrap())),
+            Some(Arc::new(CatalogueCache::open(&DataDir::open(data_dir).unwrap()).unwrap())),
         )
     }
 

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,15 +43,18 @@ use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
 use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::suspend;
+use crate::console::SOCKET;
 use crate::console::api::{EndpointStatus, RejectedConfiguration, rfc3339};
 use crate::console::find::Members;
 use crate::console::server::{self, Console};
+use crate::data_dir::{Access, DataDir};
 use crate::delivery::Delivery;
 use crate::disk::{WAIT_MAX, in_time};
 use crate::endpoint::{Endpoint, EndpointError};
 use crate::erasures::Eraser;
 use crate::identity;
 use crate::journal::{Journal, JournalSink, Limits};
+use crate::known_dirs::Location;
 use crate::memories::Memories;
 use crate::memory_limit;
 use crate::oauth::{Grants, Teller};
@@ -66,6 +69,12 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// The journal takes so many events in one transaction: a storm is stored in few of them, and none takes long.
 const JOURNAL_BATCH_MAX: usize = 2_000;
+
+/// The lock in the data directory.
+const LOCK: &str = "lock";
+
+/// The lock is compared with the one at the path of the data directory this often.
+const LOCK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A satellite whose reaper was killed is waited for this long.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
@@ -145,7 +154,7 @@ pub(crate) struct Satellite {
     down: CancellationToken,
     members: Arc<Members>,
     rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
-    data_dir: PathBuf,
+    data_dir: DataDir,
     settings: Settings,
     /// None if there is no backend.
     link: Option<Link>,
@@ -167,7 +176,7 @@ pub(crate) struct Satellite {
     /// What the configuration was made of. Held while it is taken on, so that nothing older is taken on after it.
     applied: Arc<tokio::sync::Mutex<Applied>>,
     /// Held as long as the satellite lives.
-    _lock: Flock<File>,
+    lock: Flock<File>,
 }
 
 /// A configuration that was taken on.
@@ -241,9 +250,9 @@ impl Settings {
 
 impl Satellite {
     /// Starts the runtime and the control socket on `data_dir`, and installs what `plan` asks for.
-    pub(crate) async fn start(plan: Plan, data_dir: &Path) -> Result<Self, StartError> {
-        let (data_dir, lock) = own(data_dir).await?;
-        let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.display().to_string(), why };
+    pub(crate) async fn start(plan: Plan, location: &Location) -> Result<Self, StartError> {
+        let (data_dir, lock) = own(location).await?;
+        let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.path().display().to_string(), why };
         match raise_descriptor_limit() {
             Ok(limit) => tracing::debug!(limit, "open files"),
             Err(error) => tracing::warn!(%error, "cannot raise the limit of open files; many servers may not fit"),
@@ -252,7 +261,7 @@ impl Satellite {
         let machine = |what: &'static str| move |why: std::io::Error| StartError::Machine { what, why: why.into() };
         // Whatever the events' way is, they are stored: their numbers go on, and `satellite events` can read them.
         let (place, limits) = (data_dir.clone(), plan.journal.clone());
-        let journal = tokio::task::spawn_blocking(move || Journal::open(&place, limits)).await;
+        let journal = tokio::task::spawn_blocking(move || Journal::open_in(place, limits)).await;
         let journal = journal.map_err(std::io::Error::other).flatten().map_err(machine("open the journal"))?;
         let mut next_seq = journal.next_seq();
         let link = link_of(&plan, &data_dir, &journal)?;
@@ -260,7 +269,7 @@ impl Satellite {
             (Some(link), _) => Some(("backend".to_owned(), link.way())),
             (None, SinkPlan::Journal) => None,
             (None, SinkPlan::File { rotate_bytes, keep }) => {
-                let (way, next) = FileSink::open(&data_dir, *rotate_bytes, *keep).map_err(in_data_dir)?;
+                let (way, next) = FileSink::open_in(data_dir.clone(), *rotate_bytes, *keep).map_err(in_data_dir)?;
                 next_seq = next_seq.max(next);
                 Some(("file".to_owned(), Arc::new(way)))
             }
@@ -286,7 +295,10 @@ impl Satellite {
         let sink = Arc::new(JournalSink::new(journal.clone(), delivery.as_ref().map(|delivery| delivery.direct())));
         let memory = memory_limit::budget();
         let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone(), memory.clone()));
-        let place = endpoint.reserve(plan.gateway.clone())?;
+        // On another thread, so that a signal is answered also while the disk with the token is not.
+        let (reserving, gateway) = (endpoint.clone(), plan.gateway.clone());
+        let place = tokio::task::spawn_blocking(move || reserving.reserve(gateway)).await;
+        let place = place.map_err(|error| machine("reserve the MCP endpoint")(std::io::Error::other(error)))??;
         // The directory is ours, so whoever had it before is dead.
         if let Some(reclaimed) = reclaim(&data_dir).await.map_err(machine("reclaim what the last satellite left"))? {
             let Reclaimed { processes, instances, satellite_pid, left } = reclaimed;
@@ -389,7 +401,7 @@ impl Satellite {
                 grants: grants.clone(),
                 eraser: eraser.clone(),
                 reload,
-                data_dir: data_dir.clone(),
+                data_dir: data_dir.path().to_owned(),
                 started: Instant::now(),
                 members: members.clone(),
                 rejected: Arc::clone(&rejected),
@@ -424,7 +436,7 @@ impl Satellite {
             _renewals: renewals,
             _suspends: suspends,
             _memory: readings,
-            _lock: lock,
+            lock,
         };
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
@@ -443,7 +455,27 @@ impl Satellite {
 
     /// Where its data is.
     pub(crate) fn data_dir(&self) -> &Path {
-        &self.data_dir
+        self.data_dir.path()
+    }
+
+    /// Resolves when the path of the data directory leads to another lock than the one that is held, or to none: another
+    /// satellite may then use that path.
+    pub(crate) async fn lost_data_dir(&self) {
+        let Ok(held) = self.lock.metadata().map(|held| (held.dev(), held.ino())) else {
+            return std::future::pending().await;
+        };
+        loop {
+            tokio::time::sleep(LOCK_INTERVAL).await;
+            let path = self.data_dir.path().join(LOCK);
+            let found = tokio::task::spawn_blocking(move || std::fs::symlink_metadata(path)).await;
+            match found {
+                Ok(Ok(found)) if (found.dev(), found.ino()) == held => {}
+                Ok(Err(error)) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+                // The task panicked: the next look is another one.
+                Err(_) => {}
+                Ok(_) => return,
+            }
+        }
     }
 
     /// Where clients come in, if they do.
@@ -797,10 +829,13 @@ impl Satellite {
         // Nothing is left; what a bug of ours had left would be ended here.
         self.end_all().await;
         if !self.journal.hangs() {
-            let data_dir = self.data_dir.clone();
-            // What is left there is removed by the next start.
+            let (data_dir, held) = (self.data_dir.clone(), self.lock.metadata().ok());
+            let held = held.map(|held| (held.dev(), held.ino()));
+            // What is left there is removed by the next start. With another lock, the socket is another satellite's.
             let _ = in_time(move || {
-                crate::console::socket_path(&data_dir).map(|(socket, _directory)| std::fs::remove_file(socket))
+                if data_dir.stat(LOCK).map(|found| found.identity) == held {
+                    let _ = data_dir.remove(SOCKET);
+                }
             })
             .await;
         }
@@ -898,12 +933,12 @@ fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<Applied>>) ->
 }
 
 /// The link to the backend, if there is one.
-fn link_of(plan: &Plan, data_dir: &Path, journal: &Journal) -> Result<Option<Link>, StartError> {
+fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<Link>, StartError> {
     let Some(backend) = &plan.backend else { return Ok(None) };
     let options = link::Options {
         name: plan.name.clone(),
         plan: backend.clone(),
-        data_dir: data_dir.to_owned(),
+        data_dir: data_dir.clone(),
         done: Arc::new(journal.clone()),
         // Each of the standard library's is another one.
         seed: RandomState::new().build_hasher().finish(),
@@ -915,8 +950,8 @@ fn link_of(plan: &Plan, data_dir: &Path, journal: &Journal) -> Result<Option<Lin
 }
 
 /// What the backend gave last, and the whole plan with it: a start does not wait for the backend.
-async fn remembered(plan: &Plan, data_dir: &Path) -> Option<(Plan, Document)> {
-    let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.to_owned());
+async fn remembered(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, Document)> {
+    let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.clone());
     let reading = tokio::task::spawn_blocking(move || {
         let document = Link::remembered(&data_dir, &url)?;
         match plan.with(&document) {
@@ -933,24 +968,24 @@ async fn remembered(plan: &Plan, data_dir: &Path) -> Option<(Plan, Document)> {
 }
 
 /// See [`StdioConnector::reclaim`]; off the runtime's threads, because it waits for processes to die.
-async fn reclaim(data_dir: &Path) -> std::io::Result<Option<Reclaimed>> {
-    let data_dir = data_dir.to_owned();
+async fn reclaim(data_dir: &DataDir) -> std::io::Result<Option<Reclaimed>> {
+    let data_dir = data_dir.clone();
     tokio::task::spawn_blocking(move || StdioConnector::reclaim(&data_dir)).await.map_err(std::io::Error::other)?
 }
 
 /// A data directory that is ours alone as long as what comes with it is kept.
-pub(crate) async fn own(data_dir: &Path) -> Result<(PathBuf, Flock<File>), StartError> {
-    let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.display().to_string(), why };
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir).map_err(in_data_dir)?;
-    let data_dir = data_dir.canonicalize().map_err(in_data_dir)?;
+pub(crate) async fn own(location: &Location) -> Result<(DataDir, Flock<File>), StartError> {
+    let taking = location.clone();
+    let data_dir = tokio::task::spawn_blocking(move || taking.take()).await.map_err(std::io::Error::other).flatten();
+    let data_dir =
+        data_dir.map_err(|why| StartError::DataDir { data_dir: location.path.display().to_string(), why })?;
     let lock = lock(&data_dir).await?;
     Ok((data_dir, lock))
 }
 
-async fn lock(data_dir: &Path) -> Result<Flock<File>, StartError> {
-    let shown = || data_dir.display().to_string();
-    let path = data_dir.join("lock");
-    let file = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+async fn lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
+    let shown = || data_dir.path().display().to_string();
+    let file = data_dir.open_file(LOCK, Access::Write);
     let mut file = file.map_err(|why| StartError::DataDir { data_dir: shown(), why })?;
     let mut holder = String::new();
     // Only a hint for the message: the lock itself decides.

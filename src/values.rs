@@ -5,7 +5,6 @@
 //! Values are secrets, whatever they look like. They leave this module inside a [`Value`] that says so.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{GivenBy, Required};
+use crate::data_dir::DataDir;
 use crate::disk::{NotSaved, Saver};
-use crate::private;
 use crate::satellite::{Applied, ConfigHash};
 
 const FILE: &str = "values.json";
@@ -59,7 +58,7 @@ struct OfVersion {
 
 /// The values of one data directory.
 pub(crate) struct Values {
-    directory: PathBuf,
+    directory: DataDir,
     /// Never locked while the disk is waited for.
     state: Arc<Mutex<State>>,
     /// Writes the file; started with the first change.
@@ -92,13 +91,13 @@ pub(crate) enum Refused {
 
 impl Values {
     /// Those of this data directory. If they cannot be read there are none, and that is told.
-    pub(crate) fn open(directory: &Path) -> Self {
+    pub(crate) fn open(directory: &DataDir) -> Self {
         let state = State::read(directory);
         if let Some(why) = &state.unusable {
-            let file = directory.join(FILE);
+            let file = directory.path().join(FILE);
             tracing::error!(file = %file.display(), why, "what users have configured cannot be read; their servers wait for it");
         }
-        Self { directory: directory.to_owned(), state: Arc::new(Mutex::new(state)), saver: Mutex::default() }
+        Self { directory: directory.clone(), state: Arc::new(Mutex::new(state)), saver: Mutex::default() }
     }
 
     /// Writes the file as it is to be now. Waits for that, but not for a disk that hangs.
@@ -108,10 +107,10 @@ impl Values {
             if let Some(saver) = &*saver {
                 Arc::clone(saver)
             } else {
-                let (saved, file) = (Arc::clone(&self.state), self.directory.join(FILE));
+                let (saved, directory) = (Arc::clone(&self.state), self.directory.clone());
                 let save = move || {
                     let bytes = saved.lock().unwrap_or_else(PoisonError::into_inner).bytes()?;
-                    private::replace(&file, &bytes)
+                    directory.replace(FILE, &bytes)
                 };
                 let started = Saver::start(FILE, save).map_err(|error| NotSaved::Failed(error.to_string()))?;
                 Arc::clone(saver.insert(Arc::new(started)))
@@ -193,7 +192,10 @@ impl Values {
             *state = State::read(&self.directory);
         }
         if let Some(why) = &state.unusable {
-            return Err(Refused::Storage(format!("`{}` cannot be used: {why}", self.directory.join(FILE).display())));
+            return Err(Refused::Storage(format!(
+                "`{}` cannot be used: {why}",
+                self.directory.path().join(FILE).display()
+            )));
         }
         let id = id_of(config);
         let before = state.stored.get(&id).cloned().unwrap_or_default();
@@ -236,16 +238,17 @@ impl Values {
 }
 
 impl State {
-    fn read(directory: &Path) -> Self {
-        match Self::try_read(&directory.join(FILE)) {
+    fn read(directory: &DataDir) -> Self {
+        match Self::try_read(directory) {
             Ok(stored) => Self { stored, unusable: None },
             Err(why) => Self { stored: Stored::new(), unusable: Some(why) },
         }
     }
 
     /// An error shows nothing of what is in the file.
-    fn try_read(path: &Path) -> Result<Stored, String> {
-        let Some(bytes) = private::read(path, FILE_MAX)? else { return Ok(Stored::new()) };
+    fn try_read(directory: &DataDir) -> Result<Stored, String> {
+        let bytes = directory.read(FILE, FILE_MAX).map_err(|error| error.to_string())?;
+        let Some(bytes) = bytes else { return Ok(Stored::new()) };
         let broken = |error: &serde_json::Error| format!("line {}, column {} is broken", error.line(), error.column());
         let OfVersion { version } = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
         if version != VERSION {
@@ -540,11 +543,11 @@ mod tests {
     #[test]
     fn what_is_stored_is_found_again_by_whoever_has_the_same_ids_and_by_nobody_else() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("b/o\nb", "n1"));
         values.change(&alices, &set([("KEY", "of \"alice\"\n")])).unwrap();
         values.change(&bobs, &set([("KEY", "of-bob"), ("PIN", "1")])).unwrap();
-        for values in [values, Values::open(home.path())] {
+        for values in [values, Values::open(&DataDir::open(home.path()).unwrap())] {
             let spec = merged(&values, alices.clone());
             assert_eq!((texts(&spec.env), spec.missing), (vec![("KEY", "of \"alice\"\n")], vec!["PIN".to_owned()]));
             assert_eq!(texts(&merged(&values, bobs.clone()).env), [("KEY", "of-bob"), ("PIN", "1")]);
@@ -555,18 +558,17 @@ mod tests {
     #[test]
     fn a_change_is_made_as_a_whole_or_not_at_all() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         let config = config("alice", "n1");
         values.change(&config, &set([("KEY", "first")])).unwrap();
         let bad = Change { unset: vec!["KEY".to_owned()], ..set([("PIN", "1"), ("WRONG", "hush")]) };
         let error = values.change(&config, &bad).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("WRONG"));
         // No directory is there to be written to.
-        let unwritable = Values {
-            directory: home.path().join("gone"),
-            state: Arc::new(Mutex::new(State::read(home.path()))),
-            saver: Mutex::default(),
-        };
+        let gone = DataDir::create(&home.path().join("gone")).unwrap();
+        std::fs::remove_dir(gone.path()).unwrap();
+        let stored = State::read(&DataDir::open(home.path()).unwrap());
+        let unwritable = Values { directory: gone, state: Arc::new(Mutex::new(stored)), saver: Mutex::default() };
         assert!(matches!(unwritable.change(&config, &set([("PIN", "1")])), Err(Refused::Storage(_))));
         for values in [&values, &unwritable] {
             let spec = merged(values, config.clone());
@@ -577,7 +579,7 @@ mod tests {
     #[test]
     fn a_value_goes_where_its_server_takes_it_also_when_that_is_another_one_now() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         values.change(&config("alice", "n1"), &set([("KEY", "two\nlines"), ("PIN", "1234")])).unwrap();
         // What cannot be sent as a header is missing, not sent in pieces.
         let spec = merged(&values, remote(&["KEY", "PIN"]));
@@ -597,12 +599,12 @@ mod tests {
     #[test]
     fn a_bearer_token_is_the_header_that_it_is_in_the_configuration() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         let config = remote(&["Authorization"]);
         let ((_, spec), _) = values.change(&config, &set([("bearer_token", "token-1")])).unwrap();
         assert_eq!(texts(&spec.headers), [("Authorization", "Bearer token-1")]);
         assert_eq!(spec.mask.apply("got token-1"), "got [secret]");
-        for values in [&values, &Values::open(home.path())] {
+        for values in [&values, &Values::open(&DataDir::open(home.path()).unwrap())] {
             assert_eq!(texts(&merged(values, config.clone()).headers), [("Authorization", "Bearer token-1")]);
         }
         assert!(values.change(&config, &set([("bearer_token", "bearer x")])).is_err());
@@ -614,18 +616,18 @@ mod tests {
     #[test]
     fn what_is_gone_is_forgotten_and_what_cannot_be_read_is_not_overwritten() {
         let home = TempDir::new().unwrap();
-        let values = Values::open(home.path());
+        let values = Values::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("bob", "n1"));
         for config in [&alices, &bobs] {
             values.change(config, &set([("KEY", "value-1")])).unwrap();
         }
         assert!(values.erase(&[id_of(&bobs)]));
-        let again = Values::open(home.path());
+        let again = Values::open(&DataDir::open(home.path()).unwrap());
         assert_eq!((merged(&again, alices.clone()).missing.len(), merged(&again, bobs.clone()).missing.len()), (1, 2));
 
         let file = home.path().join(FILE);
-        std::fs::write(&file, "{\"version\": 7, \"teams\": []}").unwrap();
-        let newer = Values::open(home.path());
+        DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 7, \"teams\": []}").unwrap();
+        let newer = Values::open(&DataDir::open(home.path()).unwrap());
         assert!(newer.erase(&[id_of(&alices)]), "nothing of it is known");
         let refused = newer.change(&bobs, &set([("KEY", "value-2")])).unwrap_err();
         assert!(refused.to_string().contains("version 7"), "{refused}");

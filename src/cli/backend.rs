@@ -8,8 +8,9 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::run::Log;
-use super::{BAD_INPUT, DONE, FAILED, Failed, complain, shell_word, tell};
+use super::{BAD_INPUT, DONE, FAILED, Failed, complain, location, shell_word, tell};
 use crate::backend::server::{Backend, OpenError, Settings};
+use crate::config::listen_address;
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
@@ -21,11 +22,11 @@ It keeps everything in DIR: what satellites told, their configuration, and three
 It speaks plain HTTP. Where others can listen, put a proxy with TLS in front of it.")]
 pub(super) struct BackendVerb {
     /// Where satellites find it
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400", value_parser = listen_address)]
     listen: SocketAddr,
-    /// Where it keeps everything
-    #[arg(long, value_name = "DIR", default_value = ".satellite-backend", env = "SATELLITE_BACKEND_DATA_DIR")]
-    data_dir: PathBuf,
+    /// Where it keeps everything [default: .satellite-backend]
+    #[arg(long, value_name = "DIR", env = "SATELLITE_BACKEND_DATA_DIR")]
+    data_dir: Option<PathBuf>,
     /// Has satellites poll this often, in place of every 2, 10, 30 or 60 s
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     poll_interval: Option<f64>,
@@ -47,7 +48,12 @@ impl BackendVerb {
             let hint = if taken { "; something else listens there: give another --listen" } else { "" };
             Failed::new(if taken { BAD_INPUT } else { FAILED }, format!("cannot listen at {at}: {error}{hint}"))
         })?;
-        let settings = Settings { poll_interval: self.poll_interval, ..Settings::new(&self.data_dir) };
+        let location = location(self.data_dir.as_deref(), ".satellite-backend");
+        let taken = location.take().map_err(|error| {
+            let shown = location.path.display();
+            Failed::new(FAILED, format!("cannot use the data directory `{shown}`: {error}"))
+        })?;
+        let settings = Settings { poll_interval: self.poll_interval, ..Settings::new(taken.path()) };
         let backend = Backend::open(settings).await.map_err(|error| {
             let code = if matches!(error, OpenError::InUse(_)) { BAD_INPUT } else { FAILED };
             Failed::new(code, error.to_string())

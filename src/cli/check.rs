@@ -11,6 +11,7 @@ use crate::config::Profile;
 use crate::config::{self, Auth, ConfigErrors, GatewayPlan, Listen, Plan};
 use crate::connect::isolation::{Finding, Isolation, find_program};
 use crate::connect::stdio::{StdioConnector, StdioOptions};
+use crate::data_dir::DataDir;
 use crate::watch::Texts;
 
 /// The files that say what to run.
@@ -201,7 +202,7 @@ fn missing(plan: &Plan) -> Vec<String> {
 async fn machine(plan: &Plan) -> Result<bool, Failed> {
     let home = tempfile::tempdir()?;
     let options =
-        StdioOptions { data_dir: Some(home.path().to_owned()), cgroups: plan.cgroups, ..StdioOptions::default() };
+        StdioOptions { data_dir: Some(DataDir::open(home.path())?), cgroups: plan.cgroups, ..StdioOptions::default() };
     let connector = StdioConnector::with(options)?;
     say(&format!("this machine: process trees are held by {}", connector.held_by()));
     say(&format!("  {}", crate::connect::isolation::kernel()));

@@ -10,7 +10,7 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::control::{in_words, settled, warn_not_durable};
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, say, say_json, to_json};
+use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, say, say_json, to_json};
 use crate::console::api::{ConfigureRequest, Configured, GivenBy, Required};
 
 /// What is read from stdin or a file as a value is not longer; the satellite takes less.
@@ -48,7 +48,7 @@ pub(super) struct Configure {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 /// A value as it was typed.

@@ -8,7 +8,7 @@ use mcp_satellite_actors::model::status::Status;
 use serde_json::value::RawValue;
 
 use super::status::with_next_step;
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say, say_json, to_json};
+use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, printable, say, say_json, to_json};
 use crate::console::api::{CallRequest, Controlled, InstanceStatus, Pruned, Reconnected, ReloadQuery, Reloaded, Selector};
 use crate::console::client::{Client, ClientError};
 
@@ -36,7 +36,7 @@ pub(super) struct Call {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Call {
@@ -79,7 +79,7 @@ pub(super) struct Stop {
     #[command(flatten)]
     target: Target,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Stop {
@@ -99,7 +99,7 @@ pub(super) struct Control {
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Control {
@@ -126,7 +126,7 @@ pub(super) struct Reconnect {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Reconnect {

@@ -1,7 +1,7 @@
 //! `satellite demo`: two teams, five users, real child processes of this binary's own `sim-server`.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use clap::Args;
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 
 use super::run::{Log, beside_the_bar, supervise};
-use super::{BAD_INPUT, DataDir, FAILED, Failed, shell_word, tell};
+use super::{BAD_INPUT, DEMO_DATA_DIR, DataDirArg, FAILED, Failed, flag, location, shell_word, tell};
 use crate::config::{self, ConfigErrors, Plan};
 use crate::console::api::EndpointStatus;
 use crate::reaper::Below;
@@ -65,11 +65,12 @@ server = "search"
 
 #[derive(Debug, Args)]
 pub(super) struct Demo {
-    /// Serve the MCP endpoint exactly here, such as 127.0.0.1:7300
-    #[arg(long, value_name = "ADDR")]
+    /// Serve the MCP endpoint exactly here, such as 127.0.0.1:7300, localhost:7300 or :7300 for this machine only
+    #[arg(long, value_name = "ADDR", value_parser = config::listen_address)]
     listen: Option<SocketAddr>,
-    #[command(flatten)]
-    data_dir: DataDir,
+    /// Where the demo keeps its data and its control socket [default: .satellite-demo]
+    #[arg(long, value_name = "DIR", env = "SATELLITE_DATA_DIR")]
+    data_dir: Option<PathBuf>,
     #[command(flatten)]
     log: Log,
 }
@@ -82,8 +83,14 @@ impl Demo {
         let program = program.display().to_string();
         let plan = example(&program, self.listen)?;
         let servers = plan.instances.len();
-        let (command, data_dir) = (shell_word(&program), self.data_dir.flag());
-        supervise(plan, &self.data_dir.data_dir, None, below, |satellite| {
+        let command = shell_word(&program);
+        let location = location(self.data_dir.as_deref(), DEMO_DATA_DIR);
+        supervise(plan, &location, None, below, |satellite| {
+            let named = DataDirArg { data_dir: self.data_dir.clone() };
+            // The demo's commands are short if they find it without its directory, as the only satellite that runs.
+            let is_found =
+                named.found().is_ok_and(|found| found.canonicalize().is_ok_and(|it| it == satellite.data_dir()));
+            let data_dir = if is_found { named.flag() } else { flag(&location.path) };
             let (runtime, home) = (satellite.runtime().clone(), satellite.data_dir().to_owned());
             let endpoint = satellite.endpoint();
             tokio::spawn(async move {

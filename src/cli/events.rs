@@ -1,6 +1,7 @@
 //! `satellite events`, `satellite logs`
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
@@ -9,7 +10,7 @@ use mcp_satellite_actors::model::status::Status;
 use serde::Serialize;
 
 use super::control::in_words as in_words_of;
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say, say_json};
+use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say, say_json};
 use crate::console::api::{EventQuery, Filter, InstanceStatus, Selector, StatusReply};
 use crate::console::client::{Client, ClientError};
 use crate::console::find::{hint, is_of_team, stored_team};
@@ -21,7 +22,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 #[derive(Debug, Args)]
 pub(super) struct Events {
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
     /// Only events after this number
     #[arg(long, value_name = "SEQ")]
     since: Option<u64>,
@@ -53,7 +54,7 @@ pub(super) struct Logs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Events {
@@ -71,7 +72,7 @@ impl Events {
         let wanted = journal::Query { types: self.types, team, ..journal::Query::default() };
         let json = self.json;
         read(
-            &self.data_dir,
+            &self.data_dir.find()?,
             query,
             |envelope| wanted.matches(envelope),
             |envelope| {
@@ -112,7 +113,8 @@ impl Events {
 
 impl Logs {
     pub(super) async fn run(self) -> Result<u8, Failed> {
-        let client = self.data_dir.client()?;
+        let data_dir = self.data_dir.find()?;
+        let client = Client::new(&data_dir)?;
         let selector = Selector::from(self.target);
         let mut row = None;
         let (instance, server, team, user) = match client.post::<InstanceStatus>("/v1/resolve", &selector).await {
@@ -136,14 +138,13 @@ impl Logs {
             Err(error) => return Err(error.into()),
         }
         let show = Show { json: self.json };
-        let directory = data_directory(&self.data_dir)?;
+        let directory = data_directory(&data_dir)?;
         let (kind, through) = if self.requests {
-            let stored =
-                journal::request_logs(directory, wanted).map_err(|error| unreadable(&self.data_dir, &error))?;
+            let stored = journal::request_logs(directory, wanted).map_err(|error| unreadable(&data_dir, &error))?;
             found(&stored, named.as_deref())?;
             ("mcp.request.logs", show.stored(&stored, request_line))
         } else {
-            let stored = journal::server_logs(directory, wanted).map_err(|error| unreadable(&self.data_dir, &error))?;
+            let stored = journal::server_logs(directory, wanted).map_err(|error| unreadable(&data_dir, &error))?;
             found(&stored, named.as_deref())?;
             if let Some(row) = row.filter(|row| stored.lines.is_empty() && row.status != Status::Online) {
                 complain(&format!("nothing is logged: {}", in_words_of(&row)));
@@ -158,7 +159,7 @@ impl Logs {
         let wanted =
             |envelope: &Envelope| envelope.event.kind() == kind && envelope.event.subject().is_some_and(&wanted);
         // A satellite that was not there to resolve the name tells of others as well.
-        read(&self.data_dir, query, wanted, |envelope| match &envelope.event {
+        read(&data_dir, query, wanted, |envelope| match &envelope.event {
             _ if !wanted(envelope) => {}
             Event::ServerLogs { logs, .. } => logs.iter().for_each(|line| show.line(line, log_line)),
             Event::RequestLogs { requests, .. } => requests.iter().for_each(|line| show.line(line, request_line)),
@@ -173,7 +174,7 @@ fn is_unknown(error: &ClientError) -> bool {
     match error {
         ClientError::NotRunning { .. } => true,
         ClientError::Refused(failure) => failure.kind == "not_found",
-        ClientError::Lost(_) => false,
+        ClientError::Unsafe(_) | ClientError::Lost(_) => false,
     }
 }
 
@@ -224,15 +225,15 @@ fn is_of_user(of: &Subject, user: &str) -> bool {
 /// Reads events from the satellite if one runs, which knows what `query` wants, else those that are `wanted` from what it
 /// stored. Who follows goes on with what is stored when the satellite ends, and with the next one from there.
 async fn read(
-    data_dir: &DataDir,
+    data_dir: &Path,
     mut query: EventQuery,
     wanted: impl Fn(&Envelope) -> bool,
     mut show: impl FnMut(&Envelope),
 ) -> Result<u8, Failed> {
-    let client = Client::new(&data_dir.data_dir)?;
     let mut told = false;
     loop {
-        match client.stream("/v1/events", &query).await {
+        // Each time anew: the directory may be another one than before.
+        match Client::new(data_dir)?.stream("/v1/events", &query).await {
             Ok(mut lines) => {
                 told = false;
                 if lines.is_not_all() {
@@ -273,7 +274,7 @@ async fn read(
         }
         if !told {
             told = true;
-            let shown = data_dir.data_dir.display();
+            let shown = data_dir.display();
             complain(&format!("no satellite is running on `{shown}`; waiting for one"));
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
@@ -282,7 +283,7 @@ async fn read(
 
 /// Shows what is stored after `since`; where to go on.
 fn stored(
-    data_dir: &DataDir,
+    data_dir: &Path,
     since: Option<u64>,
     wanted: impl Fn(&Envelope) -> bool,
     mut show: impl FnMut(&Envelope),
@@ -302,8 +303,7 @@ fn stored(
     Ok(events.passed())
 }
 
-fn data_directory(data_dir: &DataDir) -> Result<&std::path::Path, Failed> {
-    let directory = &data_dir.data_dir;
+fn data_directory(directory: &Path) -> Result<&Path, Failed> {
     if !directory.is_dir() {
         let message = format!("there is no data directory `{}`; name it with --data-dir", directory.display());
         return Err(Failed::new(NO_SATELLITE, message));
@@ -311,8 +311,8 @@ fn data_directory(data_dir: &DataDir) -> Result<&std::path::Path, Failed> {
     Ok(directory)
 }
 
-fn unreadable(data_dir: &DataDir, error: &io::Error) -> Failed {
-    Failed::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.data_dir.display()))
+fn unreadable(data_dir: &Path, error: &io::Error) -> Failed {
+    Failed::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.display()))
 }
 
 /// `   118  06:33:01.204Z  mcp.server.crashed  memory-acme-alice-m1  exit_code=null reason="killed by SIGKILL" …`

@@ -22,7 +22,7 @@ mod table;
 mod token;
 mod tools;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::console::api::Filter;
 use crate::console::client::{Client, ClientError};
 use crate::huge_pages;
+use crate::known_dirs::{self, Location};
 use crate::reaper::{self, Below};
 use print::{complain, complain_styled, printable, say, say_json, say_styled, tell, to_json};
 
@@ -116,26 +117,87 @@ enum Verb {
 
 /// Where a satellite keeps its data, and where its control socket is.
 #[derive(Debug, Clone, Args)]
-struct DataDir {
-    /// Where the satellite keeps its data and its control socket
-    #[arg(long, value_name = "DIR", default_value = DATA_DIR, env = "SATELLITE_DATA_DIR")]
-    data_dir: PathBuf,
+struct DataDirArg {
+    /// Where the satellite keeps its data and its control socket [default: .satellite]
+    #[arg(long, value_name = "DIR", env = "SATELLITE_DATA_DIR")]
+    data_dir: Option<PathBuf>,
 }
 
 const DATA_DIR: &str = ".satellite";
+const DEMO_DATA_DIR: &str = ".satellite-demo";
 
-impl DataDir {
+impl DataDirArg {
+    /// Where a satellite is to keep its data.
+    fn location(&self) -> Location {
+        location(self.data_dir.as_deref(), DATA_DIR)
+    }
+
+    /// A client of the satellite that is meant.
     fn client(&self) -> Result<Client, Failed> {
-        Ok(Client::new(&self.data_dir)?)
+        Ok(Client::new(&self.find()?)?)
+    }
+
+    /// The data directory of the satellite that is meant, and a note if that is not the default one.
+    fn find(&self) -> Result<PathBuf, Failed> {
+        let found = self.found()?;
+        if self.data_dir.is_none() && found != Path::new(DATA_DIR) {
+            let found = found.display();
+            complain(&format!("no satellite is running on `{DATA_DIR}`; this is about the one on `{found}`"));
+        }
+        Ok(found)
+    }
+
+    /// The named data directory; else the default one, if a satellite is running on it; else that of the only satellite
+    /// of this user that is running.
+    fn found(&self) -> Result<PathBuf, Failed> {
+        let here = self.location();
+        if here.is_named {
+            return Ok(here.path);
+        }
+        match here.visit() {
+            Ok(directory) if known_dirs::is_running(&directory) => return Ok(here.path),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(ClientError::Unsafe(error).into());
+            }
+            Ok(_) | Err(_) => {}
+        }
+        let mut running = known_dirs::running();
+        // Where nothing can be recorded, the demo of this directory is found all the same.
+        if let Ok(demo) = location(None, DEMO_DATA_DIR).visit()
+            && known_dirs::is_running(&demo)
+            && !running.iter().any(|path| path == demo.path())
+        {
+            running.push(demo.path().to_owned());
+        }
+        match running.as_slice() {
+            [] => Ok(here.path),
+            [only] => Ok(only.clone()),
+            several => {
+                let several: Vec<String> = several.iter().map(|path| format!("`{}`", path.display())).collect();
+                let message = format!(
+                    "no satellite is running on `{DATA_DIR}`, and several are running elsewhere: {}; name one with --data-dir",
+                    several.join(", ")
+                );
+                Err(Failed::new(NO_SATELLITE, message))
+            }
+        }
     }
 
     /// What a command in another terminal must say so that it means this directory.
     fn flag(&self) -> String {
-        match self.data_dir.to_string_lossy() {
-            dir if dir == DATA_DIR => String::new(),
-            dir => format!(" --data-dir {}", shell_word(&dir)),
+        match &self.data_dir {
+            Some(dir) if dir != Path::new(DATA_DIR) => flag(dir),
+            Some(_) | None => String::new(),
         }
     }
+}
+
+fn location(named: Option<&Path>, default: &str) -> Location {
+    Location { path: named.unwrap_or(Path::new(default)).to_owned(), is_named: named.is_some() }
+}
+
+fn flag(data_dir: &Path) -> String {
+    format!(" --data-dir {}", shell_word(&data_dir.to_string_lossy()))
 }
 
 /// Which instance is meant.
@@ -194,11 +256,11 @@ impl From<ClientError> for Failed {
                 "bad_input" | "ambiguous" | "not_found" => BAD_INPUT,
                 _ => FAILED,
             },
-            ClientError::Lost(_) => FAILED,
+            ClientError::Unsafe(_) | ClientError::Lost(_) => FAILED,
         };
         let (next, step) = match &error {
             ClientError::Refused(failure) => (failure.next_retry_ms, failure.next_step.as_ref()),
-            ClientError::NotRunning { .. } | ClientError::Lost(_) => (None, None),
+            ClientError::NotRunning { .. } | ClientError::Unsafe(_) | ClientError::Lost(_) => (None, None),
         };
         let next = next.map(|left| format!("; it is tried again in {:.1} s", left as f64 / 1000.0)).unwrap_or_default();
         let step = step.map(|step| format!(" (next: {step})")).unwrap_or_default();

@@ -3,7 +3,6 @@
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -16,9 +15,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::check::{Refused, Sources};
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, log_writer, tell};
-use crate::config::{Plan, SinkPlan};
+use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, log_writer, tell};
+use crate::config::{Plan, SinkPlan, listen_address};
 use crate::connect::process::signals::are_ignored;
+use crate::known_dirs::Location;
 use crate::reaper::Below;
 use crate::satellite::{Accepted, Rejected, ReloadRequest, Satellite, StartError};
 use crate::watch::{Texts, Watch};
@@ -30,11 +30,12 @@ const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";
 pub(super) struct Run {
     #[command(flatten)]
     sources: Sources,
-    /// Serve the MCP endpoint exactly here, whatever the configuration says, such as 127.0.0.1:7300
-    #[arg(long, value_name = "ADDR")]
+    /// Serve the MCP endpoint exactly here, whatever the configuration says, such as 127.0.0.1:7300, localhost:7300 or
+    /// :7300 for this machine only
+    #[arg(long, value_name = "ADDR", value_parser = listen_address)]
     listen: Option<SocketAddr>,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
     #[command(flatten)]
     log: Log,
 }
@@ -109,7 +110,7 @@ impl Run {
         let plan = files.plan(&texts)?;
         let servers = plan.instances.len();
         let events_on_stdout = plan.sink == SinkPlan::Stdout;
-        supervise(plan, &self.data_dir.data_dir, Some((files, texts)), below, |satellite| {
+        supervise(plan, &self.data_dir.location(), Some((files, texts)), below, |satellite| {
             let dir = satellite.data_dir().display();
             if events_on_stdout {
                 // Whoever reads them wants nothing but events.
@@ -151,7 +152,7 @@ impl Files {
 /// gone. `greet` is called when all are installed.
 pub(super) async fn supervise(
     plan: Plan,
-    data_dir: &Path,
+    location: &Location,
     files: Option<(Files, Texts)>,
     below: Below,
     greet: impl FnOnce(&Satellite),
@@ -163,7 +164,7 @@ pub(super) async fn supervise(
     });
     let mut signals = Signals::new(below)?;
     let satellite = tokio::select! {
-        started = Box::pin(Satellite::start(plan, data_dir)) => started.map_err(|error| {
+        started = Box::pin(Satellite::start(plan, location)) => started.map_err(|error| {
             let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
             Failed::new(code, error.to_string())
         })?,
@@ -174,6 +175,8 @@ pub(super) async fn supervise(
     greet(&satellite);
     let mut tending = Box::pin(satellite.tend_credentials());
     let mut linked = Box::pin(satellite.tend_link());
+    let mut lost_data_dir = Box::pin(satellite.lost_data_dir());
+    let mut lost = None;
     // A server that is removed has its grace; meanwhile a signal is heard all the same.
     let (mut reloading, mut asked) = (None, None);
     loop {
@@ -202,6 +205,16 @@ pub(super) async fn supervise(
             () = satellite.asked_to_end() => break,
             () = &mut tending => {}
             () = &mut linked => {}
+            () = &mut lost_data_dir => {
+                let data_dir = satellite.data_dir().display();
+                let message = format!(
+                    "the data directory `{data_dir}` was deleted or replaced under the running satellite, which therefore \
+                     stopped: another satellite may use the path; start it again"
+                );
+                tracing::error!(%data_dir, "the data directory was deleted or replaced; the satellite stops");
+                lost = Some(Failed::new(FAILED, message));
+                break;
+            }
             Some(Tried { texts, outcome }) = OptionFuture::from(reloading.as_mut()) => {
                 reloading = None;
                 if let Some((_, watch)) = &mut files {
@@ -235,7 +248,7 @@ pub(super) async fn supervise(
             if !farewell.in_time {
                 tracing::warn!("some servers did not end within their grace and were killed");
             }
-            Ok(DONE)
+            lost.map_or(Ok(DONE), Err)
         }
         () = signals.end() => {
             Box::pin(satellite.kill()).await;

@@ -10,7 +10,7 @@ use mcp_satellite_actors::model::remote::{Connection, Health};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::table::{rendered, status_cell, table, window, wrapped};
-use super::{DONE, DataDir, Failed, Only, printable, say, say_json, say_styled, to_json};
+use super::{DONE, DataDirArg, Failed, Only, printable, say, say_json, say_styled, to_json};
 use crate::console::api::{Filter, InstanceStatus, StatusReply};
 use crate::console::client::Client;
 use crate::delivery::DeliveryStatus;
@@ -54,7 +54,7 @@ const CONNECTION: &str = "CONNECTION";
 #[derive(Debug, Args)]
 pub(super) struct Status {
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
     #[command(flatten)]
     only: Only,
     /// An array of objects, for scripts

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::table::{rendered, table};
-use super::{DONE, DataDir, Failed, Only, printable, say, say_json, say_styled, to_json};
+use super::{DONE, DataDirArg, Failed, Only, printable, say, say_json, say_styled, to_json};
 use crate::console::api::{Filter, ToolEntry};
 
 const DESCRIPTION_SHOWN: usize = 80;
@@ -11,7 +11,7 @@ const DESCRIPTION_SHOWN: usize = 80;
 #[derive(Debug, Args)]
 pub(super) struct Tools {
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
     #[command(flatten)]
     only: Only,
     /// An array of objects, each with the tool's whole definition

@@ -12,6 +12,7 @@ use toml_span::{Span, Spanned};
 
 use super::errors::{Findings, Source};
 use super::file;
+use super::gateway::listen_address;
 use super::oauth::OAuthPlan;
 use super::plan::{KEEP, ROTATE_BYTES, SinkPlan};
 use super::policy::Batching;
@@ -102,10 +103,10 @@ impl<'a, 's> Check<'a, 's> {
     }
 
     pub(super) fn address(&mut self, text: &Text) -> Option<SocketAddr> {
-        let address = text.value.parse().ok();
+        let address = listen_address(&text.value).ok();
         if address.is_none() {
             let message = format!("`{}` is not an address to listen on", text.value);
-            self.findings.error(text.span, message, "write an IP address and a port: \"127.0.0.1:7300\"");
+            self.findings.error(text.span, message, "write an IP address and a port, or localhost: \"127.0.0.1:7300\"");
         }
         address
     }

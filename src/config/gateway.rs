@@ -49,6 +49,17 @@ pub struct GatewayPlan {
     pub users: Vec<GatewayUser>,
 }
 
+/// Reads an address to listen on. `localhost:PORT` and `:PORT` stand for 127.0.0.1: an endpoint that other machines can
+/// reach is asked for by an IP address.
+pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    let local = match text.rsplit_once(':') {
+        Some((host, port)) if host.is_empty() || host.eq_ignore_ascii_case("localhost") => port.parse().ok(),
+        _ => None,
+    };
+    let local = local.map(|port| SocketAddr::new(LISTEN.ip(), port));
+    local.or_else(|| text.parse().ok()).ok_or_else(|| "write an address and a port, such as 127.0.0.1:7300".to_owned())
+}
+
 /// See [`GatewayPlan::listen`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Listen {

@@ -30,6 +30,7 @@ use toml_span::ErrorKind;
 
 pub use backend::{BackendPlan, Document, PollIntervals};
 pub use errors::{ConfigErrors, Item};
+pub(crate) use gateway::listen_address;
 pub use gateway::{Answers, Auth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, Listen, Tls, TokenHash};
 pub use oauth::OAuthPlan;
 pub use plan::{Base, KEEP, Plan, Profile, RETENTION, ROTATE_BYTES, SinkPlan};

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Unserved};
 
 use super::isolation::{Finding, Isolation, Launchers, Prepared, Strictness, UidRange};
 use super::process::{CgroupMode, Processes, Reclaimed, Usage};
+use crate::data_dir::DataDir;
 
 /// Starts servers as child processes, each with all that it starts held together, in a sandbox if so configured.
 ///
@@ -32,7 +32,7 @@ pub struct StdioOptions {
     pub withheld: Vec<String>,
     /// Where the ledger and the homes of sandboxed servers are. The caller makes sure that nobody else uses it. Without
     /// one nothing is written down, and nothing can be started in a sandbox.
-    pub data_dir: Option<PathBuf>,
+    pub data_dir: Option<DataDir>,
     /// What servers are started in.
     pub isolation: Isolation,
     /// Whether that may be nothing.
@@ -57,7 +57,7 @@ impl StdioConnector {
         let StdioOptions { withheld, data_dir, isolation, strictness, cgroups, uid_range } = options;
         let launchers = Launchers::new(isolation, strictness, data_dir.clone(), uid_range)?;
         Ok(Self {
-            processes: Processes::start(cgroups, data_dir.as_deref())?,
+            processes: Processes::start(cgroups, data_dir.as_ref())?,
             launchers: Arc::new(launchers),
             withheld: Arc::new(RwLock::new(withheld.into_iter().collect())),
         })
@@ -65,7 +65,7 @@ impl StdioConnector {
 
     /// Ends what a connector on the same data directory left when it was killed, and waits until that is gone. To be
     /// called before a new one is made, by whoever holds the directory. `None` if nothing was left.
-    pub fn reclaim(data_dir: &Path) -> io::Result<Option<Reclaimed>> {
+    pub fn reclaim(data_dir: &DataDir) -> io::Result<Option<Reclaimed>> {
         Processes::reclaim(data_dir)
     }
 

@@ -8,14 +8,16 @@ use reqwest::Url;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::SOCKET;
 use super::api::{Failure, NOT_ALL_STORED};
+use crate::data_dir::DataDir;
 
 /// A satellite that runs on a data directory.
 pub struct Client {
     http: reqwest::Client,
     data_dir: PathBuf,
-    /// Keeps the path of a long socket name valid.
-    _directory: Option<std::fs::File>,
+    /// Keeps the path of the socket valid. `None` if there was no directory.
+    _directory: Option<DataDir>,
 }
 
 /// Why there is no answer.
@@ -27,6 +29,9 @@ pub enum ClientError {
         /// The data directory.
         data_dir: String,
     },
+    /// The data directory or its socket is not this user's alone.
+    #[error("cannot use the data directory: {0}")]
+    Unsafe(#[source] io::Error),
     /// The satellite refused, and why.
     #[error("{}", .0.message)]
     Refused(Box<Failure>),
@@ -38,8 +43,16 @@ pub enum ClientError {
 impl Client {
     /// A client for the satellite of `data_dir`, whether it runs or not.
     pub fn new(data_dir: &Path) -> Result<Self, ClientError> {
-        let not_running = || ClientError::NotRunning { data_dir: data_dir.display().to_string() };
-        let (socket, directory) = super::socket_path(data_dir).map_err(|_| not_running())?;
+        let directory = match DataDir::open(data_dir) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => None,
+            directory => Some(directory.map_err(ClientError::Unsafe)?),
+        };
+        // Socket addresses are short (108 bytes on Linux), and a path of any length is reached through the descriptor.
+        let socket = directory.as_ref().map_or_else(
+            || Ok(data_dir.join(SOCKET)),
+            |directory| directory.check_socket(SOCKET).map(|()| directory.through_descriptor(SOCKET)),
+        );
+        let socket = socket.map_err(ClientError::Unsafe)?;
         crate::http::install_tls_provider();
         let http = reqwest::Client::builder()
             .unix_socket(socket)

@@ -18,6 +18,7 @@ use tokio::net::UnixListener;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::SOCKET;
 use super::api::{
     CallRequest, ConfigureRequest, Configured, Controlled, Ending, EventQuery, Failure, Filter, InstanceStatus, MemoryReport,
     NOT_ALL_STORED, Pruned, Reconnected, RejectedConfiguration, ReloadQuery, Reloaded, SatelliteStatus, Selector, StatusReply,
@@ -27,6 +28,7 @@ use super::auth;
 use super::find::{Members, find};
 use crate::backend::link::Link;
 use crate::connect::stdio::StdioConnector;
+use crate::data_dir::DataDir;
 use crate::delivery::Delivery;
 use crate::endpoint::Endpoint;
 use crate::erasures::Eraser;
@@ -116,14 +118,11 @@ impl Refusal {
 }
 
 /// Listens on the data directory's socket, for its owner only.
-pub(crate) fn bind(data_dir: &Path) -> io::Result<UnixListener> {
+pub(crate) fn bind(data_dir: &DataDir) -> io::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt;
-    let (path, _directory) = super::socket_path(data_dir)?;
+    let path = data_dir.through_descriptor(SOCKET);
     // The data directory's lock is ours: a socket that is there was left by a satellite that was killed.
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
+    data_dir.remove(SOCKET)?;
     let listener = UnixListener::bind(&path)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)

@@ -5,12 +5,9 @@
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
-use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, Read, Write as _};
+use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -27,6 +24,7 @@ use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::{Auth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
+use crate::data_dir::DataDir;
 
 /// Attempts with a wrong token, from all clients together, a second.
 const FAILURES_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
@@ -42,6 +40,12 @@ const TOKEN_PREFIX: &str = "sat_";
 
 /// The file in the data directory that keeps a token.
 pub(crate) const TOKEN_FILE: &str = "token";
+
+/// The file is one line.
+const TOKEN_FILE_MAX: u64 = 4096;
+
+/// A shorter token in the data directory could be guessed, or was planted there.
+const TOKEN_LEN_MIN: usize = 32;
 
 /// Everybody who may come in.
 pub struct Access {
@@ -322,38 +326,30 @@ pub fn new_token() -> io::Result<Secret> {
 }
 
 /// The token that the data directory keeps; it is made when it is first asked for.
-pub fn kept_token(data_dir: &Path) -> io::Result<Secret> {
-    let path = data_dir.join(TOKEN_FILE);
-    match File::open(&path) {
-        Ok(mut file) => {
-            // Whoever has copied it there may have left it open to others.
-            file.set_permissions(Permissions::from_mode(0o600))?;
-            let mut text = String::new();
-            file.read_to_string(&mut text)?;
-            match text.trim() {
-                "" => Err(io::Error::new(io::ErrorKind::InvalidData, "it is empty; remove it, and another is made")),
-                token => Ok(token.into()),
-            }
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let token = new_token()?;
-            // Written beside it, so that a token that is there is whole.
-            let fresh = data_dir.join(format!("{TOKEN_FILE}.new"));
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-            file.set_permissions(Permissions::from_mode(0o600))?;
-            writeln!(file, "{}", token.expose())?;
-            file.sync_all()?;
-            std::fs::rename(fresh, path)?;
-            Ok(token)
-        }
-        Err(error) => Err(error),
+pub fn kept_token(data_dir: &DataDir) -> io::Result<Secret> {
+    let Some(bytes) = data_dir.read(TOKEN_FILE, TOKEN_FILE_MAX)? else {
+        let token = new_token()?;
+        data_dir.replace(TOKEN_FILE, format!("{}\n", token.expose()).as_bytes())?;
+        return Ok(token);
+    };
+    let text = String::from_utf8(bytes).unwrap_or_default();
+    let token = text.trim();
+    let usual = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    if token.len() < TOKEN_LEN_MIN || !token.bytes().all(usual) {
+        let message = format!(
+            "it holds no token of at least {TOKEN_LEN_MIN} letters and digits; remove the file, and a new token is made"
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
+    Ok(token.into())
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use std::fs::Permissions;
     use std::net::Ipv4Addr;
+    use std::os::unix::fs::PermissionsExt;
 
     use axum::http::HeaderValue;
 
@@ -495,16 +491,31 @@ mod tests {
     #[test]
     fn a_token_is_kept_in_the_data_directory_for_its_owner_only() {
         let home = tempfile::tempdir().unwrap();
-        let token = kept_token(home.path()).unwrap();
+        let data_dir = DataDir::open(home.path()).unwrap();
+        let token = kept_token(&data_dir).unwrap();
         assert!(token.expose().len() == 68 && token != new_token().unwrap());
         let file = home.path().join("token");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{}\n", token.expose()));
-        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-        assert_eq!(kept_token(home.path()).unwrap(), token, "the same again");
+        assert_eq!(kept_token(&data_dir).unwrap(), token, "the same again");
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        let refused = kept_token(&data_dir).unwrap_err().to_string();
+        assert!(refused.contains("chmod 600"), "{refused}");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
-        std::fs::write(&file, "\n").unwrap();
-        assert_eq!(kept_token(home.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_weak_token_in_the_data_directory_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let data_dir = DataDir::open(home.path()).unwrap();
+        for weak in ["\n", "short\n", &"x".repeat(31), &"two words ".repeat(10), "\u{fc}".repeat(40).as_str()] {
+            data_dir.replace(TOKEN_FILE, weak.as_bytes()).unwrap();
+            let refused = kept_token(&data_dir).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{weak:?}");
+            assert!(refused.to_string().contains("remove the file"), "{refused}");
+        }
+        data_dir.remove(TOKEN_FILE).unwrap();
+        assert_eq!(kept_token(&data_dir).unwrap(), kept_token(&data_dir).unwrap());
     }
 
     #[test]

@@ -30,11 +30,12 @@ use super::pulse::Pulse;
 use super::read::is_damage;
 use super::salvage::{last_put_aside, put_aside, salvage};
 use super::schema::SchemaError;
-use super::store::{Facts, Memos, Pruning, Store, identity, read_facts};
+use super::store::{Facts, Memos, Pruning, Store, read_facts};
 use super::{
-    Clock, CommandRecord, DeliveryState, Job, JournalError, JournalState, JournalStatus, Limits, Sending, Shared,
-    database, directory, read,
+    Clock, CommandRecord, DeliveryState, Job, JournalError, JournalHome, JournalState, JournalStatus, Limits, Sending,
+    Shared, database, read,
 };
+use crate::data_dir::DataDir;
 
 /// A disk that took nothing is asked again after this, if nobody wanted it before.
 const RETRY: Duration = Duration::from_secs(3);
@@ -45,7 +46,7 @@ const OWED_MAX: usize = 10_000;
 
 /// What the thread owns.
 pub(super) struct Keeper {
-    data_dir: PathBuf,
+    home: JournalHome,
     path: PathBuf,
     limits: Limits,
     time: Time,
@@ -101,7 +102,7 @@ impl Time {
 impl Keeper {
     /// Starts the thread, and waits until it has opened the database or found out that it cannot.
     pub(super) fn start(
-        data_dir: PathBuf,
+        home: JournalHome,
         limits: Limits,
         clock: Clock,
         inbox: mpsc::Receiver<Job>,
@@ -109,7 +110,7 @@ impl Keeper {
         let (opened, answer) = mpsc::channel();
         let pulse = Pulse::start()?;
         thread::Builder::new().name("journal".into()).spawn(move || {
-            let mut keeper = Self::open(data_dir, limits, clock, pulse);
+            let mut keeper = Self::open(home, limits, clock, pulse);
             // If nobody waits there will be no jobs either.
             let _ = opened.send(Arc::clone(&keeper.shared));
             keeper.run(&inbox);
@@ -117,9 +118,9 @@ impl Keeper {
         answer.recv().map_err(io::Error::other)
     }
 
-    fn open(data_dir: PathBuf, limits: Limits, clock: Clock, pulse: Arc<Pulse>) -> Self {
-        let path = database(&data_dir);
-        let mark = Mark::read(&directory(&data_dir));
+    fn open(home: JournalHome, limits: Limits, clock: Clock, pulse: Arc<Pulse>) -> Self {
+        let path = database(home.path());
+        let mark = Mark::read(&home);
         let time = Time { began: clock(), at: Instant::now(), clock };
         let shared = Arc::new(Shared {
             status: watch::Sender::new(JournalStatus { path: path.clone(), ..JournalStatus::default() }),
@@ -135,7 +136,7 @@ impl Keeper {
             pulse,
         });
         let mut keeper = Self {
-            data_dir,
+            home,
             path,
             limits,
             time,
@@ -157,7 +158,7 @@ impl Keeper {
             late_memos: None,
             memos_missed: 0,
         };
-        let was_there = identity(&keeper.path).is_some();
+        let was_there = keeper.home.stat("").is_some();
         // Before anything is noted that goes wrong now.
         let noted = keeper.mark.clone();
         let mut facts = None;
@@ -165,12 +166,12 @@ impl Keeper {
         let _ = keeper.ready(&mut facts);
         if facts.is_none() && was_there {
             // It cannot be opened for writing; what it knows may be read all the same.
-            facts = read::open(&keeper.data_dir).ok().flatten().and_then(|connection| read_facts(&connection).ok());
+            facts = read::open(keeper.home.path()).ok().flatten().and_then(|connection| read_facts(&connection).ok());
         }
         keeper.number(facts, was_there, &noted);
         keeper.note_gone();
         // Kept for a person to look at, and told until that person has removed it.
-        keeper.damaged = keeper.damaged.or_else(|| last_put_aside(&keeper.path));
+        keeper.damaged = keeper.damaged.or_else(|| last_put_aside(&keeper.home.directory().ok()?));
         keeper.show();
         keeper
     }
@@ -422,8 +423,8 @@ impl Keeper {
             Some(false) => self.abandon(),
             None => {}
         }
-        let was_there = identity(&self.path).is_some();
-        match Store::open(&self.path, facts) {
+        let was_there = self.home.stat("").is_some();
+        match Store::open(&self.home, facts) {
             Ok(store) => {
                 let last = store.last();
                 self.store = Some(store);
@@ -491,18 +492,20 @@ impl Keeper {
         if let Some(store) = self.store.take() {
             self.gone.merge(&store.into_gone());
         }
-        let aside = match put_aside(&self.path, self.time.now()) {
-            Ok(aside) => aside,
+        let put = |directory: DataDir| -> io::Result<_> { Ok((put_aside(&directory, self.time.now())?, directory)) };
+        let (name, directory) = match self.home.directory().and_then(put) {
+            Ok(put) => put,
             Err(error) => return Err(self.failed(&error)),
         };
+        let aside = directory.path().join(&name);
         // Should we be killed before all is taken over, the next one must not trust what it finds.
         self.mark.note(self.through, true);
         tracing::error!(%error, aside = %aside.display(), "the journal is damaged: it was put aside, and what can be read of it is taken over");
-        let mut store = match Store::open(&self.path, &mut None) {
+        let mut store = match Store::open(&self.home, &mut None) {
             Ok(store) => store,
             Err(error) => return Err(self.failed(&error)),
         };
-        let salvaged = match store.take_over(|connection| salvage(&aside, connection)) {
+        let salvaged = match store.take_over(|connection| salvage(&directory, &name, connection)) {
             Ok(salvaged) => salvaged,
             Err(error) => return Err(self.failed(&error)),
         };

@@ -18,12 +18,17 @@
 //! hangs it cannot be written, so events then get no numbers, and a later start never uses a number again that an event
 //! had and that was lost with the satellite.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use super::JournalHome;
+use crate::data_dir::Access;
+
+/// In the directory of the journal.
+const FILE: &str = "seq";
+/// The file is one line; a longer one is read as no mark.
+const FILE_MAX: u64 = 4096;
 /// So many numbers are reserved at once.
 pub(super) const STEP: u64 = 10_000;
 /// And so many where the last ones were used up within `STORM`: each time waits for the disk.
@@ -35,7 +40,7 @@ const BOOT_LEN: usize = 36;
 
 #[derive(Debug, Clone)]
 pub(super) struct Mark {
-    path: PathBuf,
+    home: JournalHome,
     /// As in the file, as far as is known.
     says: Says,
     /// Whether the file says so.
@@ -87,13 +92,13 @@ impl Says {
 
 impl Mark {
     /// What the file says; nothing is reserved if there is none or it says something else.
-    pub(super) fn read(directory: &Path) -> Self {
+    pub(super) fn read(home: &JournalHome) -> Self {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let boot = Some(boot.trim()).filter(|boot| boot.len() == BOOT_LEN).unwrap_or(NO_BOOT).to_owned();
-        let path = directory.join("seq");
-        let says = Says::parse(&std::fs::read_to_string(&path).unwrap_or_default(), &boot);
+        let found = home.directory().and_then(|directory| directory.read(FILE, FILE_MAX)).ok().flatten();
+        let says = Says::parse(&String::from_utf8(found.unwrap_or_default()).unwrap_or_default(), &boot);
         let nothing = Says { reserved: 0, ahead: false, reached: 0, closed: false, boot: boot.clone(), granted: 0 };
-        Self { path, written: says.is_some(), says: says.unwrap_or(nothing), boot, reserved_at: None }
+        Self { home: home.clone(), written: says.is_some(), says: says.unwrap_or(nothing), boot, reserved_at: None }
     }
 
     /// The last number that may have been seen by somebody. `stored` is how far a database reaches that has all that was
@@ -176,15 +181,16 @@ impl Mark {
     }
 
     fn write(&self, sync: bool) -> io::Result<()> {
-        let known = self.path.exists();
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.path)?;
+        let directory = self.home.directory()?;
+        let known = directory.stat(FILE).is_some();
+        let file = directory.open_file(FILE, Access::Write)?;
         file.write_all_at(self.says.line().as_bytes(), 0)?;
         if sync {
             file.sync_data()?;
         }
-        if !known && let Some(directory) = self.path.parent() {
+        if !known {
             // Its name, too.
-            File::open(directory)?.sync_all()?;
+            directory.sync()?;
         }
         Ok(())
     }
@@ -197,30 +203,36 @@ impl Mark {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::*;
 
     fn text(dir: &Path) -> String {
-        std::fs::read_to_string(dir.join("seq")).unwrap()
+        std::fs::read_to_string(dir.join("journal/seq")).unwrap()
+    }
+
+    fn read(dir: &Path) -> Mark {
+        Mark::read(&JournalHome::Named(dir.to_owned()))
     }
 
     #[test]
     fn a_mark_is_read_as_it_was_written_and_a_torn_one_says_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let mut mark = Mark::read(dir.path());
+        let mut mark = read(dir.path());
         assert_eq!(mark.used(None), 0);
         mark.note(5, false);
-        assert_eq!(Mark::read(dir.path()).says, mark.says);
+        assert_eq!(read(dir.path()).says, mark.says);
         let length = text(dir.path()).len();
         mark.note(10_006, true);
-        let again = Mark::read(dir.path());
+        let again = read(dir.path());
         assert_eq!((&again.says, again.says.reserved, again.says.ahead), (&mark.says, 20_006, true));
         mark.note(10_007, false);
         mark.close();
-        let again = Mark::read(dir.path());
+        let again = read(dir.path());
         assert_eq!((again.says.reached, again.says.ahead, again.says.closed), (10_007, false, true));
         assert_eq!(text(dir.path()).len(), length);
-        std::fs::write(dir.path().join("seq"), &text(dir.path())[..60]).unwrap();
-        assert_eq!(Mark::read(dir.path()).used(None), 0);
+        std::fs::write(dir.path().join("journal/seq"), &text(dir.path())[..60]).unwrap();
+        assert_eq!(read(dir.path()).used(None), 0);
     }
 
     #[test]
@@ -250,7 +262,8 @@ mod tests {
         ] {
             let text = line.replace("HERE", here).replace("OTHER", other);
             let says = Says::parse(&text, here).unwrap();
-            let mark = Mark { path: PathBuf::new(), says, written: true, boot: here.to_owned(), reserved_at: None };
+            let home = JournalHome::Named(PathBuf::new());
+            let mark = Mark { home, says, written: true, boot: here.to_owned(), reserved_at: None };
             assert_eq!(mark.used(stored), used, "{line}, {stored:?}");
         }
     }
@@ -282,30 +295,30 @@ mod tests {
     #[test]
     fn what_is_about_to_be_stored_is_reserved_from_where_the_database_ends() {
         let dir = tempfile::tempdir().unwrap();
-        let mut mark = Mark::read(dir.path());
+        let mut mark = read(dir.path());
         mark.note(5, false);
         mark.reserve(10_000, 12_000);
-        assert_eq!(Mark::read(dir.path()).says.reserved, 20_000);
+        assert_eq!(read(dir.path()).says.reserved, 20_000);
         mark.reserve(12_000, 19_999);
-        assert_eq!(Mark::read(dir.path()).says.reserved, 20_000);
+        assert_eq!(read(dir.path()).says.reserved, 20_000);
         mark.note(12_000, false);
         mark.reserve(12_000, 40_000);
-        assert!(Mark::read(dir.path()).says.reserved > 40_000, "more than a step at once");
+        assert!(read(dir.path()).says.reserved > 40_000, "more than a step at once");
     }
 
     #[test]
     fn while_the_database_takes_nothing_what_waits_in_memory_is_reserved_as_well() {
         let dir = tempfile::tempdir().unwrap();
-        let mut mark = Mark::read(dir.path());
+        let mut mark = read(dir.path());
         mark.note(100, true);
         mark.reserve(100, 50_000);
-        assert!(Mark::read(dir.path()).says.reserved >= 50_000 + STEP);
+        assert!(read(dir.path()).says.reserved >= 50_000 + STEP);
     }
 
     #[test]
     fn what_is_reserved_is_not_raised_for_each_event() {
         let dir = tempfile::tempdir().unwrap();
-        let mut mark = Mark::read(dir.path());
+        let mut mark = read(dir.path());
         let mut reserved = std::collections::BTreeSet::new();
         for seq in 1..=50_000 {
             mark.reserve(seq - 1, seq);
@@ -313,6 +326,6 @@ mod tests {
             reserved.insert(mark.says.reserved);
         }
         assert!(reserved.len() <= 6, "{reserved:?}");
-        assert_eq!(Mark::read(dir.path()).says.reached, 50_000);
+        assert_eq!(read(dir.path()).says.reached, 50_000);
     }
 }

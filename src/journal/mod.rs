@@ -26,6 +26,7 @@ mod store;
 
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -40,12 +41,18 @@ use mcp_satellite_actors::seam::{Answer, Batch, Numbers};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
+use crate::data_dir::{DataDir, FileStat};
 use keeper::Keeper;
 use pulse::Pulse;
 
 pub use read::{Events, Follow, Logged, Logs, Query, read, request_logs, server_logs};
 pub use sink::JournalSink;
 pub(crate) use store::Memos;
+
+/// In the data directory.
+const DIRECTORY: &str = "journal";
+/// In the directory of the journal.
+const DATABASE: &str = "journal.db";
 
 /// What is kept, and for how long. Whatever is reached first ends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,12 +166,50 @@ pub enum CommandRecord {
 
 /// The directory of the journal in a data directory.
 pub fn directory(data_dir: &Path) -> PathBuf {
-    data_dir.join("journal")
+    data_dir.join(DIRECTORY)
 }
 
 /// The database in a data directory.
 pub fn database(data_dir: &Path) -> PathBuf {
-    directory(data_dir).join("journal.db")
+    directory(data_dir).join(DATABASE)
+}
+
+/// The data directory as the journal reaches it.
+#[derive(Debug, Clone)]
+enum JournalHome {
+    /// The open directory of a satellite.
+    Open(DataDir),
+    /// A path that a host gave: it is opened whenever it is needed, because it may be created or replaced later.
+    Named(PathBuf),
+}
+
+impl JournalHome {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Open(directory) => directory.path(),
+            Self::Named(path) => path,
+        }
+    }
+
+    /// The directory of the journal, which is created if it does not exist.
+    fn directory(&self) -> io::Result<DataDir> {
+        match self {
+            Self::Open(directory) => directory.subdirectory(DIRECTORY),
+            Self::Named(path) => DataDir::create(path)?.subdirectory(DIRECTORY),
+        }
+    }
+
+    /// What others find as the database, or as the file beside it with this suffix.
+    fn stat(&self, suffix: &str) -> Option<FileStat> {
+        let name = Path::new(DIRECTORY).join(format!("{DATABASE}{suffix}"));
+        match self {
+            Self::Open(directory) => directory.stat(name),
+            Self::Named(path) => {
+                let found = std::fs::symlink_metadata(path.join(name)).ok()?;
+                Some(FileStat { identity: (found.dev(), found.ino()), len: found.len() })
+            }
+        }
+    }
 }
 
 /// Tells the time of day.
@@ -209,16 +254,25 @@ struct Shared {
 }
 
 impl Journal {
-    /// Opens the journal in a data directory, which is made if need be. An error says only that no thread can be
-    /// started: what is wrong with the disk is in [`Journal::status`], in the log, and tried again. Waits for the disk.
+    /// Opens the journal in a data directory, which is made if need be and must be accessible to its owner only. An
+    /// error says only that no thread can be started: what is wrong with the disk is in [`Journal::status`], in the log, and tried again. Waits for the disk.
     pub fn open(data_dir: &Path, limits: Limits) -> io::Result<Self> {
         Self::open_at(data_dir, limits, Arc::new(Timestamp::now))
     }
 
     /// [`Journal::open`] with another clock.
     pub fn open_at(data_dir: &Path, limits: Limits, clock: Clock) -> io::Result<Self> {
+        Self::open_home(JournalHome::Named(data_dir.to_owned()), limits, clock)
+    }
+
+    /// [`Journal::open`] in a data directory that is open already: its path is not looked up again.
+    pub fn open_in(data_dir: DataDir, limits: Limits) -> io::Result<Self> {
+        Self::open_home(JournalHome::Open(data_dir), limits, Arc::new(Timestamp::now))
+    }
+
+    fn open_home(home: JournalHome, limits: Limits, clock: Clock) -> io::Result<Self> {
         let (jobs, inbox) = mpsc::channel::<Job>();
-        let shared = Keeper::start(data_dir.to_owned(), limits, clock, inbox)?;
+        let shared = Keeper::start(home, limits, clock, inbox)?;
         Ok(Self { jobs, shared })
     }
 

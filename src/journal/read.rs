@@ -13,9 +13,9 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 use serde::de::DeserializeOwned;
 
-use super::database;
 use super::schema::{self, SchemaError};
-use super::store::{identity, suffixed};
+use super::{DATABASE, DIRECTORY, JournalHome, database};
+use crate::data_dir::DataDir;
 
 /// Rows that are read at once.
 const CHUNK: usize = 500;
@@ -184,7 +184,7 @@ impl Follow {
     }
 
     fn open(&mut self) -> io::Result<()> {
-        let found = identity(&self.path);
+        let found = JournalHome::Named(self.data_dir.clone()).stat("").map(|found| found.identity);
         if self.open.as_ref().is_some_and(|(_, opened)| *opened != found) {
             // Put aside or deleted. Numbers go on, so there is nothing to begin anew but the file.
             self.open = None;
@@ -368,18 +368,21 @@ fn logs<T: DeserializeOwned>(data_dir: &Path, table: &str, wanted: impl Fn(&Subj
 
 /// Opens the database for reading; `None` if there is nothing in it yet.
 pub(super) fn open(data_dir: &Path) -> io::Result<Option<Connection>> {
-    let path = database(data_dir);
-    if identity(&path).is_none() {
-        // A directory that cannot be read is an error, one without a journal is not.
-        return match std::fs::read_dir(data_dir) {
-            Ok(_) => Ok(None),
-            Err(error) => Err(io::Error::new(error.kind(), format!("cannot read {}: {error}", data_dir.display()))),
-        };
+    let cannot =
+        |error: io::Error| io::Error::new(error.kind(), format!("cannot read {}: {error}", data_dir.display()));
+    // A directory that cannot be read is an error, one without a journal is not.
+    let directory = match DataDir::open(data_dir).map_err(cannot)?.existing(DIRECTORY) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        directory => directory.map_err(cannot)?,
+    };
+    if directory.stat(DATABASE).is_none() {
+        return Ok(None);
     }
+    let path = directory.database(DATABASE).map_err(cannot)?;
     match open_at(&path, false) {
         Err(SchemaError::Sqlite(error))
             if matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
-                && std::fs::metadata(suffixed(&path, "-wal")).map_or(0, |found| found.len()) == 0 =>
+                && directory.stat(format!("{DATABASE}-wal")).map_or(0, |found| found.len) == 0 =>
         {
             // On a disk that is read-only for us there can be no shared memory, and nobody who writes either.
             open_at(&path, true)
@@ -390,7 +393,7 @@ pub(super) fn open(data_dir: &Path) -> io::Result<Option<Connection>> {
 }
 
 fn open_at(path: &Path, immutable: bool) -> Result<Option<Connection>, SchemaError> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = if immutable {
         Connection::open_with_flags(immutable_uri(path), flags | OpenFlags::SQLITE_OPEN_URI)?
     } else {

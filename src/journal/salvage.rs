@@ -1,58 +1,61 @@
 //! A damaged database is put aside, for a person to look at, and what can be read of it goes into a new one.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use jiff::Timestamp;
 use rusqlite::types::ToSqlOutput;
 use rusqlite::{Connection, OpenFlags, params};
 use serde::Deserialize;
 
+use super::DATABASE;
 use super::read::{Facets, beyond, chunk, is_damage, number};
-use super::store::suffixed;
+use crate::data_dir::DataDir;
 
+/// What the name of a database begins with that was put aside.
+const ASIDE: &str = "journal.db.damaged-";
 /// Rows that one transaction takes over.
 const STEP: usize = 5_000;
 
-/// Renames the database and what belongs to it. The new name of the database.
-pub(super) fn put_aside(path: &Path, now: Timestamp) -> io::Result<PathBuf> {
-    let mut aside = suffixed(path, &format!(".damaged-{}", now.as_second()));
+/// Renames the database and what belongs to it. Returns the new name of the database.
+pub(super) fn put_aside(directory: &DataDir, now: Timestamp) -> io::Result<String> {
+    let mut aside = format!("{ASIDE}{}", now.as_second());
     let mut again = 0;
-    while aside.exists() {
+    while directory.stat(&aside).is_some() {
         again += 1;
-        aside = suffixed(path, &format!(".damaged-{}-{again}", now.as_second()));
+        aside = format!("{ASIDE}{}-{again}", now.as_second());
     }
-    fs::rename(path, &aside)?;
+    directory.rename(DATABASE, &aside)?;
     for suffix in ["-wal", "-shm"] {
         // A log that stayed would be taken for that of the new database.
-        match fs::rename(suffixed(path, suffix), suffixed(&aside, suffix)) {
+        match directory.rename(&format!("{DATABASE}{suffix}"), &format!("{aside}{suffix}")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
     }
-    for older in put_asides(path).filter(|older| *older != aside) {
+    for older in put_asides(directory).filter(|older| *older != aside) {
         // One is enough to look at, and many fill the disk.
         for suffix in ["", "-wal", "-shm"] {
-            let _ = fs::remove_file(suffixed(&older, suffix));
+            let _ = directory.remove(&format!("{older}{suffix}"));
         }
     }
     Ok(aside)
 }
 
 /// The database that was put aside last, if it is still there.
-pub(super) fn last_put_aside(path: &Path) -> Option<PathBuf> {
+pub(super) fn last_put_aside(directory: &DataDir) -> Option<PathBuf> {
     // The times in their names are of one length.
-    put_asides(path).max()
+    put_asides(directory).max().map(|name| directory.path().join(name))
 }
 
-fn put_asides(path: &Path) -> impl Iterator<Item = PathBuf> {
-    let start = suffixed(path, ".damaged-");
-    let entries = path.parent().and_then(|directory| fs::read_dir(directory).ok()).into_iter().flatten();
-    entries.filter_map(Result::ok).map(|entry| entry.path()).filter(move |found| {
-        let (name, start) = (found.as_os_str().as_encoded_bytes(), start.as_os_str().as_encoded_bytes());
-        name.starts_with(start) && !name.ends_with(b"-wal") && !name.ends_with(b"-shm")
-    })
+/// The names that [`put_aside`] gave: a copy that a person made beside them is not one.
+fn put_asides(directory: &DataDir) -> impl Iterator<Item = String> {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    directory
+        .names()
+        .unwrap_or_default()
+        .into_iter()
+        .filter(move |name| name.strip_prefix(ASIDE).is_some_and(|times| times.splitn(2, '-').all(is_number)))
 }
 
 /// What was taken over.
@@ -63,12 +66,13 @@ pub(super) struct Salvaged {
     pub(super) lost: Vec<(u64, u64)>,
 }
 
-/// Takes over all that can be read of the database `aside` into the empty one of `into`. What cannot be written ends
-/// it: what was taken over by then stays.
-pub(super) fn salvage(aside: &Path, into: &mut Connection) -> Salvaged {
+/// Takes over all that can be read of the database `aside` in `directory` into the empty one of `into`. What
+/// cannot be written ends it: what was taken over by then stays.
+pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -> Salvaged {
     let mut salvaged = Salvaged::default();
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let Ok(from) = Connection::open_with_flags(aside, flags) else { return salvaged };
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let Ok(path) = directory.database(aside) else { return salvaged };
+    let Ok(from) = Connection::open_with_flags(path, flags) else { return salvaged };
     // Else a file that is shorter than it says is not looked into at all.
     if from.pragma_update(None, "writable_schema", true).is_err() {
         return salvaged;

@@ -68,6 +68,8 @@ pub(super) enum SchemaError {
     Newer { found: usize, known: usize },
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
+    #[error(transparent)]
+    File(#[from] std::io::Error),
 }
 
 /// The version that this satellite writes.

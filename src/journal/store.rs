@@ -1,10 +1,6 @@
 //! The database as the one thread that writes it sees it: each method is one transaction, or reads.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, OpenOptions, Permissions};
-use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -18,7 +14,8 @@ use serde::Serialize;
 use super::gone::Gone;
 use super::read::{Facets, chunk, number};
 use super::schema::{self, SchemaError};
-use super::{CommandRecord, DeliveryState, Limits, Sending};
+use super::{CommandRecord, DATABASE, DeliveryState, JournalHome, Limits, Sending};
+use crate::data_dir::Access;
 
 /// How long somebody else's transaction is waited for: nobody but us writes, so it is a person with a tool.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
@@ -56,7 +53,7 @@ pub(super) struct Facts {
 
 pub(super) struct Store {
     connection: Connection,
-    path: PathBuf,
+    home: JournalHome,
     /// The file that is open: another one at its path is not ours.
     identity: (u64, u64),
     /// The same of the log in front of it, once there is one.
@@ -82,12 +79,20 @@ pub(super) struct Extent {
 }
 
 impl Store {
-    /// Opens the database at `path`, or makes it. What it tells before anything is written is in `facts`, also where
+    /// Opens the database, or makes it. What it tells before anything is written is in `facts`, also where
     /// writing then fails.
-    pub(super) fn open(path: &Path, facts: &mut Option<Facts>) -> Result<Self, SchemaError> {
-        make_private(path);
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let mut connection = Connection::open_with_flags(path, flags)?;
+    pub(super) fn open(home: &JournalHome, facts: &mut Option<Facts>) -> Result<Self, SchemaError> {
+        let directory = home.directory()?;
+        if directory.stat(DATABASE).is_none() {
+            // For its owner only; the files beside it get its permissions. A failure is left to the library to report.
+            // An existing file is not opened: closing it would give up the locks on it.
+            drop(directory.open_file(DATABASE, Access::Write));
+        }
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_CREATE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX
+            | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let mut connection = Connection::open_with_flags(directory.database(DATABASE)?, flags)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.set_prepared_statement_cache_capacity(64);
         let version = schema::version(&connection)?;
@@ -114,8 +119,8 @@ impl Store {
         *facts = Some(read);
         let page_size = connection.pragma_query_value(None, "page_size", |row| row.get::<_, i64>(0))?;
         let mut store = Self {
-            identity: identity(path).unwrap_or_default(),
-            path: path.to_owned(),
+            identity: home.stat("").map(|found| found.identity).unwrap_or_default(),
+            home: home.clone(),
             connection,
             wal: None,
             wal_len: 0,
@@ -149,7 +154,7 @@ impl Store {
     }
 
     pub(super) fn is_database_in_place(&self) -> bool {
-        identity(&self.path) == Some(self.identity)
+        self.home.stat("").map(|found| found.identity) == Some(self.identity)
     }
 
     /// Whether what is written here can be found at its path by others, and after our end.
@@ -163,9 +168,9 @@ impl Store {
     }
 
     fn look_at_wal(&mut self) {
-        let found = fs::metadata(suffixed(&self.path, "-wal")).ok();
-        self.wal = found.as_ref().map(|found| (found.dev(), found.ino()));
-        self.wal_len = found.map_or(0, |found| found.len());
+        let found = self.home.stat("-wal");
+        self.wal = found.map(|found| found.identity);
+        self.wal_len = found.map_or(0, |found| found.len);
     }
 
     pub(super) fn last(&self) -> u64 {
@@ -684,29 +689,4 @@ fn set(connection: &Connection, key: &str, value: &impl Serialize) -> rusqlite::
     let mut upsert = connection.prepare_cached("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)")?;
     upsert.execute([&key as &dyn ToSql, &value])?;
     Ok(())
-}
-
-/// Device and inode of a file.
-pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
-
-/// The path with something behind its name.
-pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
-}
-
-/// A new database could be read by others, and its log gets its permissions. A failure is left to
-/// the library to tell. The file is not opened if it is there: closing it would give up the locks that we hold on it.
-fn make_private(path: &Path) {
-    if let Some(directory) = path.parent() {
-        let _ = fs::DirBuilder::new().recursive(true).create(directory);
-        let _ = fs::set_permissions(directory, Permissions::from_mode(0o700));
-    }
-    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    if made.is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-        let _ = fs::set_permissions(path, Permissions::from_mode(0o600));
-    }
 }

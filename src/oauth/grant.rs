@@ -2,10 +2,7 @@
 //!
 //! Each has a file of its own in `DIR/grants`, for its owner only. It is never in the journal, an event or a log.
 
-use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -14,7 +11,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use serde::{Deserialize, Serialize};
 
 use crate::config::OAuthPlan;
-use crate::private;
+use crate::data_dir::{DataDir, is_hex};
 
 /// In the data directory.
 const DIRECTORY: &str = "grants";
@@ -150,43 +147,46 @@ impl From<Kept> for Grant {
 /// All grants of a data directory, as files.
 #[derive(Debug, Clone)]
 pub(super) struct Store {
-    directory: PathBuf,
+    data_dir: DataDir,
 }
 
 impl Store {
     /// Also what is there. A file that cannot be used is left alone, and told.
-    pub(super) fn open(data_dir: &Path) -> io::Result<(Self, Vec<Grant>)> {
-        let store = Self { directory: data_dir.join(DIRECTORY) };
+    pub(super) fn open(data_dir: &DataDir) -> io::Result<(Self, Vec<Grant>)> {
+        let store = Self { data_dir: data_dir.clone() };
         let mut grants = Vec::new();
-        if let Err(error) = store.make() {
-            // On a full disk it is made with the first authorization that is kept.
-            tracing::error!(%error, directory = %store.directory.display(), "cannot make the directory of authorizations");
-            if !store.directory.is_dir() {
+        let directory = match store.directory() {
+            Ok(directory) => directory,
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
+            Err(error) => {
+                // On a full disk it is made with the first authorization that is kept.
+                tracing::error!(%error, "cannot make the directory of authorizations");
                 return Ok((store, grants));
             }
-        }
-        for entry in std::fs::read_dir(&store.directory)? {
-            let path = entry?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
+        };
+        for name in directory.names()? {
+            if name.strip_suffix(".json").is_none_or(|digits| !is_hex(digits, 32)) {
                 continue;
             }
-            match store.load(&path) {
+            match Self::load(&directory, &name) {
                 Ok(grant) => grants.push(grant),
                 Err(why) => {
-                    tracing::error!(file = %path.display(), why, "an authorization cannot be read; its server needs another");
+                    let file = directory.path().join(name);
+                    tracing::error!(file = %file.display(), why, "an authorization cannot be read; its server needs another");
                 }
             }
         }
         Ok((store, grants))
     }
 
-    fn make(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)
+    /// Opens the directory, and makes it if it is missing.
+    fn directory(&self) -> io::Result<DataDir> {
+        self.data_dir.subdirectory(DIRECTORY)
     }
 
     /// An error shows nothing of what is in the file.
-    fn load(&self, path: &Path) -> Result<Grant, String> {
-        let bytes = private::read(path, FILE_MAX)?.ok_or("it is gone")?;
+    fn load(directory: &DataDir, name: &str) -> Result<Grant, String> {
+        let bytes = directory.read(name, FILE_MAX).map_err(|error| error.to_string())?.ok_or("it is gone")?;
         // What it says of a value of the wrong type would be the value.
         let kept: Kept = serde_json::from_slice(&bytes).map_err(|_| "it does not hold what was stored there")?;
         if kept.version != VERSION {
@@ -194,7 +194,7 @@ impl Store {
         }
         let grant = Grant::from(kept);
         // Whoever copies a file under another name makes no grant for another.
-        if self.path(&grant.id) != path {
+        if file_name(&grant.id) != name {
             return Err("it is another instance's".to_owned());
         }
         Ok(grant)
@@ -202,27 +202,22 @@ impl Store {
 
     /// In the place of what was there. It waits for the disk.
     pub(super) fn keep(&self, grant: &Grant) -> io::Result<()> {
-        self.make()?;
-        private::replace(&self.path(&grant.id), &serde_json::to_vec_pretty(&Kept::from(grant))?)
+        self.directory()?.replace(&file_name(&grant.id), &serde_json::to_vec_pretty(&Kept::from(grant))?)
     }
 
     /// Whether there was one.
     pub(super) fn remove(&self, id: &InstanceId) -> io::Result<bool> {
-        match std::fs::remove_file(self.path(id)) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.directory()?.remove(&file_name(id))
     }
+}
 
-    /// Ids may hold anything, so a file is named by a digest.
-    fn path(&self, id: &InstanceId) -> PathBuf {
-        let parts = [id.team.to_string(), id.user.to_string(), id.installation.to_string()];
-        let text = serde_json::json!(parts).to_string();
-        let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-        let (half, _) = digest.as_ref().split_first_chunk().unwrap_or((&[0; 16], &[]));
-        self.directory.join(format!("{:032x}.json", u128::from_be_bytes(*half)))
-    }
+/// The name of an instance's file. Ids may contain any character, so it is a digest.
+fn file_name(id: &InstanceId) -> String {
+    let parts = [id.team.to_string(), id.user.to_string(), id.installation.to_string()];
+    let text = serde_json::json!(parts).to_string();
+    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    let (half, _) = digest.as_ref().split_first_chunk().unwrap_or((&[0; 16], &[]));
+    format!("{:032x}.json", u128::from_be_bytes(*half))
 }
 
 #[cfg(test)]
@@ -256,7 +251,7 @@ pub(super) mod tests {
     #[test]
     fn a_grant_is_kept_for_its_owner_only_and_found_again_and_shown_nowhere() {
         let home = tempfile::tempdir().unwrap();
-        let (store, none) = Store::open(home.path()).unwrap();
+        let (store, none) = Store::open(&DataDir::open(home.path()).unwrap()).unwrap();
         assert_eq!(none, []);
         for user in ["alice", "bob"] {
             store.keep(&grant(user)).unwrap();
@@ -265,21 +260,22 @@ pub(super) mod tests {
             assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
         }
         assert_eq!(home.path().join(DIRECTORY).metadata().unwrap().permissions().mode() & 0o777, 0o700);
-        let (_, mut found) = Store::open(home.path()).unwrap();
+        let (_, mut found) = Store::open(&DataDir::open(home.path()).unwrap()).unwrap();
         found.sort_by(|one, other| one.id.user.cmp(&other.id.user));
         assert_eq!(found, [grant("alice"), grant("bob")]);
         assert!(!format!("{found:?}").contains("hush"));
         assert!(store.remove(&grant("alice").id).unwrap() && !store.remove(&grant("alice").id).unwrap());
-        assert_eq!(Store::open(home.path()).unwrap().1, [grant("bob")]);
+        assert_eq!(Store::open(&DataDir::open(home.path()).unwrap()).unwrap().1, [grant("bob")]);
     }
 
     #[test]
     fn a_file_under_another_name_is_nobodys() {
         let home = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(home.path()).unwrap();
+        let (store, _) = Store::open(&DataDir::open(home.path()).unwrap()).unwrap();
         store.keep(&grant("alice")).unwrap();
-        std::fs::rename(store.path(&grant("alice").id), store.path(&grant("bob").id)).unwrap();
-        std::fs::write(store.path(&grant("carol").id), "{\"access_token\": \"hush\"}").unwrap();
-        assert_eq!(Store::open(home.path()).unwrap().1, []);
+        let name = |user: &str| file_name(&grant(user).id);
+        store.directory.rename(&name("alice"), &name("bob")).unwrap();
+        store.directory.replace(&name("carol"), b"{\"access_token\": \"hush\"}").unwrap();
+        assert_eq!(Store::open(&DataDir::open(home.path()).unwrap()).unwrap().1, []);
     }
 }

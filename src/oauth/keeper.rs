@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +27,7 @@ use super::token::{self, Ask, Issued};
 use super::{Trouble, discovery, rules};
 use crate::config::OAuthPlan;
 use crate::connect::remote::{Clients, Holder};
+use crate::data_dir::DataDir;
 use crate::disk::in_time;
 
 /// A grant that could not be written is written again after this long.
@@ -108,7 +108,7 @@ impl Held {
 
 impl Grants {
     /// Those of this data directory.
-    pub(crate) fn open(data_dir: &Path, clients: Arc<Clients>) -> io::Result<Self> {
+    pub(crate) fn open(data_dir: &DataDir, clients: Arc<Clients>) -> io::Result<Self> {
         let (store, grants) = Store::open(data_dir)?;
         let held = grants.into_iter().map(|grant| {
             let held = Held { due: due(&grant), grant: Some(Arc::new(grant.clone())), ..Held::default() };

@@ -13,9 +13,9 @@
 //! Rotation is our own: `file-rotate` 0.8 answers `Ok` to a write when it could not open its file, panics where a
 //! directory cannot be made or a file has vanished, and renumbers every old file at each rotation, under the readers.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,6 +24,10 @@ use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use serde::Deserialize;
 
 use super::writer::Writer;
+use crate::data_dir::{Access, DataDir};
+
+/// The file that is being written.
+const CURRENT: &str = "events.jsonl";
 
 /// Appends each batch to `events.jsonl`, and begins a new file when it is full.
 #[derive(Debug)]
@@ -32,14 +36,19 @@ pub struct FileSink {
 }
 
 impl FileSink {
-    /// Opens the files in `dir`, which is made if need be, and returns it with the seq that the next event gets: one
-    /// more than the last one stored, or 1. Whatever a killed satellite left is repaired.
+    /// Opens the files in `dir`, which is made if need be and must be accessible to its owner only, and returns it
+    /// with the seq that the next event gets: one more than the last one stored, or 1. Whatever a killed satellite left is repaired.
     ///
     /// A batch that would make `events.jsonl` larger than `rotate_bytes` goes to a new file; beside that file the
     /// `keep` latest full ones stay. All are readable by their owner only. One directory has one writer.
     pub fn open(dir: impl Into<PathBuf>, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
-        let mut store = Store { dir: dir.into(), rotate_bytes, keep, last: None, open: None };
-        DirBuilder::new().recursive(true).mode(0o700).create(&store.dir).map_err(|e| at("make", &store.dir, &e))?;
+        let dir = dir.into();
+        Self::open_in(DataDir::create(&dir).map_err(|error| at("make", &dir, &error))?, rotate_bytes, keep)
+    }
+
+    /// [`FileSink::open`] in a directory that is open already.
+    pub fn open_in(dir: DataDir, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
+        let mut store = Store { dir, rotate_bytes, keep, last: None, open: None };
         store.open = match store.recover() {
             Ok(current) => Some(current),
             // Events wait until there is room: no reason not to start.
@@ -65,7 +74,7 @@ impl EventSink for FileSink {
 
 /// What the writing thread owns.
 struct Store {
-    dir: PathBuf,
+    dir: DataDir,
     rotate_bytes: u64,
     keep: usize,
     /// The last event that was written whole. An event at or before it comes from a repeated batch.
@@ -90,10 +99,9 @@ impl Store {
     }
 
     fn append(&mut self, batch: &Batch) -> io::Result<Answer> {
-        let path = current_path(&self.dir);
         let mut current = match self.open.take() {
             // Somebody may have moved the file away; what went into it now would be seen by nobody.
-            Some(current) if is_at(&current.file, &path) => current,
+            Some(current) if is_current(&current.file, &self.dir) => current,
             _ => self.recover()?,
         };
         let (mut lines, mut first, mut last) = (Vec::new(), None, self.last);
@@ -113,7 +121,7 @@ impl Store {
             self.rotate(oldest)?;
             current = self.recover()?;
         }
-        current.file.write_all(&lines).map_err(|error| at("write", &path, &error))?;
+        current.file.write_all(&lines).map_err(|error| self.at("write", CURRENT, &error))?;
         current.len += lines.len() as u64;
         current.first = current.first.or(first);
         self.last = last;
@@ -124,8 +132,7 @@ impl Store {
     /// Opens `events.jsonl`, cuts off what was left of a line, and learns what is in it. The file is read whole, once
     /// per start and failure.
     fn recover(&mut self) -> io::Result<Current> {
-        let path = current_path(&self.dir);
-        let (current, last) = open_current(&path).map_err(|error| at("write", &path, &error))?;
+        let (current, last) = open_current(&self.dir).map_err(|error| self.at("write", CURRENT, &error))?;
         self.last = self.last.max(last);
         Ok(current)
     }
@@ -134,24 +141,27 @@ impl Store {
     /// by its name, which must not be used again.
     fn last_in_full_files(&self) -> io::Result<Option<u64>> {
         let Some(first) = full_files(&self.dir)?.pop() else { return Ok(None) };
-        let path = full_path(&self.dir, first);
-        let file = File::open(&path).map_err(|error| at("read", &path, &error))?;
-        let lines = Lines::of(&file).map_err(|error| at("read", &path, &error))?;
+        let name = full_name(first);
+        let file = self.dir.open_file(&name, Access::Read).map_err(|error| self.at("read", &name, &error))?;
+        let lines = Lines::of(&file).map_err(|error| self.at("read", &name, &error))?;
         Ok(lines.last.max(Some(first)))
     }
 
     fn rotate(&self, first: u64) -> io::Result<()> {
-        let (current, full) = (current_path(&self.dir), full_path(&self.dir, first));
-        fs::rename(&current, &full).map_err(|error| at("rename", &current, &error))?;
+        self.dir.rename(CURRENT, &full_name(first)).map_err(|error| self.at("rename", CURRENT, &error))?;
         let mut old = full_files(&self.dir)?;
         old.truncate(old.len().saturating_sub(self.keep));
-        for path in old.into_iter().map(|first| full_path(&self.dir, first)) {
-            if let Err(error) = fs::remove_file(&path) {
+        for name in old.into_iter().map(full_name) {
+            if let Err(error) = self.dir.remove(&name) {
                 // Events are not held up by what is only tidiness; the next rotation tries again.
-                tracing::warn!("cannot remove the old events in {}: {error}", path.display());
+                tracing::warn!("cannot remove the old events in {}: {error}", self.dir.path().join(name).display());
             }
         }
         Ok(())
+    }
+
+    fn at(&self, doing: &str, name: &str, error: &io::Error) -> io::Error {
+        at(doing, &self.dir.path().join(name), error)
     }
 }
 
@@ -161,12 +171,8 @@ fn is_want_of_room(error: &io::Error) -> bool {
 }
 
 /// `events.jsonl`, repaired, with the last seq in it.
-fn open_current(path: &Path) -> io::Result<(Current, Option<u64>)> {
-    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    file.set_permissions(Permissions::from_mode(0o600))?;
+fn open_current(dir: &DataDir) -> io::Result<(Current, Option<u64>)> {
+    let mut file = dir.open_file(CURRENT, Access::Append)?;
     let Lines { first, last, mut len, tail } = Lines::of(&file)?;
     match tail {
         Tail::None => {}
@@ -221,9 +227,9 @@ impl Lines {
     }
 }
 
-fn is_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::metadata(path)) {
-        (Ok(ours), Ok(found)) => (ours.dev(), ours.ino()) == (found.dev(), found.ino()),
+fn is_current(file: &File, dir: &DataDir) -> bool {
+    match (file.metadata(), dir.stat(CURRENT)) {
+        (Ok(ours), Some(found)) => (ours.dev(), ours.ino()) == found.identity,
         _ => false,
     }
 }
@@ -239,22 +245,16 @@ fn seq_of(line: &[u8]) -> Option<u64> {
     serde_json::from_slice::<Head>(line).ok().map(|head| head.seq)
 }
 
-/// The file that is being written.
-fn current_path(dir: &Path) -> PathBuf {
-    dir.join("events.jsonl")
-}
-
 /// The full file that begins with the event `first`.
-fn full_path(dir: &Path, first: u64) -> PathBuf {
-    dir.join(format!("events.{first:020}.jsonl"))
+fn full_name(first: u64) -> String {
+    format!("events.{first:020}.jsonl")
 }
 
 /// The full files by their first seq, oldest first.
-fn full_files(dir: &Path) -> io::Result<Vec<u64>> {
+fn full_files(dir: &DataDir) -> io::Result<Vec<u64>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(dir).map_err(|error| at("read", dir, &error))? {
-        let name = entry.map_err(|error| at("read", dir, &error))?.file_name();
-        let digits = name.to_str().and_then(|name| name.strip_prefix("events.")?.strip_suffix(".jsonl"));
+    for name in dir.names().map_err(|error| at("read", dir.path(), &error))? {
+        let digits = name.strip_prefix("events.").and_then(|name| name.strip_suffix(".jsonl"));
         // Twenty digits hold every seq; anything else is not ours.
         if let Some(digits) = digits.filter(|digits| digits.len() == 20)
             && let Ok(first) = digits.parse()

@@ -1,6 +1,7 @@
 //! A database that an older backend has filled.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use mcp_satellite::backend::server::schema::Form;
 use reqwest::Method;
@@ -27,6 +28,7 @@ async fn nothing_of_a_database_of_the_first_version_is_lost() {
     let old = Connection::open(&file).unwrap();
     old.execute_batch(include_str!("../fixtures/backend_version_1.sql")).unwrap();
     drop(old);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     world.start().await;
 
     // Who was let in is let in, and who was not is not.

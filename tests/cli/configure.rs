@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::mcp::Client;
 use super::peer::Peer;
 use super::reload::reload;
-use super::support::{Home, pid, wait_for};
+use super::support::{Home, make_private, pid, wait_for};
 
 /// Two users with a server `notes` that wants `API_KEY` and `PIN`, and one beside it that wants nothing.
 fn two_users(home: &Home) -> PathBuf {
@@ -164,8 +164,11 @@ fn what_was_given_survives_a_restart_and_a_kill_and_is_its_owners_alone() {
     let file = home.data_dir().join("values.json");
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
     satellite.terminate().exits(0);
-    // Whoever restored it from a backup did not mean to show it.
+    // Restored from a backup, others can read it: somebody decides whether they may have.
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let refused = home.satellite(&[&["run"], &args[..]].concat()).exits(1).stderr;
+    assert!(refused.contains(&format!("chmod 600 '{}'", file.display())), "{refused}");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     let satellite = home.run(&args);
     assert_eq!(variable(&home, "alice", "API_KEY"), "kept-key");
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
@@ -389,13 +392,14 @@ fn what_was_given_is_kept_while_a_backend_has_not_told_what_there_is() {
     let home = home();
     let text = "[backend]\nurl = \"http://127.0.0.1:9\"\n";
     let config = home.write("satellite.toml", text);
-    fs::create_dir(home.data_dir()).unwrap();
+    home.make_data_dir();
     let file = home.data_dir().join("values.json");
     let kept = r#"{"version": 1, "teams": {"team_acme": {"user_alice": {"n1": {"PIN": "1"}}}}}"#;
     fs::write(&file, kept).unwrap();
     let gone =
         r#"{"team": "team_acme", "user": "user_alice", "installation": "n1", "removed_at": "2020-01-01T00:00:00Z"}"#;
     fs::write(home.data_dir().join("to-erase.json"), format!("{{\"version\": 1, \"instances\": [{gone}]}}")).unwrap();
+    make_private(&file);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     assert_eq!(home.satellite(&["prune"]).exits(0).stdout, "nothing to erase\n");
     home.write("satellite.toml", &format!("{text}# another\n"));
@@ -409,12 +413,13 @@ fn a_file_of_values_that_cannot_be_read_is_told_and_left_alone() {
     let home = home();
     let config = two_users(&home);
     let args = ["--config", config.to_str().unwrap()];
-    fs::create_dir(home.data_dir()).unwrap();
+    home.make_data_dir();
     let file = home.data_dir().join("values.json");
     for broken in
         [r#"{"version": 1, "teams": {"team_acme": {"user_alice": {"n1": {"PIN": sekrit}}}}}"#, r#"{"version": 2}"#]
     {
         fs::write(&file, broken).unwrap();
+        make_private(&file);
         let satellite = home.run(&args);
         let log = satellite.process.wait_stderr(|log| log.contains("cannot be read; their servers wait for it"));
         assert!(!log.contains("sekrit"), "{log}");

@@ -63,7 +63,7 @@ fn the_demo_works_as_it_says() {
 #[test]
 fn without_a_data_directory_named_the_commands_are_short() {
     let mut home = Home::new();
-    home.use_data_dir(".satellite");
+    home.use_data_dir(".satellite-demo");
     let satellite = home.demo(&[]);
     let printed = satellite.process.wait_stdout(|text| text.contains("Ctrl-C"));
     assert!(!printed.contains("--data-dir"), "{printed}");

@@ -1,7 +1,6 @@
 //! Servers that sleep, that are lazy, and that are rolled out, as the operator sees them.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -109,9 +108,9 @@ fn what_is_kept_of_a_lazy_server_and_cannot_be_used_costs_a_start_and_nothing_el
 #[test]
 fn a_satellite_that_cannot_keep_the_tools_of_lazy_servers_serves_them_all_the_same() {
     let home = Home::new();
-    fs::create_dir_all(home.data_dir()).unwrap();
-    fs::set_permissions(home.data_dir(), PermissionsExt::from_mode(0o700)).unwrap();
-    fs::write(home.data_dir().join("catalogues"), "in the way").unwrap();
+    home.make_data_dir();
+    // The key of the cache cannot be written.
+    fs::create_dir(home.data_dir().join("catalogues.key.new")).unwrap();
     let satellite = home.run(&["--config", &config(&home, "", "keep = \"lazy\"")]);
     home.wait_row("notes", "dormant", |row| row["dormant"] == true && row["tools"] == 3);
     satellite.terminate().exits(0);

@@ -137,7 +137,7 @@ fn following_sees_a_kill_as_it_happens() {
 fn following_shows_the_end_too_and_goes_on_with_the_next_satellite() {
     let home = Home::new();
     // Nothing is there to follow yet but the directory.
-    fs::create_dir_all(home.data_dir()).unwrap();
+    home.make_data_dir();
     let following = home.background(&["events", "--json", "--follow"]);
     following.wait_stderr(|text| text.contains("no satellite is running on") && text.contains("waiting for one"));
     for (times, killed) in (1..).zip([false, true, false]) {

@@ -7,6 +7,7 @@ mod call;
 mod check;
 mod configure;
 mod control;
+mod data_dir;
 mod demo;
 mod disk;
 mod dormancy;

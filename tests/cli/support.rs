@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 use std::fs::{self, File};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -109,6 +110,11 @@ impl Home {
         &self.data
     }
 
+    /// Makes the data directory as the satellite would.
+    pub(crate) fn make_data_dir(&self) {
+        fs::DirBuilder::new().mode(0o700).create(&self.data).unwrap();
+    }
+
     /// Has the verbs use another data directory below the home.
     pub(crate) fn use_data_dir(&mut self, name: &str) {
         self.data = self.path().join(name);
@@ -163,6 +169,7 @@ impl Home {
         for name in ["RUST_LOG", "SATELLITE_DATA_DIR", "NO_COLOR", "CLICOLOR_FORCE", "FORCE_COLOR"] {
             command.env_remove(name);
         }
+        command.env("XDG_STATE_HOME", self.path().join("state"));
         command.env(MARK, &self.mark).envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
@@ -204,6 +211,14 @@ impl Home {
     /// Starts `satellite run`.
     pub(crate) fn run_at_once(&self, args: &[&str]) -> Satellite<'_> {
         Satellite { home: self, process: self.background(&[&["run"], args].concat()) }
+    }
+
+    /// Starts `satellite run` without naming a data directory.
+    #[track_caller]
+    pub(crate) fn run_bare(&self, args: &[&str]) -> Satellite<'_> {
+        let satellite = Satellite { home: self, process: self.start(self.command(&[&["run"], args].concat())) };
+        satellite.greeted();
+        satellite
     }
 
     /// Starts `satellite demo`.
@@ -319,6 +334,11 @@ pub(crate) fn seq(event: &Value) -> u64 {
 #[track_caller]
 pub(crate) fn pid(row: &Value) -> i32 {
     i32::try_from(row["pid"].as_i64().unwrap_or_else(|| panic!("no pid: {row:#?}"))).unwrap()
+}
+
+/// Has a file belong to its owner alone.
+pub(crate) fn make_private(file: &Path) {
+    fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 pub(crate) fn send(pid: i32, signal: Signal) {

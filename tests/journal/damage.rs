@@ -135,7 +135,8 @@ async fn an_empty_file_and_a_directory_in_its_place_are_dealt_with() {
     is_ok(&journal);
 
     let home = Home::new();
-    fs::create_dir_all(home.database()).unwrap();
+    home.make_directory();
+    fs::create_dir(home.database()).unwrap();
     let journal = home.open();
     assert!(in_memory(&journal).contains("journal.db cannot be used"), "{journal:?}");
     unavailable(journal.append(batch(1..=5)).await);

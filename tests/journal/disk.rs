@@ -126,7 +126,7 @@ async fn a_read_only_disk_is_told_and_what_it_holds_is_known() {
 async fn what_a_killed_satellite_has_left_can_be_read_on_a_read_only_disk() {
     let disk = Disk::new(4 * MIB);
     let killed = crash::killed_after(50);
-    fs::create_dir(journal::directory(disk.path())).unwrap();
+    make_directory(disk.path());
     for file in fs::read_dir(journal::directory(killed.home.path())).unwrap() {
         let file = file.unwrap();
         fs::copy(file.path(), journal::directory(disk.path()).join(file.file_name())).unwrap();

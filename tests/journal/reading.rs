@@ -67,8 +67,9 @@ fn a_directory_that_is_not_there_is_an_error_and_one_without_a_journal_is_not() 
     assert_eq!(home.stored(), [0; 0]);
     let error = journal::read(home.path().join("nowhere"), Query::default()).unwrap_err();
     assert!(error.to_string().starts_with("cannot read "), "{error}");
-    fs::create_dir(journal::directory(home.path())).unwrap();
+    home.make_directory();
     fs::write(home.database(), "").unwrap();
+    make_private(&home.database());
     assert_eq!(home.stored(), [0; 0], "a journal that is just being made is empty");
     assert_eq!(journal::server_logs(home.path(), |_| true).unwrap().lines, []);
 }

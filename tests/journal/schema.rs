@@ -42,8 +42,9 @@ INSERT INTO meta VALUES ('cursor', '40'), ('sending', '{\"id\":4294967297,\"firs
 ";
 
 fn made(home: &Home, sql: &str) {
-    fs::create_dir(journal::directory(home.path())).unwrap();
+    home.make_directory();
     Connection::open(home.database()).unwrap().execute_batch(sql).unwrap();
+    make_private(&home.database());
 }
 
 #[tokio::test]

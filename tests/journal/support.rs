@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::fs;
 use std::io::Write;
 use std::ops::RangeInclusive;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -109,6 +110,11 @@ impl Home {
         journal::database(self.path())
     }
 
+    /// The directory of the journal, for its owner only as the journal would make it.
+    pub(crate) fn make_directory(&self) {
+        make_directory(self.path());
+    }
+
     pub(crate) fn open(&self) -> Journal {
         open(self.path())
     }
@@ -129,6 +135,15 @@ impl Home {
     pub(crate) fn sqlite(&self) -> rusqlite::Connection {
         rusqlite::Connection::open(self.database()).unwrap()
     }
+}
+
+pub(crate) fn make_directory(data_dir: &Path) {
+    fs::DirBuilder::new().mode(0o700).create(journal::directory(data_dir)).unwrap();
+}
+
+/// Has a file belong to its owner alone.
+pub(crate) fn make_private(file: &Path) {
+    fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 pub(crate) fn open(data_dir: &Path) -> Journal {

@@ -2,6 +2,7 @@
 
 use mcp_satellite::backend::link::{CONFIG_FILE, Link};
 use mcp_satellite::config::Base;
+use mcp_satellite::data_dir::DataDir;
 use mcp_satellite_actors::model::event::Event;
 use serde_json::json;
 
@@ -162,11 +163,12 @@ async fn the_last_good_one_is_there_for_a_start_without_the_backend() {
     yard.fleet.online("a").await;
     wait_for("the file", || yard.home.path().join(CONFIG_FILE).exists().then_some(())).await;
     linked.until("the hash", |status| status.config_hash.is_some()).await;
-    let document = Link::remembered(yard.home.path(), &peer.url()).unwrap();
+    let data_dir = DataDir::open(yard.home.path()).unwrap();
+    let document = Link::remembered(&data_dir, &peer.url()).unwrap();
     assert_eq!(document.hash, "h1");
     assert_eq!(document.plan(&Base::default()).unwrap().instances.len(), 1);
     assert!(!format!("{document:?}").contains("hunter2"));
-    assert!(Link::remembered(yard.home.path(), "https://another.example.com").is_none());
+    assert!(Link::remembered(&data_dir, "https://another.example.com").is_none());
 
     drop(linked);
     let taken = yard.fleet.taken.lock().unwrap().len();

@@ -125,10 +125,13 @@ async fn a_token_is_not_used_up_as_long_as_the_key_could_not_be_kept() {
     peer.token("token-1");
     let yard = Yard::new(&peer, Some("token-1")).await;
     let data_dir = yard.home.path().join("later");
+    let in_the_way = data_dir.join(format!("{KEY_FILE}.rehearsal"));
+    std::fs::create_dir_all(&in_the_way).unwrap();
+    std::fs::set_permissions(&data_dir, std::fs::Permissions::from_mode(0o700)).unwrap();
     let linked = yard.link_in(&data_dir);
     linked.complains("a key could not be kept").await;
     assert!(peer.seen("register").is_empty());
-    std::fs::create_dir(&data_dir).unwrap();
+    std::fs::remove_dir(in_the_way).unwrap();
     linked.until("a contact", |status| status.connected).await;
     assert!(data_dir.join(KEY_FILE).exists());
 }

@@ -14,6 +14,7 @@ use mcp_satellite::backend::wire::EventProgress;
 use mcp_satellite::config::{BackendPlan, Base, ConfigErrors, Document, PollIntervals};
 use mcp_satellite::connect::sim::{Script, SimConnector, SimPlan};
 use mcp_satellite::console::api::BackendStatus;
+use mcp_satellite::data_dir::DataDir;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::ids::InstanceId;
@@ -138,7 +139,7 @@ impl Yard {
         let link = Link::new(Options {
             name: "satellite-0001".to_owned(),
             plan: self.plan.clone(),
-            data_dir: data_dir.to_owned(),
+            data_dir: DataDir::create(data_dir).unwrap(),
             done: self.done.clone(),
             seed: 1,
             suspended: Arc::new(move || *suspended.lock().unwrap()),

@@ -1,8 +1,6 @@
 //! The configuration of the backend: looked at when something says that it has changed, and every so often; taken on by
 //! difference; and the last good one kept, for a start without the backend.
 
-use std::io::ErrorKind;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +13,13 @@ use tokio::time::Instant;
 
 use super::calls::{CallError, Fetched};
 use super::contact::Matter;
-use super::key::{Key, read_capped};
+use super::key::Key;
 use super::rules::{Backoff, Scope};
 use super::{Fleet, Shared, Specs};
 use crate::backend::wire::Config;
 use crate::config::{ConfigErrors, Document};
+use crate::data_dir::DataDir;
 use crate::disk::in_time;
-use crate::private::replace;
 
 /// In the data directory.
 pub const CONFIG_FILE: &str = "backend-config.json";
@@ -246,16 +244,15 @@ struct Stored {
     config: Config,
 }
 
-fn store(data_dir: &Path, url: &str, config: &Config) -> std::io::Result<()> {
-    replace(&data_dir.join(CONFIG_FILE), &serde_json::to_vec_pretty(&Storing { url, config })?)
+fn store(data_dir: &DataDir, url: &str, config: &Config) -> std::io::Result<()> {
+    data_dir.replace(CONFIG_FILE, &serde_json::to_vec_pretty(&Storing { url, config })?)
 }
 
 /// The last good one of the backend at `url`. It waits for the file system.
-pub(super) fn load(data_dir: &Path, url: &str) -> Option<Document> {
+pub(super) fn load(data_dir: &DataDir, url: &str) -> Option<Document> {
     let unusable = |why: String| tracing::error!(why, "the backend's configuration of before cannot be used");
-    let text = match read_capped(&data_dir.join(CONFIG_FILE), STORED_MAX) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+    let text = match data_dir.read(CONFIG_FILE, STORED_MAX) {
+        Ok(text) => text?,
         Err(error) => {
             unusable(error.to_string());
             return None;
@@ -283,15 +280,16 @@ mod tests {
 
     #[test]
     fn the_last_configuration_is_kept_for_its_owner_only_and_of_its_backend_only() {
-        let dir = tempfile::tempdir().unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(home.path()).unwrap();
         let config = Config { hash: "h1".to_owned(), ..Config::default() };
-        assert_eq!(load(dir.path(), "https://a"), None);
-        store(dir.path(), "https://a", &config).unwrap();
+        assert_eq!(load(&dir, "https://a"), None);
+        store(&dir, "https://a", &config).unwrap();
         let path = dir.path().join(CONFIG_FILE);
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(load(dir.path(), "https://a").unwrap().hash, "h1");
-        assert_eq!(load(dir.path(), "https://b"), None);
+        assert_eq!(load(&dir, "https://a").unwrap().hash, "h1");
+        assert_eq!(load(&dir, "https://b"), None);
         std::fs::write(path, "{\"url\": \"https://a\", \"config\": {\"hash\": 7}}").unwrap();
-        assert_eq!(load(dir.path(), "https://a"), None);
+        assert_eq!(load(&dir, "https://a"), None);
     }
 }

@@ -1,13 +1,11 @@
 //! What a satellite is to its backend: kept in the data directory, for its owner only, once it is registered.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::io::Write;
 
 use mcp_satellite_actors::model::secret::Secret;
 use serde::{Deserialize, Serialize};
 
-use crate::private::{replace, write_new};
+use crate::data_dir::DataDir;
 
 /// In the data directory.
 pub const KEY_FILE: &str = "backend.json";
@@ -46,10 +44,10 @@ pub(super) enum Kept {
 }
 
 /// Looks for a key of the backend at `url`.
-pub(super) fn load(data_dir: &Path, url: &str) -> Kept {
-    let text = match read_capped(&data_dir.join(KEY_FILE), KEY_MAX) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Kept::Nothing,
+pub(super) fn load(data_dir: &DataDir, url: &str) -> Kept {
+    let text = match data_dir.read(KEY_FILE, KEY_MAX) {
+        Ok(Some(text)) => text,
+        Ok(None) => return Kept::Nothing,
         Err(error) => return Kept::Damaged(error.to_string()),
     };
     // What it says of a value of the wrong type would be the value.
@@ -66,17 +64,19 @@ pub(super) fn load(data_dir: &Path, url: &str) -> Kept {
 }
 
 /// Keeps it. Whoever reads the file finds all of it, or what was there before.
-pub(super) fn store(data_dir: &Path, key: &Key) -> std::io::Result<()> {
+pub(super) fn store(data_dir: &DataDir, key: &Key) -> std::io::Result<()> {
     let Key { url, satellite_id, secret } = key;
     let stored = Stored { url: url.clone(), satellite_id: satellite_id.clone(), api_key: secret.expose().to_owned() };
-    replace(&data_dir.join(KEY_FILE), &serde_json::to_vec_pretty(&stored)?)
+    data_dir.replace(KEY_FILE, &serde_json::to_vec_pretty(&stored)?)
 }
 
 /// Whether a key can be kept. It is found out before the token is used up: that works once.
-pub(super) fn rehearse(data_dir: &Path) -> std::io::Result<()> {
-    let path = data_dir.join(format!("{KEY_FILE}.rehearsal"));
-    write_new(&path, &[b' '; 4096])?;
-    std::fs::remove_file(path)
+pub(super) fn rehearse(data_dir: &DataDir) -> std::io::Result<()> {
+    let name = format!("{KEY_FILE}.rehearsal");
+    let mut file = data_dir.create_file(&name)?;
+    file.write_all(&[b' '; 4096])?;
+    file.sync_all()?;
+    data_dir.remove(&name).map(drop)
 }
 
 /// A name in URLs.
@@ -88,16 +88,6 @@ pub(super) fn is_id(id: &str) -> bool {
 /// What can stand in a header.
 pub(super) fn is_sendable(key: &str) -> bool {
     !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic())
-}
-
-/// The whole of a file; more than `max` bytes are an error.
-pub(super) fn read_capped(path: &Path, max: u64) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(max + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > max {
-        return Err(std::io::Error::new(ErrorKind::InvalidData, "it is too long"));
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -116,28 +106,31 @@ mod tests {
 
     #[test]
     fn a_key_is_kept_for_its_owner_only_and_found_again_and_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        assert_eq!(load(dir.path(), URL), Kept::Nothing);
-        store(dir.path(), &key()).unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(home.path()).unwrap();
+        assert_eq!(load(&dir, URL), Kept::Nothing);
+        store(&dir, &key()).unwrap();
         let path = dir.path().join(KEY_FILE);
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(load(dir.path(), URL), Kept::Key(key()));
-        store(dir.path(), &Key { satellite_id: "sat-2".to_owned(), ..key() }).unwrap();
-        assert!(matches!(load(dir.path(), URL), Kept::Key(key) if key.satellite_id == "sat-2"));
+        assert_eq!(load(&dir, URL), Kept::Key(key()));
+        store(&dir, &Key { satellite_id: "sat-2".to_owned(), ..key() }).unwrap();
+        assert!(matches!(load(&dir, URL), Kept::Key(key) if key.satellite_id == "sat-2"));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
     }
 
     #[test]
     fn a_key_of_another_backend_is_not_used() {
-        let dir = tempfile::tempdir().unwrap();
-        store(dir.path(), &key()).unwrap();
-        let other = load(dir.path(), "https://elsewhere.example.com");
+        let home = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(home.path()).unwrap();
+        store(&dir, &key()).unwrap();
+        let other = load(&dir, "https://elsewhere.example.com");
         assert_eq!(other, Kept::Another { url: URL.to_owned() });
     }
 
     #[test]
     fn a_file_that_holds_something_else_is_told_without_what_it_holds() {
-        let dir = tempfile::tempdir().unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(home.path()).unwrap();
         let long = "x".repeat(100_000);
         for text in [
             "",
@@ -148,18 +141,20 @@ mod tests {
             "{\"url\":17,\"satellite_id\":\"s\",\"api_key\":[\"secret-of-many\"]}",
             long.as_str(),
         ] {
-            std::fs::write(dir.path().join(KEY_FILE), text).unwrap();
-            let Kept::Damaged(why) = load(dir.path(), URL) else { panic!("{text}") };
+            dir.replace(KEY_FILE, text.as_bytes()).unwrap();
+            let Kept::Damaged(why) = load(&dir, URL) else { panic!("{text}") };
             assert!(!why.contains("secret"), "{why}");
         }
     }
 
     #[test]
     fn whether_a_key_can_be_kept_is_known_before_and_leaves_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        rehearse(dir.path()).unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(home.path()).unwrap();
+        rehearse(&dir).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        assert!(rehearse(&dir.path().join("gone")).is_err());
+        home.close().unwrap();
+        assert!(rehearse(&dir).is_err());
     }
 
     #[test]

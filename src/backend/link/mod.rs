@@ -30,7 +30,6 @@ mod way;
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -62,6 +61,7 @@ use rules::Scope;
 use super::wire::{EventProgress, PollingMode};
 use crate::config::{BackendPlan, ConfigErrors, Document};
 use crate::console::api::{BackendStatus, rfc3339};
+use crate::data_dir::DataDir;
 
 /// After a fault of ours.
 const BEGIN_AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -98,7 +98,7 @@ pub struct Options {
     /// What the configuration says.
     pub plan: BackendPlan,
     /// Where key and configuration are kept.
-    pub data_dir: PathBuf,
+    pub data_dir: DataDir,
     /// Which commands were carried out.
     pub done: Arc<dyn Done>,
     /// For delays that are not the same for all.
@@ -126,7 +126,7 @@ pub struct Link(Arc<Shared>);
 struct Shared {
     name: String,
     plan: BackendPlan,
-    data_dir: PathBuf,
+    data_dir: DataDir,
     seed: u64,
     suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
     started: std::time::Instant,
@@ -158,7 +158,7 @@ impl Link {
     pub fn new(options: Options) -> Result<Self, LinkError> {
         let Options { name, plan, data_dir, done, seed, suspended } = options;
         let backend = Backend::new(&plan.url, plan.request_timeout)?;
-        let metrics = Metrics::new(&data_dir);
+        let metrics = Metrics::new(data_dir.path());
         Ok(Self(Arc::new(Shared {
             name,
             token: watch::Sender::new(plan.token.clone()),
@@ -183,7 +183,7 @@ impl Link {
     }
 
     /// The last good configuration of this backend, for a start without it. It waits for the file system.
-    pub fn remembered(data_dir: &Path, url: &str) -> Option<Document> {
+    pub fn remembered(data_dir: &DataDir, url: &str) -> Option<Document> {
         document::load(data_dir, url)
     }
 

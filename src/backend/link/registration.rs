@@ -125,7 +125,7 @@ async fn register(link: &Shared, token: Option<&Secret>) -> Result<(), Trouble> 
     // A key that was refused stays until another one is in its place.
     let ready = tokio::task::spawn_blocking(move || key::rehearse(&data_dir));
     let unkept = |error: &dyn std::fmt::Display| {
-        let dir = link.data_dir.display();
+        let dir = link.data_dir.path().display();
         Trouble::Here(format!("a key could not be kept in `{dir}`, and the token works only once: {error}"))
     };
     ready.await.map_err(|error| unkept(&error))?.map_err(|error| unkept(&error))?;

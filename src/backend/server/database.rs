@@ -1,14 +1,12 @@
 //! The database and its one thread: no async thread waits for the disk. What is acknowledged is on the disk, also if the
 //! power fails then, because satellites forget what was acknowledged.
 
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 
-use rusqlite::{Connection, Transaction};
+use rusqlite::{Connection, OpenFlags, Transaction};
 use tokio::sync::oneshot;
 
 use super::refusal::Refusal;
@@ -62,10 +60,11 @@ impl Database {
         fn failed(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> DatabaseError {
             DatabaseError::Open { path: path.to_owned(), why: why.into() }
         }
-        // SQLite gives the files beside it the same rights.
-        let made = File::options().write(true).create(true).truncate(false).mode(0o600).open(path);
-        made.map_err(|why| failed(path, why))?;
-        let mut connection = Connection::open(path).map_err(|why| failed(path, why))?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_CREATE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX
+            | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let mut connection = Connection::open_with_flags(path, flags).map_err(|why| failed(path, why))?;
         prepare(&connection).map_err(|why| failed(path, why))?;
         let version: usize = connection
             .query_row("SELECT user_version FROM pragma_user_version", [], |row| row.get(0))

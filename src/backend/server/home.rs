@@ -1,8 +1,7 @@
 //! The backend's data directory: for its owner alone, and for one backend.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use mcp_satellite_actors::model::secret::Secret;
@@ -14,78 +13,83 @@ use super::keys::{self, Purpose};
 use super::registration::{self, TOKEN_AGE_MAX};
 use super::{App, OpenError};
 use crate::config::TokenHash;
+use crate::data_dir::{Access, DataDir};
+
+const DATABASE: &str = "backend.db";
+const ADMIN_TOKEN: &str = "admin-token";
+const ADMIN_CURL: &str = "admin.curl";
+const REGISTRATION_TOKEN: &str = "registration-token";
+const LOCK: &str = "lock";
+/// A file with a credential is one line.
+const CREDENTIAL_MAX: u64 = 4096;
 
 /// Where everything is.
 #[derive(Debug)]
 pub(super) struct Home {
-    dir: PathBuf,
+    dir: DataDir,
 }
 
 impl Home {
     pub(super) fn new(dir: &Path) -> Result<Self, OpenError> {
-        let failed = |what| move |why| OpenError::DataDir { what, path: dir.to_owned(), why };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed("make the directory"))?;
-        Ok(Self { dir: dir.canonicalize().map_err(failed("use the directory"))? })
+        let failed = |why| OpenError::DataDir { what: "use the directory", path: dir.to_owned(), why };
+        let dir = DataDir::create(dir).map_err(failed)?;
+        dir.inspect().map_err(failed)?;
+        Ok(Self { dir })
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.dir
+        self.dir.path()
     }
 
-    pub(super) fn database(&self) -> PathBuf {
-        self.dir.join("backend.db")
+    /// The path by which the database is opened; an empty one is made, for its owner only, if there is none.
+    pub(super) fn database(&self) -> Result<PathBuf, OpenError> {
+        let made =
+            self.dir.stat(DATABASE).map_or_else(|| self.dir.open_file(DATABASE, Access::Write).map(drop), |_| Ok(()));
+        let path = made.and_then(|()| self.dir.database(DATABASE));
+        path.map_err(|why| self.failed("open", DATABASE, why))
     }
 
-    pub(super) fn admin_token_file(&self) -> PathBuf {
-        self.dir.join("admin-token")
+    fn failed(&self, what: &'static str, name: &str, why: io::Error) -> OpenError {
+        OpenError::DataDir { what, path: self.dir.path().join(name), why }
     }
 
     /// What `curl --config` needs to ask as the administrator, without the token among its arguments.
     pub(super) fn curl_file(&self) -> PathBuf {
-        self.dir.join("admin.curl")
+        self.dir.path().join(ADMIN_CURL)
     }
 
     pub(super) fn registration_token_file(&self) -> PathBuf {
-        self.dir.join("registration-token")
+        self.dir.path().join(REGISTRATION_TOKEN)
     }
 
     pub(super) fn lock(&self) -> Result<Flock<File>, OpenError> {
-        let path = self.dir.join("lock");
-        let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.map_err(|why| OpenError::DataDir { what: "open", path: path.clone(), why })?;
+        let file = self.dir.open_file(LOCK, Access::Write).map_err(|why| self.failed("open", LOCK, why))?;
         Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-            Errno::EWOULDBLOCK => OpenError::InUse(self.dir.clone()),
-            errno => OpenError::DataDir { what: "lock", path, why: errno.into() },
+            Errno::EWOULDBLOCK => OpenError::InUse(self.dir.path().to_owned()),
+            errno => self.failed("lock", LOCK, errno.into()),
         })
     }
 
     /// The admin token; it is made when it is first asked for, and anew when its file was removed.
     pub(super) fn admin_token(&self) -> Result<Secret, OpenError> {
-        let path = self.admin_token_file();
-        let failed = |what| {
-            let path = path.clone();
-            move |why| OpenError::DataDir { what, path, why }
-        };
-        if let Some(token) = kept(&path).map_err(failed("read"))? {
+        if let Some(token) = kept(&self.dir, ADMIN_TOKEN).map_err(|why| self.failed("read", ADMIN_TOKEN, why))? {
             return Ok(token);
         }
-        let token = keys::credential(Purpose::Admin).map_err(failed("make"))?;
-        keep(&path, &token).map_err(failed("write"))?;
+        let token = keys::credential(Purpose::Admin).map_err(|why| self.failed("make", ADMIN_TOKEN, why))?;
+        keep(&self.dir, ADMIN_TOKEN, &token).map_err(|why| self.failed("write", ADMIN_TOKEN, why))?;
         Ok(token)
     }
 
     /// Every process of the machine sees the arguments of every other one, so the token is told to `curl` by a file.
     pub(super) fn offer_curl(&self, admin: &Secret) -> Result<(), OpenError> {
-        let path = self.curl_file();
         let line = Secret::from(format!("header = \"Authorization: Bearer {}\"", admin.expose()));
-        keep(&path, &line).map_err(|why| OpenError::DataDir { what: "write", path, why })
+        keep(&self.dir, ADMIN_CURL, &line).map_err(|why| self.failed("write", ADMIN_CURL, why))
     }
 
     /// Sees to it that the file holds a token that opens, so that the first satellite can come in without anybody asking for one.
     pub(super) async fn offer_token(&self, app: &App) -> Result<(), OpenError> {
-        let path = self.registration_token_file();
         let now = app.now();
-        let offered = kept(&path).ok().flatten().map(|token| TokenHash::of(token.expose()));
+        let offered = kept(&self.dir, REGISTRATION_TOKEN).ok().flatten().map(|token| TokenHash::of(token.expose()));
         let token = app.database.run(move |db| {
             if let Some(offered) = offered
                 && registration::is_valid(db, offered, now)?
@@ -98,29 +102,18 @@ impl Home {
             Ok(Some(token))
         });
         let Some(token) = token.await.map_err(|_| OpenError::Token)? else { return Ok(()) };
-        keep(&path, &token).map_err(|why| OpenError::DataDir { what: "write", path, why })
+        keep(&self.dir, REGISTRATION_TOKEN, &token).map_err(|why| self.failed("write", REGISTRATION_TOKEN, why))
     }
 }
 
 /// The credential in a file, if there is one.
-fn kept(path: &Path) -> io::Result<Option<Secret>> {
-    match fs::read_to_string(path) {
-        Ok(text) if text.trim().is_empty() => Ok(None),
-        Ok(text) => Ok(Some(text.trim().into())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+fn kept(dir: &DataDir, name: &str) -> io::Result<Option<Secret>> {
+    let text = String::from_utf8(dir.read(name, CREDENTIAL_MAX)?.unwrap_or_default());
+    let text = text.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok(Some(text.trim()).filter(|text| !text.is_empty()).map(Secret::from))
 }
 
-/// Whoever reads the file finds the old one or the new one, and nobody but its owner does.
-fn keep(path: &Path, secret: &Secret) -> io::Result<()> {
-    let new = path.with_extension("new");
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
-    writeln!(file, "{}", secret.expose())?;
-    file.sync_all()?;
-    fs::rename(&new, path)
+/// Replaces the file as a whole.
+fn keep(dir: &DataDir, name: &str, secret: &Secret) -> io::Result<()> {
+    dir.replace(name, format!("{}\n", secret.expose()).as_bytes())
 }

@@ -182,7 +182,7 @@ impl Backend {
         let home = home::Home::new(&settings.data_dir)?;
         let lock = home.lock()?;
         let schemas = Arc::new(Schemas::new()?);
-        let database = Database::open(&home.database())?;
+        let database = Database::open(&home.database()?)?;
         let admin = home.admin_token()?;
         home.offer_curl(&admin)?;
         let app = App {

@@ -1,7 +1,6 @@
 //! Who authorizes: the satellite that runs on a data directory, or nobody else, and then we do.
 
 use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 
 use mcp_satellite_actors::model::spec::InstanceSpec;
@@ -13,6 +12,7 @@ use crate::connect::remote::Clients;
 use crate::console::api::{AuthBegun, AuthFinish, AuthRequest, AuthRevoked, InstanceStatus, Selector};
 use crate::console::client::{Client, ClientError};
 use crate::console::find::find;
+use crate::known_dirs::Location;
 use crate::oauth::{Answered, Grants, Trouble, Wanted};
 use crate::satellite::{StartError, own};
 use crate::values::Values;
@@ -32,8 +32,8 @@ pub(super) struct Alone {
 }
 
 impl Desk {
-    /// The satellite of `data_dir`; or, where none runs and it is said what would, we.
-    pub(super) async fn open(client: Client, sources: &Sources, data_dir: &Path) -> Result<Self, Failed> {
+    /// The satellite that `client` reaches; or, where none runs and it is said what would, we.
+    pub(super) async fn open(client: Client, sources: &Sources, location: &Location) -> Result<Self, Failed> {
         let anything = Selector { server: String::new(), team: None, user: None };
         match client.post::<InstanceStatus>("/v1/resolve", &anything).await {
             Err(error @ ClientError::NotRunning { .. }) => {
@@ -42,7 +42,7 @@ impl Desk {
                     let message = format!("{}; or say here which servers there are: --config FILE", failed.message);
                     return Err(Failed { message, ..failed });
                 }
-                Ok(Self::Alone(Box::new(Alone::open(sources, data_dir).await?)))
+                Ok(Self::Alone(Box::new(Alone::open(sources, location).await?)))
             }
             // It knows of no such server, and so it is there.
             _ => Ok(Self::Running(client)),
@@ -98,9 +98,9 @@ impl Desk {
 }
 
 impl Alone {
-    async fn open(sources: &Sources, data_dir: &Path) -> Result<Self, Failed> {
+    async fn open(sources: &Sources, location: &Location) -> Result<Self, Failed> {
         let plan = sources.load(None)?;
-        let (data_dir, lock) = own(data_dir).await.map_err(|error| {
+        let (data_dir, lock) = own(location).await.map_err(|error| {
             let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
             Failed::new(code, error.to_string())
         })?;

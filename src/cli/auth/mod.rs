@@ -12,8 +12,9 @@ use self::browser::{CALLBACK, Came, listen, open, read};
 use self::desk::Desk;
 use super::check::Sources;
 use super::control::{in_words, settled};
-use super::{BAD_INPUT, DONE, DataDir, FAILED, Failed, Target, complain, printable, say};
+use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, printable, say};
 use crate::console::api::{AuthBegun, AuthFinish, AuthRequest, AuthRevoked, Selector};
+use crate::console::client::Client;
 
 /// Authorize a remote server by OAuth, or take that back.
 ///
@@ -52,12 +53,15 @@ pub(super) struct Auth {
     #[command(flatten)]
     sources: Sources,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Auth {
     pub(super) async fn run(self) -> Result<u8, Failed> {
-        let desk = Desk::open(self.data_dir.client()?, &self.sources, &self.data_dir.data_dir).await?;
+        let location = self.data_dir.location();
+        // A configuration that is given is not about the satellite of another directory.
+        let client = if self.sources.are_given() { Client::new(&location.path)? } else { self.data_dir.client()? };
+        let desk = Desk::open(client, &self.sources, &location).await?;
         let selector = Selector::from(self.target.clone());
         if self.revoke {
             return revoke(&desk, &selector).await;

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,6 +31,7 @@ pub use self::uids::UidRange;
 use self::uids::{TeamUids, TeamUser};
 use super::environment::{SANDBOX_PATH, environment, sandboxed};
 use super::process::{CgroupLimits, Confinement, Controllers, Launch, Limits, Processes, SERVER_ID, is_machine_fault};
+use crate::data_dir::DataDir;
 
 /// Homes of servers are here in the data directory, one for each instance.
 const HOMES: &str = "homes";
@@ -104,7 +105,7 @@ pub struct Finding {
 pub(super) struct Launchers {
     isolation: Isolation,
     strictness: Strictness,
-    data_dir: Option<PathBuf>,
+    data_dir: Option<DataDir>,
     found: tokio::sync::Mutex<Option<Arc<Found>>>,
     /// The users of teams, where each has its own without a sandbox.
     uids: Option<TeamUids>,
@@ -153,7 +154,7 @@ impl Launchers {
     pub(super) fn new(
         isolation: Isolation,
         strictness: Strictness,
-        data_dir: Option<PathBuf>,
+        data_dir: Option<DataDir>,
         uid_range: Option<UidRange>,
     ) -> io::Result<Self> {
         let uids = match (uid_range, &data_dir) {
@@ -301,25 +302,19 @@ impl Launchers {
 
     /// The instances that have a home.
     pub(super) fn homes(&self) -> Vec<InstanceId> {
-        let Some(Ok(entries)) = self.data_dir.as_ref().map(|data_dir| data_dir.join(HOMES).read_dir()) else {
-            return Vec::new();
-        };
-        entries.flatten().filter_map(|entry| id_of_home(entry.file_name().to_str()?)).collect()
+        let names = self.home_names().map(|(_, names)| names).unwrap_or_default();
+        names.iter().filter_map(|name| id_of_home(name)).collect()
     }
 
     /// Takes the home of an instance away.
     pub(super) fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
         let Some(data_dir) = &self.data_dir else { return Ok(()) };
-        let homes = data_dir.join(HOMES);
-        let mut number = 0_u64;
-        let aside = loop {
-            let aside = homes.join(format!("{SET_ASIDE}{number}"));
-            if aside.symlink_metadata().is_err() {
-                break aside;
-            }
-            number += 1;
+        let homes = match data_dir.existing(HOMES) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            homes => homes?,
         };
-        match fs::rename(homes.join(home_name(id)), aside) {
+        let aside = (0_u64..).map(|number| format!("{SET_ASIDE}{number}")).find(|name| homes.stat(name).is_none());
+        match homes.rename(&home_name(id), &aside.unwrap_or_default()) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Ok(()) | Err(_) => Ok(()),
         }
@@ -327,33 +322,36 @@ impl Launchers {
 
     /// Erases what was in the homes that were taken away, without following links.
     pub(super) fn erase_set_aside(&self) {
-        let Some(Ok(entries)) = self.data_dir.as_ref().map(|data_dir| data_dir.join(HOMES).read_dir()) else { return };
-        for entry in entries.flatten() {
-            let is_aside = entry.file_name().to_str().is_some_and(|name| name.starts_with(SET_ASIDE));
-            if is_aside && let Err(error) = fs::remove_dir_all(entry.path()) {
+        let Some((homes, names)) = self.home_names() else { return };
+        for name in names.iter().filter(|name| name.starts_with(SET_ASIDE)) {
+            if let Err(error) = homes.remove_tree(name) {
                 tracing::warn!(%error, "cannot erase the home of an instance that is gone; the next start tries again");
             }
         }
+    }
+
+    /// The directory of homes, and the names in it; `None` if there is none.
+    fn home_names(&self) -> Option<(DataDir, Vec<String>)> {
+        let homes = self.data_dir.as_ref()?.existing(HOMES).ok()?;
+        let names = homes.names().ok()?;
+        Some((homes, names))
     }
 
     /// The home of an instance in a sandbox, outside.
     fn home(&self, instance: &str) -> Result<PathBuf, PrepareError> {
         let data_dir = self.data_dir.as_ref();
         let none = || "a sandboxed server needs a home: give the connector a data directory".to_owned();
-        let home = data_dir.ok_or_else(none)?.join(HOMES);
-        let home = home.join(instance);
+        let data_dir = data_dir.ok_or_else(none)?;
+        let home = data_dir.path().join(HOMES).join(instance);
         let failed = |error: io::Error| PrepareError::at(&format!("cannot make its home `{}`", home.display()), &error);
-        // A restart finds it made: on a disk that hangs, making it again would wait.
-        let is_made = |about: &fs::Metadata| {
-            about.is_dir() && (identity() != Identity::Outside || (about.uid(), about.gid()) == (SERVER_ID, SERVER_ID))
-        };
-        if fs::symlink_metadata(&home).is_ok_and(|about| is_made(&about)) {
+        let homes = data_dir.subdirectory(HOMES).map_err(failed)?;
+        let descriptor = homes.foreign_directory(instance).map_err(failed)?;
+        let about = fs::File::from(descriptor.try_clone().map_err(failed)?).metadata().map_err(failed)?;
+        // A restart finds it made: on a disk that hangs, changing its owner again would wait.
+        if identity() != Identity::Outside || (about.uid(), about.gid()) == (SERVER_ID, SERVER_ID) {
             return Ok(home);
         }
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&home).map_err(failed)?;
-        if identity() == Identity::Outside {
-            chown(&home, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
-        }
+        fchown(&descriptor, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
         Ok(home)
     }
 

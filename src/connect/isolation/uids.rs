@@ -18,9 +18,12 @@ use nix::unistd::geteuid;
 
 use super::PrepareError;
 use crate::connect::process::SERVER_ID;
+use crate::data_dir::DataDir;
 
 /// The numbers that were given, in the data directory.
 const FILE: &str = "team-uids.json";
+/// A larger file is not one that a satellite has written.
+const FILE_MAX: u64 = 16 << 20;
 /// Below this are the accounts of the system.
 const FIRST_MIN: u32 = 1000;
 /// The last one means "none" to the kernel.
@@ -58,7 +61,7 @@ impl FromStr for UidRange {
 /// The numbers of teams, and where they are written down.
 pub(super) struct TeamUids {
     range: UidRange,
-    file: PathBuf,
+    directory: DataDir,
     homes: PathBuf,
     given: Mutex<BTreeMap<String, u32>>,
 }
@@ -74,22 +77,22 @@ pub(super) struct TeamUser {
 
 impl TeamUids {
     /// Reads what was given before. Fails where the satellite is not root, and where it cannot be read.
-    pub(super) fn open(range: UidRange, data_dir: &Path) -> io::Result<Self> {
+    pub(super) fn open(range: UidRange, data_dir: &DataDir) -> io::Result<Self> {
         if !geteuid().is_root() {
             return Err(io::Error::other("uid_range needs a satellite that runs as root: remove it, or use a sandbox"));
         }
-        let file = data_dir.join(FILE);
-        let failed = |why: String| io::Error::other(format!("cannot read `{}`: {why}", file.display()));
-        let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(&file);
-        let given = match opened {
-            Ok(reader) => serde_json::from_reader(reader).map_err(|error| failed(error.to_string()))?,
-            Err(error) if error.kind() == ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => return Err(failed(error.to_string())),
+        let given = match data_dir.read(FILE, FILE_MAX)? {
+            Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+                let file = data_dir.path().join(FILE);
+                io::Error::other(format!("cannot read `{}`: {error}", file.display()))
+            })?,
+            None => BTreeMap::new(),
         };
         // Beside the data directory, which nobody else can enter.
-        let mut homes = data_dir.as_os_str().to_owned();
+        let mut homes = data_dir.path().as_os_str().to_owned();
         homes.push(".homes");
-        Ok(Self { range, file, homes: homes.into(), given: Mutex::new(given) })
+        let directory = data_dir.clone();
+        Ok(Self { range, directory, homes: homes.into(), given: Mutex::new(given) })
     }
 
     /// The user of a team: the one that it had before, or one that no team had.
@@ -120,15 +123,7 @@ impl TeamUids {
     }
 
     fn write(&self, given: &BTreeMap<String, u32>) -> io::Result<()> {
-        let unfinished = self.file.with_extension("new");
-        match fs::remove_file(&unfinished) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-        file.write_all(&serde_json::to_vec(given)?)?;
-        file.sync_all()?;
-        fs::rename(unfinished, &self.file)
+        self.directory.replace(FILE, &serde_json::to_vec(given)?)
     }
 
     /// The home of a user, which is made where it is missing. Nobody else can put anything in its place: the directory of

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use super::census::{Census, Known};
 use super::cgroup::{Cgroup, CgroupLimits, Cgroups, Controllers};
 use super::ledger::{Ledger, Satellite, boot_id, pid_namespace};
 use super::tree::Tree;
+use crate::data_dir::DataDir;
 
 /// Whether each run gets a cgroup of its own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(super) struct Holds {
 
 impl Holds {
     /// With a data directory there is a ledger in it. The error says what cannot be used.
-    pub(super) fn new(mode: CgroupMode, data_dir: Option<&Path>) -> io::Result<Self> {
+    pub(super) fn new(mode: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
         let id: String = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().replace('-', "");
         let cgroups = match mode {
             CgroupMode::Off => Err("switched off".to_owned()),

@@ -10,10 +10,9 @@
 //! a process whose row is not written yet is shown in `status`.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,10 +22,12 @@ use serde::{Deserialize, Serialize};
 
 use super::census::{Census, Known, Stat};
 use super::cgroup;
+use crate::data_dir::{Access, DataDir};
 use crate::disk::Saver;
 
 /// Its name in the data directory.
 const FILE: &str = "ledger";
+const FILE_MAX: u64 = 1 << 30;
 /// Lines about what is gone are cleared away when there are this many more than needed.
 const LINES_SPARE: usize = 1000;
 /// What does not die of SIGKILL within this is left to the kernel.
@@ -146,7 +147,7 @@ impl Line {
 
 /// The file, as the thread that writes it has it.
 struct Open {
-    path: PathBuf,
+    directory: DataDir,
     satellite: Satellite,
     /// None as long as there was no room to begin it.
     file: Option<File>,
@@ -158,9 +159,9 @@ struct Open {
 impl Ledger {
     /// Begins a new one in place of what is there. A disk that does not take it is tried again. Fails where no thread can
     /// be started.
-    pub(super) fn begin(directory: &Path, satellite: Satellite) -> io::Result<Self> {
+    pub(super) fn begin(directory: &DataDir, satellite: Satellite) -> io::Result<Self> {
         let rows = Arc::new(Mutex::new(Rows { overflow: true, ..Rows::default() }));
-        let mut open = Open { path: directory.join(FILE), satellite, file: None, lines: 0, torn: false };
+        let mut open = Open { directory: directory.clone(), satellite, file: None, lines: 0, torn: false };
         let shown = Arc::clone(&rows);
         let saver = Saver::start("ledger", move || open.save(&shown))?;
         // An error is in the log, and each process is shown as not written down.
@@ -262,17 +263,17 @@ impl Open {
 }
 
 /// Writes it anew beside the old one and puts it in its place.
-fn rewrite(path: &Path, satellite: &Satellite, running: &[Line]) -> io::Result<File> {
-    let new = path.with_extension("new");
-    let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
+fn rewrite(directory: &DataDir, satellite: &Satellite, running: &[Line]) -> io::Result<File> {
+    let new = format!("{FILE}.new");
+    let mut file = directory.create_file(&new)?;
     let mut text = Vec::new();
     for line in std::iter::once(&Line::Satellite(satellite.clone())).chain(running) {
         serde_json::to_writer(&mut text, line)?;
         text.push(b'\n');
     }
     file.write_all(&text)?;
-    fs::rename(&new, path)?;
-    OpenOptions::new().append(true).open(path)
+    directory.rename(&new, FILE)?;
+    directory.open_file(FILE, Access::Append)
 }
 
 /// The kernel's name for this run of the machine.
@@ -287,14 +288,11 @@ pub(super) fn pid_namespace() -> String {
 
 /// Ends what the ledger in `directory` says was left, and waits until it is gone. `None` if nothing was. The caller
 /// holds the lock of the directory, so whoever wrote the ledger is dead.
-pub(super) fn reclaim(directory: &Path) -> io::Result<Option<Reclaimed>> {
-    let text = match fs::read(directory.join(FILE)) {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<Reclaimed>> {
+    let Some(bytes) = directory.read(FILE, FILE_MAX)? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&bytes).into_owned();
     let Some(left) = Left::read(&text) else {
-        tracing::warn!(file = %directory.join(FILE).display(), "the ledger cannot be read; nothing is reclaimed by it");
+        tracing::warn!(file = %directory.path().join(FILE).display(), "the ledger cannot be read; nothing is reclaimed by it");
         return Ok(None);
     };
     let here = left.satellite.boot_id == boot_id() && left.satellite.pid_namespace == pid_namespace();
@@ -413,7 +411,7 @@ mod tests {
     #[test]
     fn what_ended_is_not_left_and_a_torn_line_harms_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        let ledger = Ledger::begin(directory.path(), satellite()).unwrap();
+        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.started(1, "one", 101);
         ledger.started(2, "two", 102);
         ledger.inside(2, 103, 7);
@@ -448,7 +446,7 @@ mod tests {
     #[test]
     fn a_ledger_of_a_long_life_stays_short() {
         let directory = tempfile::tempdir().unwrap();
-        let ledger = Ledger::begin(directory.path(), satellite()).unwrap();
+        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.started(0, "stays", 100);
         for run in 1..=5000 {
             ledger.started(run, "comes and goes", 101);
@@ -469,14 +467,15 @@ mod tests {
             Satellite { pid_namespace: "another".into(), ..satellite() },
         ] {
             let directory = tempfile::tempdir().unwrap();
-            let ledger = Ledger::begin(directory.path(), other).unwrap();
+            let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), other).unwrap();
             ledger.inside(1, own, start_time);
             ledger.settle();
-            assert_eq!(reclaim(directory.path()).unwrap(), None);
+            assert_eq!(reclaim(&DataDir::open(directory.path()).unwrap()).unwrap(), None);
         }
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(reclaim(directory.path()).unwrap(), None, "no ledger");
-        fs::write(directory.path().join(FILE), "not a ledger").unwrap();
-        assert_eq!(reclaim(directory.path()).unwrap(), None);
+        let directory = DataDir::open(directory.path()).unwrap();
+        assert_eq!(reclaim(&directory).unwrap(), None, "no ledger");
+        directory.replace(FILE, b"not a ledger").unwrap();
+        assert_eq!(reclaim(&directory).unwrap(), None);
     }
 }

@@ -36,7 +36,6 @@ mod userns;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -70,6 +69,7 @@ use self::limits::Overhearing;
 use self::scan::Scanner;
 use self::tree::Tree;
 pub(super) use self::userns::SERVER_ID;
+use crate::data_dir::DataDir;
 
 /// Between two looks into a sandbox that is coming up.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
@@ -99,7 +99,7 @@ pub(super) struct Processes {
 
 impl Processes {
     /// With a data directory there is a ledger in it.
-    pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&Path>) -> io::Result<Self> {
+    pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
         if signals::are_ignored(Signal::SIGCHLD) {
             return Err(io::Error::other(
                 "SIGCHLD is ignored in this process, so nobody would learn how a server ended: give it its default action",
@@ -116,7 +116,7 @@ impl Processes {
 
     /// Ends what the ledger in `data_dir` says was left by a satellite that was killed. The caller holds the directory's
     /// lock. Blocks until it is gone.
-    pub(super) fn reclaim(data_dir: &Path) -> io::Result<Option<Reclaimed>> {
+    pub(super) fn reclaim(data_dir: &DataDir) -> io::Result<Option<Reclaimed>> {
         ledger::reclaim(data_dir)
     }
 

@@ -1,0 +1,208 @@
+//! The data directories of this user, recorded in `$XDG_STATE_HOME/mcp-satellite/data-dirs`: those that a satellite
+//! created on this machine, and those that a person named. A default data directory that contains files is used only if
+//! it was created here: one that came with a cloned repository was not. Commands find a running satellite by the same
+//! record.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::console::SOCKET;
+use crate::data_dir::{DataDir, DataDirError};
+
+/// Its name in the state directory.
+const FILE: &str = "data-dirs";
+/// The oldest entries beyond this number are forgotten.
+const ENTRIES_MAX: usize = 1000;
+const FILE_MAX: u64 = 16 << 20;
+
+/// One line of the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    device: u64,
+    inode: u64,
+    /// Nanoseconds since 1970; `None` where the file system does not record it. The inode of a removed directory may be
+    /// given to another one, which is born later.
+    birth: Option<u64>,
+    path: PathBuf,
+    /// Whether a satellite created the directory. A person has named the others.
+    created: bool,
+}
+
+impl Entry {
+    fn of(directory: &DataDir, created: bool) -> io::Result<Self> {
+        let (device, inode) = directory.identity()?;
+        let birth = fs::metadata(directory.through_descriptor(".")).and_then(|found| found.created()).ok();
+        let birth = birth.and_then(|birth| birth.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let birth = birth.and_then(|birth| u64::try_from(birth.as_nanos()).ok());
+        Ok(Self { device, inode, birth, path: directory.path().to_owned(), created })
+    }
+
+    /// Whether both are about the same directory. Some file systems have another device number after each boot.
+    fn is_of(&self, other: &Self) -> bool {
+        let born_alike = self.birth.is_some() && self.path == other.path;
+        self.inode == other.inode && self.birth == other.birth && (self.device == other.device || born_alike)
+    }
+}
+
+/// The directory in which a satellite is to keep its data.
+#[derive(Debug, Clone)]
+pub(crate) struct Location {
+    /// As it was typed, or the default.
+    pub(crate) path: PathBuf,
+    /// Whether a person named it. The default must have been created here, and is not reached through a link.
+    pub(crate) is_named: bool,
+}
+
+impl Location {
+    /// Opens the directory for a satellite that will write to it, and creates it if it does not exist.
+    pub(crate) fn take(&self) -> io::Result<DataDir> {
+        self.refuse_link()?;
+        let (directory, created) = DataDir::create_or_open(&self.path)?;
+        let is_new = created || directory.names()?.is_empty();
+        let record = Record::open();
+        if !is_new && !self.is_named {
+            let is_known = record.as_ref().is_ok_and(|record| record.contains(&directory));
+            if !is_known {
+                let named = if self.path.is_relative() { Path::new(".").join(&self.path) } else { self.path.clone() };
+                return Err(DataDirError::Unknown { path: directory.path().to_owned(), named }.into());
+            }
+        }
+        directory.inspect()?;
+        if let Err(error) = record.and_then(|record| record.add(&directory, is_new)) {
+            let directory = directory.path().display();
+            if self.is_named {
+                tracing::debug!(%directory, %error, "cannot record the data directory");
+            } else {
+                tracing::warn!(%directory, %error, "cannot record the data directory; name it at the next start with --data-dir");
+            }
+        }
+        if let Err(error) = directory.ignore() {
+            tracing::debug!(%error, "cannot write .gitignore into the data directory");
+        }
+        Ok(directory)
+    }
+
+    /// Opens the directory for a command that writes nothing of its own to it.
+    pub(crate) fn visit(&self) -> io::Result<DataDir> {
+        self.refuse_link()?;
+        DataDir::open(&self.path)
+    }
+
+    fn refuse_link(&self) -> io::Result<()> {
+        if !self.is_named && self.path.is_symlink() {
+            return Err(DataDirError::Link(self.path.clone()).into());
+        }
+        Ok(())
+    }
+}
+
+/// Whether a satellite answers on the control socket of a data directory.
+pub(crate) fn is_running(directory: &DataDir) -> bool {
+    directory.check_socket(SOCKET).is_ok() && UnixStream::connect(directory.through_descriptor(SOCKET)).is_ok()
+}
+
+/// The recorded data directories on which a satellite of this user is running.
+pub(crate) fn running() -> Vec<PathBuf> {
+    let entries = Record::open().map(|record| record.entries()).unwrap_or_default();
+    let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path).collect();
+    paths.sort();
+    paths.dedup();
+    paths.retain(|path| DataDir::open(path).is_ok_and(|directory| is_running(&directory)));
+    paths
+}
+
+/// The record, which the satellites of a user share.
+struct Record(DataDir);
+
+impl Record {
+    fn open() -> io::Result<Self> {
+        let home = state_home().ok_or_else(|| io::Error::other("this user has no home directory"))?;
+        DataDir::create(&home.join("mcp-satellite")).map(Self)
+    }
+
+    fn contains(&self, directory: &DataDir) -> bool {
+        let Ok(wanted) = Entry::of(directory, true) else { return false };
+        self.entries().iter().any(|entry| entry.created && entry.is_of(&wanted))
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let bytes = self.0.read(FILE, FILE_MAX).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read the record of data directories");
+            None
+        });
+        let bytes = bytes.unwrap_or_default();
+        bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+    }
+
+    /// Records a directory. What was recorded of it as created stays so.
+    fn add(&self, directory: &DataDir, created: bool) -> io::Result<()> {
+        let lock = File::open(self.0.path())?;
+        // Where a directory cannot be locked, two satellites that start at the same moment may lose an entry.
+        let _ = flock(&lock, FlockOperation::LockExclusive);
+        let mut entries = self.entries();
+        let mut added = Entry::of(directory, created)?;
+        added.created |= entries.iter().any(|entry| entry.created && entry.is_of(&added));
+        if entries.contains(&added) {
+            return Ok(());
+        }
+        entries.retain(|entry| !entry.is_of(&added) && entry.path != added.path);
+        entries.push(added);
+        let mut text = Vec::new();
+        for entry in entries.iter().skip(entries.len().saturating_sub(ENTRIES_MAX)) {
+            serde_json::to_writer(&mut text, entry)?;
+            text.push(b'\n');
+        }
+        self.0.replace(FILE, &text)
+    }
+}
+
+/// `$XDG_STATE_HOME`, or its default in the home directory of the environment or of the user database.
+fn state_home() -> Option<PathBuf> {
+    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let user = || nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
+    let home = || named("HOME").or_else(|| user().map(|user| user.dir).filter(|dir| dir.is_absolute()));
+    named("XDG_STATE_HOME").or_else(|| Some(home()?.join(".local/state")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(device: u64, inode: u64, birth: Option<u64>, path: &str) -> Entry {
+        Entry { device, inode, birth, path: path.into(), created: true }
+    }
+
+    #[test]
+    fn a_directory_is_known_by_its_inode_and_birth_and_not_by_its_path() {
+        let known = entry(1, 7, Some(100), "/project/.satellite");
+        for (other, is_known) in [
+            (entry(1, 7, Some(100), "/moved/.satellite"), true),
+            (entry(2, 7, Some(100), "/project/.satellite"), true),
+            (entry(2, 7, Some(100), "/moved/.satellite"), false),
+            (entry(1, 7, Some(101), "/project/.satellite"), false),
+            (entry(1, 8, Some(100), "/project/.satellite"), false),
+        ] {
+            assert_eq!(known.is_of(&other), is_known, "{other:?}");
+        }
+        let unborn = entry(1, 7, None, "/project/.satellite");
+        assert!(unborn.is_of(&unborn) && !unborn.is_of(&entry(2, 7, None, "/project/.satellite")));
+    }
+
+    #[test]
+    fn a_directory_that_was_named_is_not_one_that_was_created() {
+        let home = tempfile::tempdir().unwrap();
+        let record = Record(DataDir::create(&home.path().join("state")).unwrap());
+        let directories = ["one", "two"].map(|name| DataDir::create(&home.path().join(name)).unwrap());
+        record.add(&directories[0], true).unwrap();
+        record.add(&directories[1], false).unwrap();
+        record.add(&directories[0], false).unwrap();
+        assert_eq!(directories.each_ref().map(|directory| record.contains(directory)), [true, false]);
+        assert_eq!(record.entries().len(), 2);
+    }
+}

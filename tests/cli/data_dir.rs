@@ -1,0 +1,238 @@
+//! The data directory: which one is used, what in it is refused, and what happens when it is deleted.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use super::support::{Home, Outcome, Satellite, make_private, seq, wait_for};
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// A configuration with one server.
+fn config(home: &Home) -> String {
+    home.servers("satellite.toml", &[("notes", &[])]).to_str().unwrap().to_owned()
+}
+
+/// The `.satellite` of a repository that was cloned into the home, for its owner only.
+fn planted(home: &Home) -> std::path::PathBuf {
+    let dir = home.path().join(".satellite");
+    fs::create_dir(&dir).unwrap();
+    set_mode(&dir, 0o700);
+    dir
+}
+
+/// A run that is refused before anything begins.
+#[track_caller]
+fn refused(home: &Home, args: &[&str]) -> Outcome {
+    let outcome = home.bare(args).exits(1);
+    assert!(!outcome.stdout.contains("satellite is running"), "{outcome:#?}");
+    outcome
+}
+
+#[test]
+fn a_cloned_repository_chooses_no_file_that_is_read_overwritten_or_removed() {
+    let home = Home::new();
+    let config = config(&home);
+    let victims = home.path().join("victims");
+    fs::create_dir(&victims).unwrap();
+    let names = ["id_ed25519", "bashrc", "profile", "ledger"];
+    for name in names {
+        fs::write(victims.join(name), "precious").unwrap();
+        make_private(&victims.join(name));
+    }
+    set_mode(&victims, 0o700);
+    let dir = planted(&home);
+    fs::create_dir(dir.join("journal")).unwrap();
+    set_mode(&dir.join("journal"), 0o700);
+    symlink(&victims, dir.join("catalogues")).unwrap();
+    symlink(victims.join("bashrc"), dir.join("lock")).unwrap();
+    symlink(victims.join("ledger"), dir.join("ledger")).unwrap();
+    symlink(victims.join("profile"), dir.join("journal/seq")).unwrap();
+
+    let unknown = refused(&home, &["run", "--config", &config]).stderr;
+    assert!(
+        unknown.contains("no satellite of this user created it") && unknown.contains("--data-dir ./.satellite"),
+        "{unknown}"
+    );
+    let links = refused(&home, &["run", "--config", &config, "--data-dir", "./.satellite"]).stderr;
+    for link in ["catalogues", "lock", "ledger", "journal/seq"] {
+        let command = format!("rm '{}'", dir.canonicalize().unwrap().join(link).display());
+        assert!(links.contains(&command), "{command}: {links}");
+    }
+    // A directory in which a single link was planted is not used either, and neither is a link to a directory.
+    let elsewhere = home.path().join("elsewhere");
+    fs::rename(&dir, &elsewhere).unwrap();
+    symlink(&elsewhere, &dir).unwrap();
+    assert!(refused(&home, &["run", "--config", &config]).stderr.contains("is a symbolic link"));
+    assert!(home.bare(&["status"]).exits(1).stderr.contains("is a symbolic link"));
+
+    let mut left: Vec<_> = fs::read_dir(&victims).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["bashrc", "id_ed25519", "ledger", "profile"]);
+    assert!(names.iter().all(|name| fs::read_to_string(victims.join(name)).unwrap() == "precious"));
+}
+
+#[test]
+fn the_default_directory_is_used_again_where_a_satellite_has_created_it() {
+    let mut home = Home::new();
+    home.use_data_dir(".satellite");
+    let config = config(&home);
+    for _ in 0..2 {
+        home.run_bare(&["--config", &config]).terminate().exits(0);
+    }
+    assert_eq!(fs::read_to_string(home.data_dir().join(".gitignore")).unwrap(), "*\n");
+    // Moved with its project, it is the same directory.
+    fs::rename(home.data_dir(), home.path().join("moved")).unwrap();
+    fs::rename(home.path().join("moved"), home.data_dir()).unwrap();
+    home.run_bare(&["--config", &config]).terminate().exits(0);
+    // A copy was not created by a satellite, and a record that is lost proves nothing.
+    fs::rename(home.path().join("state"), home.path().join("lost")).unwrap();
+    let refusal = refused(&home, &["run", "--config", &config]).stderr;
+    assert!(refusal.contains("--data-dir ./.satellite"), "{refusal}");
+    let deliberate = home.run_bare(&["--config", &config, "--data-dir", "./.satellite"]);
+    deliberate.terminate().exits(0);
+    refused(&home, &["run", "--config", &config]);
+}
+
+#[test]
+fn a_named_directory_may_be_reached_through_a_link() {
+    let home = Home::new();
+    let config = config(&home);
+    fs::create_dir(home.path().join("volume")).unwrap();
+    set_mode(&home.path().join("volume"), 0o700);
+    symlink(home.path().join("volume"), home.data_dir()).unwrap();
+    let satellite = home.run(&["--config", &config]);
+    home.wait_online("notes");
+    satellite.terminate().exits(0);
+    assert!(home.path().join("volume/journal/journal.db").exists());
+}
+
+#[test]
+fn what_others_can_access_is_refused_with_the_command_that_repairs_it() {
+    let home = Home::new();
+    let config = config(&home);
+    let args = ["run", "--config", &config, "--data-dir", "data"];
+    home.run(&["--config", &config]).terminate().exits(0);
+    let data_dir = home.data_dir().canonicalize().unwrap();
+    for (path, mode, repaired) in [
+        ("", 0o755, 0o700),
+        ("", 0o777, 0o700),
+        ("lock", 0o644, 0o600),
+        ("journal", 0o755, 0o700),
+        ("journal/journal.db", 0o664, 0o600),
+        ("journal/seq", 0o604, 0o600),
+    ] {
+        let path = if path.is_empty() { data_dir.clone() } else { data_dir.join(path) };
+        set_mode(&path, mode);
+        let refusal = refused(&home, &args).stderr;
+        assert!(refusal.contains(&format!("chmod {repaired:o} '{}'", path.display())), "{refusal}");
+        set_mode(&path, repaired);
+    }
+    // Commands do not talk to whoever listens in a directory that others can write to.
+    set_mode(&data_dir, 0o777);
+    assert!(home.satellite(&["status"]).exits(1).stderr.contains("chmod 700"));
+    set_mode(&data_dir, 0o700);
+    home.run(&["--config", &config]).terminate().exits(0);
+}
+
+#[test]
+fn a_fifo_or_a_weak_token_in_the_place_of_the_token_ends_the_start_at_once() {
+    let home = Home::new();
+    let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
+    let args = ["run", "--mcp-json", mcp_json.to_str().unwrap(), "--data-dir", "data", "--listen", "localhost:0"];
+    home.make_data_dir();
+    let token = home.data_dir().join("token");
+    nix::unistd::mkfifo(&token, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let refusal = refused(&home, &args).stderr;
+    assert!(refusal.contains("is not a regular file"), "{refusal}");
+    fs::remove_file(&token).unwrap();
+    fs::write(&token, "short").unwrap();
+    make_private(&token);
+    let refusal = refused(&home, &args).stderr;
+    assert!(refusal.contains("remove the file") && !refusal.contains("short"), "{refusal}");
+}
+
+#[test]
+fn a_satellite_whose_data_directory_is_deleted_stops_and_leaves_the_next_one_alone() {
+    let (home, mut next) = (Home::new(), Home::new());
+    next.use_data_dir(home.data_dir().to_str().unwrap());
+    let first = home.run(&["--config", &config(&home)]);
+    home.wait_online("notes");
+    // What is written meanwhile is deleted with the next attempt.
+    let deleted = || fs::remove_dir_all(home.data_dir()).is_ok().then_some(());
+    wait_for("the directory to be deleted", deleted, String::new);
+    let second = next.run(&["--config", &config(&next)]);
+    let outcome = first.ended().exits(1);
+    assert!(outcome.stderr.contains("was deleted or replaced under the running satellite"), "{outcome:#?}");
+    next.wait_online("notes");
+    next.satellite(&["call", "notes", "echo"]).exits(0);
+    let seqs: Vec<u64> = next.events().iter().map(seq).collect();
+    assert!(seqs.iter().copied().eq(1..=seqs.len() as u64), "one satellite writes the journal: {seqs:?}");
+    second.terminate().exits(0);
+}
+
+#[test]
+fn the_fallback_port_is_the_same_after_a_restart() {
+    let home = Home::new();
+    let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
+    let args = ["--mcp-json", mcp_json.to_str().unwrap()];
+    let url = |satellite: Satellite<'_>| {
+        let greeted = satellite.process.wait_stdout(|text| text.contains("MCP: "));
+        satellite.terminate().exits(0);
+        greeted.split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
+    };
+    let taken = wait_for("the usual port", || TcpListener::bind("127.0.0.1:7300").ok(), String::new);
+    let first = url(home.run(&args));
+    assert!(first.starts_with("http://127.0.0.1:") && !first.contains(":7300/"), "{first}");
+    assert_eq!(url(home.run(&args)), first);
+    drop(taken);
+    assert_eq!(url(home.run(&args)), first, "also when the usual port is free again: clients know this one");
+    let remembered = fs::read_to_string(home.data_dir().join("listen")).unwrap();
+    assert_eq!(format!("http://{}/mcp", remembered.trim()), first);
+}
+
+#[test]
+fn listen_takes_a_port_and_the_name_of_this_machine() {
+    let home = Home::new();
+    let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
+    let mcp_json = mcp_json.to_str().unwrap();
+    for host in ["localhost", ""] {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let satellite = home.run(&["--mcp-json", mcp_json, "--listen", &format!("{host}:{port}")]);
+        satellite.process.wait_stdout(|text| text.contains(&format!("MCP: http://127.0.0.1:{port}/mcp")));
+        satellite.terminate().exits(0);
+    }
+    let refusal = home.bare(&["run", "--mcp-json", mcp_json, "--listen", "my-laptop:7300"]).exits(2).stderr;
+    assert!(refusal.contains("127.0.0.1:7300"), "{refusal}");
+}
+
+#[test]
+fn commands_find_the_only_satellite_that_runs_and_choose_between_several_by_name() {
+    let [mut home, mut one, mut other] = [Home::new(), Home::new(), Home::new()];
+    home.use_data_dir(".satellite");
+    let state = home.path().join("state").to_str().unwrap().to_owned();
+    for beside in [&mut one, &mut other] {
+        beside.env.push(("XDG_STATE_HOME".to_owned(), state.clone()));
+    }
+    home.bare(&["status"]).exits(3);
+    let first = one.run(&["--config", &config(&one)]);
+    let outcome = home.bare(&["status", "--json"]).exits(0);
+    assert_eq!(outcome.json().as_array().unwrap().len(), 1);
+    assert!(outcome.stderr.contains("this is about the one on `"), "{outcome:#?}");
+    home.bare(&["events", "--json"]).exits(0);
+    let second = other.run(&["--config", &config(&other)]);
+    let several = home.bare(&["status"]).exits(3).stderr;
+    for running in [&one, &other] {
+        let path = running.data_dir().canonicalize().unwrap();
+        assert!(several.contains(&format!("`{}`", path.display())) && several.contains("--data-dir"), "{several}");
+    }
+    // The one of this directory comes first.
+    let here = home.run_bare(&["--config", &config(&home)]);
+    assert!(!home.bare(&["status"]).exits(0).stderr.contains("this is about"));
+    for satellite in [here, first, second] {
+        satellite.terminate().exits(0);
+    }
+}
