@@ -5,15 +5,14 @@
 //! team, also not when the first one is gone, because files of that number may still be there.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, chown};
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
 use mcp_satellite_actors::model::ids::TeamId;
-use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
 use super::PrepareError;
