@@ -6,13 +6,13 @@ use clap::Args;
 use humantime::format_duration;
 
 use super::table::{rendered, table};
-use super::{DONE, DataDir, Failed, printable, say, to_json};
+use super::{DONE, DataDirArg, Failed, printable, say, to_json};
 use crate::gateway::clients::ClientStatus;
 
 #[derive(Debug, Args)]
 pub(super) struct Clients {
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
     /// An array of objects, for scripts
     #[arg(long)]
     json: bool,

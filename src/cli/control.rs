@@ -151,7 +151,7 @@ pub(super) struct Reload {
     #[arg(long)]
     accept: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Reload {
@@ -169,7 +169,7 @@ pub(super) struct Prune {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Prune {

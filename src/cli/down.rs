@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{DONE, DataDir, Failed, say};
+use super::{DONE, DataDirArg, Failed, say};
 use crate::connect::process::Stat;
 use crate::console::api::{Ending, Filter, StatusReply};
 use crate::console::client::{Client, ClientError};
@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(100);
 #[derive(Debug, Args)]
 pub(super) struct Down {
     #[command(flatten)]
-    data_dir: DataDir,
+    data_dir: DataDirArg,
 }
 
 impl Down {
@@ -58,6 +58,7 @@ async fn silence(client: &Client) -> Result<(), Failed> {
     loop {
         match client.get::<StatusReply>("/v1/status", &Filter::default()).await {
             Err(ClientError::NotRunning { .. }) => return Ok(()),
+            Err(error @ ClientError::Unsafe(_)) => return Err(error.into()),
             Err(ClientError::Refused(_) | ClientError::Lost(_)) | Ok(_) => tokio::time::sleep(POLL).await,
         }
     }

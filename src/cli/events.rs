@@ -90,13 +90,13 @@ impl Events {
     /// The id of the team with this id or slug: from the stored events, which also contain teams that are gone, else
     /// from the satellite. An unknown team is an error, unless its first event is waited for.
     async fn team_id(&self, team: &str) -> Result<String, Failed> {
-        let directory = &self.data_dir.data_dir;
+        let directory = &self.data_dir.find()?;
         // Without a directory there are neither events nor teams; the reader says so.
         let ids = match directory.is_dir().then(|| stored_team(directory, team)).transpose() {
             Ok(Some(Ok(id))) => return Ok(id),
             Ok(Some(Err(ids))) => ids,
             Ok(None) => return Ok(team.to_owned()),
-            Err(error) => return Err(unreadable(&self.data_dir, &error)),
+            Err(error) => return Err(unreadable(directory, &error)),
         };
         let filter = Filter { team: Some(team.to_owned()), user: None };
         match self.data_dir.client()?.get::<StatusReply>("/v1/status", &filter).await {

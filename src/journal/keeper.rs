@@ -274,7 +274,7 @@ impl Keeper {
                 Ok(())
             }
             Err(error) => {
-                let reason = format!("no numbers can be reserved in {}: {error}", directory(&self.data_dir).display());
+                let reason = format!("no numbers can be reserved in {}: {error}", self.home.path().display());
                 if self.numberless.as_ref() != Some(&reason) {
                     tracing::error!("{reason}; events wait in memory without numbers, and it is tried again");
                     self.numberless = Some(reason.clone());

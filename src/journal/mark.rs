@@ -162,7 +162,7 @@ impl Mark {
 
     fn put(&mut self, says: Says) {
         if let Err(error) = self.try_put(says) {
-            tracing::debug!(%error, path = %self.path.display(), "cannot note how far the numbers of events are used");
+            tracing::debug!(%error, data_dir = %self.home.path().display(), "cannot note how far the numbers of events are used");
         }
     }
 

@@ -157,7 +157,7 @@ impl Store {
         let mut grants = Vec::new();
         let directory = match store.directory() {
             Ok(directory) => directory,
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
             Err(error) => {
                 // On a full disk it is made with the first authorization that is kept.
                 tracing::error!(%error, "cannot make the directory of authorizations");

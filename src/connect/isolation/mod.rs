@@ -700,15 +700,15 @@ mod tests {
     #[test]
     fn a_home_is_taken_away_at_once_and_erased_without_following_its_links() {
         let data_dir = tempfile::tempdir().unwrap();
-        let launchers = Launchers::new(Isolation::None, Strictness::Development, Some(data_dir.path().to_owned()));
+        let opened = DataDir::open(data_dir.path()).unwrap();
+        let launchers = Launchers::new(Isolation::None, Strictness::Development, Some(opened), None).unwrap();
         let id = |installation: &str| InstanceId::new("acme".into(), "alice".into(), installation.into());
         assert!(launchers.homes().is_empty());
         let outside = data_dir.path().join("outside");
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("kept"), "").unwrap();
         for installation in ["a", "b"] {
-            let home = data_dir.path().join(HOMES).join(home_name(&id(installation)));
-            fs::create_dir_all(&home).unwrap();
+            let home = launchers.home(&home_name(&id(installation))).unwrap_or_else(|error| panic!("{}", error.reason));
             std::os::unix::fs::symlink(&outside, home.join("link")).unwrap();
         }
         launchers.set_aside(&id("a")).unwrap();

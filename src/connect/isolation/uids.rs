@@ -5,7 +5,7 @@
 //! team, also not when the first one is gone, because files of that number may still be there.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
@@ -172,10 +172,10 @@ mod tests {
     use super::*;
 
     fn uids(data_dir: &Path, range: &str) -> TeamUids {
-        let range = range.parse().unwrap();
-        let given = fs::read(data_dir.join(FILE))
-            .map_or_else(|_| BTreeMap::new(), |text| serde_json::from_slice(&text).unwrap());
-        TeamUids { range, file: data_dir.join(FILE), homes: data_dir.join("homes"), given: Mutex::new(given) }
+        let (range, directory) = (range.parse().unwrap(), DataDir::open(data_dir).unwrap());
+        let given = directory.read(FILE, FILE_MAX).unwrap();
+        let given = given.map_or_else(BTreeMap::new, |text| serde_json::from_slice(&text).unwrap());
+        TeamUids { range, directory, homes: data_dir.join("homes"), given: Mutex::new(given) }
     }
 
     #[test]

@@ -231,7 +231,7 @@ impl Open {
         };
         let appended = lines.len();
         if let Some(running) = running {
-            match rewrite(&self.path, &self.satellite, &running) {
+            match rewrite(&self.directory, &self.satellite, &running) {
                 Ok(file) => {
                     (self.file, self.lines, self.torn) = (Some(file), 0, false);
                     let mut rows = rows();

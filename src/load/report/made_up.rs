@@ -137,6 +137,7 @@ pub(crate) fn samples(count: u64, rng: &mut StdRng) -> Vec<Sample> {
             failed: calls.1,
             in_flight: rng.random_range(0..12),
             lag_us: rng.random_range(20..400),
+            foreign_cpu_percent: 0,
         }
     };
     (0..count).map(sample).collect()
