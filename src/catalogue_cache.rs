@@ -306,7 +306,7 @@ pub(crate) mod tests {
     }
 
     fn cache() -> (TempDir, CatalogueCache) {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = crate::data_dir::private_tempdir();
         let cache = open(&directory);
         (directory, cache)
     }

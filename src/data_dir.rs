@@ -475,6 +475,13 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
+/// A temporary directory as the satellite would make it.
+#[cfg(test)]
+pub(crate) fn private_tempdir() -> tempfile::TempDir {
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    tempfile::Builder::new().permissions(permissions).tempdir().unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -493,7 +500,7 @@ mod tests {
 
     #[test]
     fn links_are_not_followed_when_files_are_read_replaced_or_removed() {
-        let home = tempfile::tempdir().unwrap();
+        let home = private_tempdir();
         let victim = home.path().join("victim");
         fs::create_dir(&victim).unwrap();
         fs::write(victim.join("file"), "precious").unwrap();
@@ -519,7 +526,7 @@ mod tests {
 
     #[test]
     fn a_tree_is_removed_without_following_the_links_in_it() {
-        let home = tempfile::tempdir().unwrap();
+        let home = private_tempdir();
         fs::create_dir(home.path().join("victim")).unwrap();
         fs::write(home.path().join("victim/file"), "precious").unwrap();
         let homes = DataDir::create(&home.path().join("homes")).unwrap();
@@ -536,7 +543,7 @@ mod tests {
 
     #[test]
     fn what_others_can_access_is_refused_with_the_command_that_repairs_it() {
-        let home = tempfile::tempdir().unwrap();
+        let home = private_tempdir();
         let directory = DataDir::open(home.path()).unwrap();
         directory.replace("token", b"secret").unwrap();
         let path = directory.path().join("token");
@@ -570,7 +577,7 @@ mod tests {
 
     #[test]
     fn a_fifo_is_refused_and_blocks_nobody() {
-        let home = tempfile::tempdir().unwrap();
+        let home = private_tempdir();
         nix::unistd::mkfifo(&home.path().join("token"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let directory = DataDir::open(home.path()).unwrap();
         for access in [Access::Read, Access::Write] {
@@ -582,7 +589,7 @@ mod tests {
 
     #[test]
     fn files_of_somebody_else_in_the_directory_are_left_alone() {
-        let home = tempfile::tempdir().unwrap();
+        let home = private_tempdir();
         fs::write(home.path().join("satellite.toml"), "").unwrap();
         fs::create_dir(home.path().join("src")).unwrap();
         let directory = DataDir::open(home.path()).unwrap();
@@ -596,7 +603,7 @@ mod tests {
 
     #[test]
     fn a_database_is_not_looked_for_where_another_directory_is_now() {
-        let home = tempfile::tempdir().unwrap();
+        let home = private_tempdir();
         let path = home.path().join("data");
         let directory = DataDir::create(&path).unwrap();
         assert_eq!(directory.database("journal.db").unwrap(), path.canonicalize().unwrap().join("journal.db"));

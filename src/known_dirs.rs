@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_was_named_is_not_one_that_was_created() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let record = Record(DataDir::create(&home.path().join("state")).unwrap());
         let directories = ["one", "two"].map(|name| DataDir::create(&home.path().join(name)).unwrap());
         record.add(&directories[0], true).unwrap();

@@ -154,11 +154,10 @@ mod tests {
     use std::path::Path;
 
     use mcp_satellite_actors::seam::{Answer, Batch};
-    use tempfile::tempdir;
 
     use super::*;
     use crate::catalogue_cache::tests::spec;
-    use crate::data_dir::DataDir;
+    use crate::data_dir::{DataDir, private_tempdir};
     use crate::journal::{Limits, database};
 
     fn instance(name: &str) -> Arc<InstanceSpec> {
@@ -198,7 +197,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_servers_have_come_to_outlives_their_cached_tools() {
-        let (dir, broken) = (tempdir().unwrap(), instance("broken"));
+        let (dir, broken) = (private_tempdir(), instance("broken"));
         filled(dir.path(), &[(&broken, failed())]).await;
         std::fs::remove_dir_all(dir.path().join("catalogues")).unwrap();
         assert_eq!(recalled(&open(dir.path()), &[&broken]), [Some(failed())]);
@@ -222,7 +221,7 @@ mod tests {
 
     #[tokio::test]
     async fn where_configurations_have_no_names_only_a_stop_is_recalled_and_nothing_is_forgotten() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let [broken, down, awake, gone] = ["broken", "down", "awake", "gone"].map(instance);
         filled(dir.path(), &[(&broken, failed()), (&down, stopped()), (&awake, failed()), (&gone, failed())]).await;
         let nameless = Memories::new(Journal::open(dir.path(), Limits::default()).unwrap(), None);
@@ -236,7 +235,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_can_be_read_only_late_is_recalled_by_those_who_have_not_begun_without_it() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let [broken, down, busy, later] = ["broken", "down", "busy", "later"].map(instance);
         filled(dir.path(), &[&broken, &busy, &later].map(|spec| (spec, failed()))).await;
         filled(dir.path(), &[(&down, stopped())]).await;

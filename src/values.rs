@@ -495,9 +495,9 @@ impl Configurer {
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use mcp_satellite_actors::model::spec::{Keep, OnUpdate, RemoteTransport};
-    use tempfile::TempDir;
 
     use super::*;
+    use crate::data_dir::private_tempdir;
 
     fn config(user: &str, installation: &str) -> InstanceConfig {
         InstanceConfig {
@@ -542,7 +542,7 @@ mod tests {
 
     #[test]
     fn what_is_stored_is_found_again_by_whoever_has_the_same_ids_and_by_nobody_else() {
-        let home = TempDir::new().unwrap();
+        let home = private_tempdir();
         let values = Values::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("b/o\nb", "n1"));
         values.change(&alices, &set([("KEY", "of \"alice\"\n")])).unwrap();
@@ -557,7 +557,7 @@ mod tests {
 
     #[test]
     fn a_change_is_made_as_a_whole_or_not_at_all() {
-        let home = TempDir::new().unwrap();
+        let home = private_tempdir();
         let values = Values::open(&DataDir::open(home.path()).unwrap());
         let config = config("alice", "n1");
         values.change(&config, &set([("KEY", "first")])).unwrap();
@@ -578,7 +578,7 @@ mod tests {
 
     #[test]
     fn a_value_goes_where_its_server_takes_it_also_when_that_is_another_one_now() {
-        let home = TempDir::new().unwrap();
+        let home = private_tempdir();
         let values = Values::open(&DataDir::open(home.path()).unwrap());
         values.change(&config("alice", "n1"), &set([("KEY", "two\nlines"), ("PIN", "1234")])).unwrap();
         // What cannot be sent as a header is missing, not sent in pieces.
@@ -598,7 +598,7 @@ mod tests {
 
     #[test]
     fn a_bearer_token_is_the_header_that_it_is_in_the_configuration() {
-        let home = TempDir::new().unwrap();
+        let home = private_tempdir();
         let values = Values::open(&DataDir::open(home.path()).unwrap());
         let config = remote(&["Authorization"]);
         let ((_, spec), _) = values.change(&config, &set([("bearer_token", "token-1")])).unwrap();
@@ -615,7 +615,7 @@ mod tests {
 
     #[test]
     fn what_is_gone_is_forgotten_and_what_cannot_be_read_is_not_overwritten() {
-        let home = TempDir::new().unwrap();
+        let home = private_tempdir();
         let values = Values::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("bob", "n1"));
         for config in [&alices, &bobs] {

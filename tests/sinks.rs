@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use mcp_satellite::sink::stdout::StdoutSink;
 use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
 use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use rustix::process::{Resource, Rlimit, setrlimit};
-use tempfile::{TempDir, tempdir};
+use tempfile::TempDir;
 
 const LARGE: u64 = 1 << 30;
 
@@ -43,6 +43,11 @@ fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<Batch> {
     Arc::new(Batch { id: *seqs.start(), events: seqs.map(event).collect() })
 }
 
+/// A temporary directory as the satellite would make it.
+fn private_tempdir() -> TempDir {
+    tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o700)).tempdir().unwrap()
+}
+
 fn current(dir: &TempDir) -> PathBuf {
     dir.path().join("events.jsonl")
 }
@@ -55,7 +60,7 @@ fn full_files(dir: &TempDir) -> Vec<PathBuf> {
 }
 
 fn append(path: &Path, text: &str) {
-    OpenOptions::new().append(true).create(true).open(path).unwrap().write_all(text.as_bytes()).unwrap();
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path).unwrap().write_all(text.as_bytes()).unwrap();
 }
 
 fn line(seq: u64) -> String {
@@ -91,7 +96,7 @@ mod file {
 
     #[tokio::test]
     async fn events_are_stored_one_a_line_and_read_back_as_they_were() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let (sink, next_seq) = FileSink::open(dir.path().join("new"), LARGE, 1).unwrap();
         assert_eq!(next_seq, 1);
         assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
@@ -102,7 +107,7 @@ mod file {
 
     #[tokio::test]
     async fn a_full_file_is_kept_beside_the_new_one_and_no_line_is_split() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), 3 * line(1).len() as u64 + 20, 2).unwrap();
         for seq in (1..=20).step_by(2) {
             assert_eq!(sink.send(batch(seq..=seq + 1)).await, Answer::Accepted);
@@ -118,7 +123,7 @@ mod file {
 
     #[tokio::test]
     async fn a_batch_larger_than_a_file_is_stored_all_the_same() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), 1, 10).unwrap();
         assert_eq!(sink.send(batch(1..=5)).await, Answer::Accepted);
         assert_eq!(sink.send(batch(6..=10)).await, Answer::Accepted);
@@ -128,7 +133,7 @@ mod file {
 
     #[tokio::test]
     async fn the_next_seq_continues_after_a_restart_also_when_the_current_file_is_empty() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(sink.send(batch(1..=7)).await, Answer::Accepted);
         drop(sink);
@@ -143,7 +148,7 @@ mod file {
 
     #[tokio::test]
     async fn a_torn_last_line_is_cut_off_and_nothing_else_is_lost() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         append(&current(&dir), &format!("{}{}{}", line(1), line(2), &line(3)[..40]));
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(next_seq, 3);
@@ -153,7 +158,7 @@ mod file {
 
     #[tokio::test]
     async fn a_last_line_that_lacks_only_its_newline_is_kept() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         append(&current(&dir), &format!("{}{}", line(1), line(2).trim_end()));
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(next_seq, 3);
@@ -163,7 +168,7 @@ mod file {
 
     #[tokio::test]
     async fn a_damaged_line_hides_neither_the_last_seq_nor_its_neighbours() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         append(&current(&dir), &format!("{}{}\0\0 not an event\n", line(1), line(2)));
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(next_seq, 3);
@@ -175,7 +180,7 @@ mod file {
 
     #[tokio::test]
     async fn a_repeated_batch_is_not_stored_twice() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         for _ in 0..3 {
             assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
@@ -186,7 +191,7 @@ mod file {
 
     #[tokio::test]
     async fn a_file_that_cannot_be_written_is_reported_and_taken_up_again() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(sink.send(batch(1..=2)).await, Answer::Accepted);
         fs::remove_file(current(&dir)).unwrap();
@@ -201,7 +206,7 @@ mod file {
 
     #[test]
     fn a_journal_that_cannot_be_opened_says_why() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         File::create(dir.path().join("file")).unwrap();
         let error = FileSink::open(dir.path().join("file/journal"), LARGE, 5).unwrap_err().to_string();
         assert!(error.starts_with("cannot make "), "{error}");
@@ -215,7 +220,7 @@ mod file {
     /// process's, so this is a process of its own, with the signal that comes with the limit ignored.
     #[test]
     fn a_batch_cut_short_by_a_full_disk_is_completed_later_without_a_repeated_line() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let mut command = Command::new("sh");
         command.args(["-c", r#"trap "" XFSZ; exec "$0" "$@""#]).arg(std::env::current_exe().unwrap());
         let output = in_child(&mut command, "file::child_on_a_full_disk", dir.path()).output().unwrap();
@@ -253,7 +258,7 @@ mod stdout {
 
     #[test]
     fn events_go_to_standard_output_and_a_reader_that_waits_blocks_no_async_thread() {
-        let dir = tempdir().unwrap();
+        let dir = private_tempdir();
         let mut command = Command::new(std::env::current_exe().unwrap());
         let mut child = in_child(&mut command, "stdout::child_with_a_slow_reader", dir.path())
             .stdout(Stdio::piped())

@@ -201,8 +201,11 @@ fn missing(plan: &Plan) -> Vec<String> {
 /// What this machine has to hold servers with, found out by trying it. Whether it can start any.
 async fn machine(plan: &Plan) -> Result<bool, Failed> {
     let home = tempfile::tempdir()?;
-    let options =
-        StdioOptions { data_dir: Some(DataDir::open(home.path())?), cgroups: plan.cgroups, ..StdioOptions::default() };
+    let options = StdioOptions {
+        data_dir: Some(DataDir::create(&home.path().join("data"))?),
+        cgroups: plan.cgroups,
+        ..StdioOptions::default()
+    };
     let connector = StdioConnector::with(options)?;
     say(&format!("this machine: process trees are held by {}", connector.held_by()));
     say(&format!("  {}", crate::connect::isolation::kernel()));

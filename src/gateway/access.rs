@@ -490,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_token_is_kept_in_the_data_directory_for_its_owner_only() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let data_dir = DataDir::open(home.path()).unwrap();
         let token = kept_token(&data_dir).unwrap();
         assert!(token.expose().len() == 68 && token != new_token().unwrap());
@@ -506,7 +506,7 @@ mod tests {
 
     #[test]
     fn a_weak_token_in_the_data_directory_is_refused() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let data_dir = DataDir::open(home.path()).unwrap();
         for weak in ["\n", "short\n", &"x".repeat(31), &"two words ".repeat(10), "\u{fc}".repeat(40).as_str()] {
             data_dir.replace(TOKEN_FILE, weak.as_bytes()).unwrap();

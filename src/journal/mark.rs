@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_mark_is_read_as_it_was_written_and_a_torn_one_says_nothing() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = crate::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         assert_eq!(mark.used(None), 0);
         mark.note(5, false);
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn what_is_about_to_be_stored_is_reserved_from_where_the_database_ends() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = crate::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.note(5, false);
         mark.reserve(10_000, 12_000);
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn while_the_database_takes_nothing_what_waits_in_memory_is_reserved_as_well() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = crate::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.note(100, true);
         mark.reserve(100, 50_000);
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn what_is_reserved_is_not_raised_for_each_event() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = crate::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         let mut reserved = std::collections::BTreeSet::new();
         for seq in 1..=50_000 {

@@ -250,7 +250,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_grant_is_kept_for_its_owner_only_and_found_again_and_shown_nowhere() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let (store, none) = Store::open(&DataDir::open(home.path()).unwrap()).unwrap();
         assert_eq!(none, []);
         for user in ["alice", "bob"] {
@@ -270,7 +270,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_file_under_another_name_is_nobodys() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let (store, _) = Store::open(&DataDir::open(home.path()).unwrap()).unwrap();
         store.keep(&grant("alice")).unwrap();
         let name = |user: &str| file_name(&grant(user).id);

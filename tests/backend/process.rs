@@ -98,8 +98,16 @@ async fn no_credential_is_in_the_database_the_log_or_the_greeting_and_all_files_
         }
         files.insert(name);
     }
-    let expected =
-        ["admin-token", "admin.curl", "backend.db", "backend.db-shm", "backend.db-wal", "lock", "registration-token"];
+    let expected = [
+        ".gitignore",
+        "admin-token",
+        "admin.curl",
+        "backend.db",
+        "backend.db-shm",
+        "backend.db-wal",
+        "lock",
+        "registration-token",
+    ];
     assert_eq!(files, expected.map(str::to_owned).into());
     assert_eq!(std::fs::metadata(&data).unwrap().permissions().mode() & 0o777, 0o700);
     assert!(process.end(Signal::SIGTERM).success());
@@ -194,7 +202,7 @@ async fn a_port_or_directory_that_is_taken_is_told_with_what_to_do() {
 async fn it_says_loudly_when_others_can_listen() {
     let dir = TempDir::with_prefix("backend-").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_satellite"));
-    command.args(["backend", "--listen", "0.0.0.0:0", "--data-dir"]).arg(dir.path());
+    command.args(["backend", "--listen", "0.0.0.0:0", "--data-dir"]).arg(dir.path().join("data"));
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut greeting = String::new();
     let mut lines = BufReader::new(child.stdout.take().unwrap());

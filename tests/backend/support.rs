@@ -36,6 +36,12 @@ pub(crate) struct World {
     url: String,
 }
 
+/// A temporary directory as the backend would make it.
+pub(crate) fn private_tempdir() -> TempDir {
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    tempfile::Builder::new().prefix("backend-").permissions(permissions).tempdir().unwrap()
+}
+
 impl World {
     pub(crate) async fn new() -> Self {
         Self::with_events_of(Settings::new("").events_body_max).await
@@ -44,7 +50,7 @@ impl World {
     /// With another limit for a batch of events.
     pub(crate) async fn with_events_of(events_body_max: usize) -> Self {
         let now = Arc::new(Mutex::new("2026-11-21T06:33:00Z".parse().unwrap()));
-        let (dir, client, url) = (TempDir::with_prefix("backend-").unwrap(), client(), String::new());
+        let (dir, client, url) = (private_tempdir(), client(), String::new());
         let events_max = Settings::new("").events_max;
         let mut world = Self { dir, now, events_body_max, events_max, serving: None, client, url };
         world.start().await;

@@ -1,8 +1,12 @@
 //! `satellite events` and `satellite logs`: what happened, and what servers wrote.
 
 use std::fs;
+use std::sync::mpsc;
 
+use nix::sys::ptrace;
 use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::support::{Home, Satellite, json_lines, pid, send, seq};
@@ -286,15 +290,29 @@ fn logs_of_a_server_that_nobody_knows_are_bad_input_and_those_of_one_that_is_gon
     unknown(&home);
 }
 
+/// Stops the thread that writes the journal, as a disk does that never answers.
+fn stop_the_journal(satellite: i32) {
+    let tasks = fs::read_dir(format!("/proc/{satellite}/task")).unwrap().flatten();
+    let mut journals = tasks.filter(|task| fs::read_to_string(task.path().join("comm")).unwrap().trim() == "journal");
+    let thread = Pid::from_raw(journals.next().unwrap().file_name().to_str().unwrap().parse().unwrap());
+    let (stopped, is_stopped) = mpsc::channel();
+    std::thread::spawn(move || {
+        ptrace::seize(thread, ptrace::Options::empty()).unwrap();
+        ptrace::interrupt(thread).unwrap();
+        waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+        stopped.send(()).unwrap();
+        // Who traces a thread takes note of its end, or the process does not end.
+        let _ = waitpid(thread, Some(WaitPidFlag::__WALL));
+    });
+    is_stopped.recv().unwrap();
+}
+
 #[test]
 fn a_disk_that_hangs_holds_up_neither_who_reads_nor_the_end() {
     let home = Home::new();
     let mut satellite = with_servers(&home, &[("notes", &[])]);
     let before = home.events();
-    // Whoever writes to a pipe that nobody reads waits: the journal's thread, as for a disk.
-    let note = home.data_dir().join("journal/seq");
-    fs::remove_file(&note).unwrap();
-    nix::unistd::mkfifo(&note, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+    stop_the_journal(satellite.pid());
     home.satellite(&["stop", "notes"]).exits(0);
     let outcome = home.satellite(&["events", "--json"]).exits(0);
     assert!(outcome.stderr.contains("these are not all events"), "{outcome:#?}");

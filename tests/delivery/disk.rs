@@ -11,7 +11,7 @@ use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 use serde_json::Value;
 
 use crate::peer::{Peer, Reply};
-use crate::support::{Rig, batch, event, http, range, until, until_settled};
+use crate::support::{Rig, batch, event, http, private_tempdir, range, until, until_settled};
 
 impl Rig {
     /// The journal's place is taken by something else.
@@ -105,7 +105,7 @@ async fn nothing_overtakes_what_is_stored() {
 #[tokio::test]
 async fn a_disk_that_never_was_keeps_nothing_from_its_way() {
     let (peer, url) = Peer::start();
-    let dir = tempfile::tempdir().unwrap();
+    let dir = private_tempdir();
     fs::write(dir.path().join("journal"), "not a directory").unwrap();
     let journal = Journal::open(dir.path(), Limits::default()).unwrap();
     let rig = Rig { dir, journal };
@@ -125,7 +125,7 @@ async fn a_disk_that_never_was_keeps_nothing_from_its_way() {
 async fn what_had_to_make_room_before_it_was_sent_is_announced_and_nothing_else_is_missing() {
     let (peer, url) = Peer::start();
     peer.does(|_| Reply::Status(503, Vec::new(), String::new()));
-    let dir = tempfile::tempdir().unwrap();
+    let dir = private_tempdir();
     let limits = Limits { size_max: 1 << 20, ..Limits::default() };
     let journal = Journal::open(dir.path(), limits).unwrap();
     let rig = Rig { dir, journal };

@@ -50,9 +50,15 @@ pub(crate) struct Rig {
     pub(crate) journal: Journal,
 }
 
+/// A temporary directory as the satellite would make it.
+pub(crate) fn private_tempdir() -> TempDir {
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    tempfile::Builder::new().permissions(permissions).tempdir().unwrap()
+}
+
 impl Rig {
     pub(crate) fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = private_tempdir();
         let journal = open(dir.path());
         Self { dir, journal }
     }

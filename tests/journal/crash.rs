@@ -53,7 +53,7 @@ async fn what_was_told_to_be_stored_survives_every_kill() {
     for round in 0..10_usize {
         told = kill_after(&home, round * 7).max(told);
         // A reader needs nobody who mends anything.
-        Killed { home: Home { dir: tempfile::tempdir().unwrap() }, told }.holds(&home.stored());
+        Killed { home: Home { dir: private_tempdir() }, told }.holds(&home.stored());
     }
     assert!(home.database().with_extension("db-wal").metadata().unwrap().len() > 0, "it was killed with its log full");
     let journal = home.open();

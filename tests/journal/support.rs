@@ -99,7 +99,7 @@ pub(crate) struct Home {
 
 impl Home {
     pub(crate) fn new() -> Self {
-        Self { dir: tempdir().unwrap() }
+        Self { dir: private_tempdir() }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -135,6 +135,12 @@ impl Home {
     pub(crate) fn sqlite(&self) -> rusqlite::Connection {
         rusqlite::Connection::open(self.database()).unwrap()
     }
+}
+
+/// A temporary directory as the satellite would make it.
+pub(crate) fn private_tempdir() -> TempDir {
+    let permissions = fs::Permissions::from_mode(0o700);
+    tempfile::Builder::new().permissions(permissions).tempdir().unwrap()
 }
 
 pub(crate) fn make_directory(data_dir: &Path) {

@@ -126,7 +126,8 @@ impl Yard {
             poll,
             ..BackendPlan::new(peer.url())
         };
-        let home = tempfile::tempdir().unwrap();
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let home = tempfile::Builder::new().permissions(permissions).tempdir().unwrap();
         Self { fleet: Arc::new(fleet), done: Arc::new(InMemory::default()), home, plan, suspended: Arc::default() }
     }
 

@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn the_last_configuration_is_kept_for_its_owner_only_and_of_its_backend_only() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
         let config = Config { hash: "h1".to_owned(), ..Config::default() };
         assert_eq!(load(&dir, "https://a"), None);

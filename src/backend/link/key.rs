@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_key_is_kept_for_its_owner_only_and_found_again_and_replaced() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
         assert_eq!(load(&dir, URL), Kept::Nothing);
         store(&dir, &key()).unwrap();
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_key_of_another_backend_is_not_used() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
         store(&dir, &key()).unwrap();
         let other = load(&dir, "https://elsewhere.example.com");
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_file_that_holds_something_else_is_told_without_what_it_holds() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
         let long = "x".repeat(100_000);
         for text in [
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn whether_a_key_can_be_kept_is_known_before_and_leaves_nothing() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
         rehearse(&dir).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

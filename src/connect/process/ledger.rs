@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn what_ended_is_not_left_and_a_torn_line_harms_nothing() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = crate::data_dir::private_tempdir();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.started(1, "one", 101);
         ledger.started(2, "two", 102);
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_ledger_of_a_long_life_stays_short() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = crate::data_dir::private_tempdir();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.started(0, "stays", 100);
         for run in 1..=5000 {
@@ -466,13 +466,13 @@ mod tests {
             Satellite { boot_id: "another".into(), ..satellite() },
             Satellite { pid_namespace: "another".into(), ..satellite() },
         ] {
-            let directory = tempfile::tempdir().unwrap();
+            let directory = crate::data_dir::private_tempdir();
             let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), other).unwrap();
             ledger.inside(1, own, start_time);
             ledger.settle();
             assert_eq!(reclaim(&DataDir::open(directory.path()).unwrap()).unwrap(), None);
         }
-        let directory = tempfile::tempdir().unwrap();
+        let directory = crate::data_dir::private_tempdir();
         let directory = DataDir::open(directory.path()).unwrap();
         assert_eq!(reclaim(&directory).unwrap(), None, "no ledger");
         directory.replace(FILE, b"not a ledger").unwrap();
