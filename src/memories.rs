@@ -205,7 +205,7 @@ mod tests {
 
     #[tokio::test]
     async fn another_policy_is_no_reason_to_forget_that_a_server_has_failed_for_good() {
-        let (dir, broken) = (tempdir().unwrap(), instance("broken"));
+        let (dir, broken) = (private_tempdir(), instance("broken"));
         filled(dir.path(), &[(&broken, failed())]).await;
         let patient = Arc::new(spec(|config| {
             config.installation = "broken".into();

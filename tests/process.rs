@@ -615,8 +615,7 @@ fn of_team(team: &str, script: &str) -> Arc<InstanceSpec> {
 async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
     const ABOUT: &str = "id -u; id -g; id -G; pwd; echo $HOME; touch here && echo writes; cat";
     let directory = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
-    let data_dir = directory.path().join("data");
-    fs::create_dir(&data_dir).unwrap();
+    let data_dir = mcp_satellite::data_dir::DataDir::create(&directory.path().join("data")).unwrap();
     let options =
         StdioOptions { data_dir: Some(data_dir), uid_range: "200000-200009".parse().ok(), ..StdioOptions::default() };
     if !nix::unistd::geteuid().is_root() {

@@ -270,26 +270,26 @@ mod tests {
 
     #[test]
     fn a_number_that_an_event_had_is_used_also_when_the_event_was_not_stored() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut mark = Mark::read(dir.path());
+        let dir = crate::data_dir::private_tempdir();
+        let mut mark = read(dir.path());
         mark.note(5, false);
         mark.grant(5, 324).unwrap();
-        assert_eq!(Mark::read(dir.path()).used(Some(5)), 324, "no more than the events had");
-        assert_eq!(Mark::read(dir.path()).used(Some(324)), 324);
+        assert_eq!(read(dir.path()).used(Some(5)), 324, "no more than the events had");
+        assert_eq!(read(dir.path()).used(Some(324)), 324);
         mark.close();
-        assert_eq!(Mark::read(dir.path()).used(Some(5)), 324);
+        assert_eq!(read(dir.path()).used(Some(5)), 324);
     }
 
     #[test]
     fn a_number_that_cannot_be_written_down_is_not_granted() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut mark = Mark::read(dir.path());
-        std::fs::create_dir(dir.path().join("seq")).unwrap();
+        let dir = crate::data_dir::private_tempdir();
+        let mut mark = read(dir.path());
+        std::fs::create_dir(dir.path().join("journal/seq")).unwrap();
         mark.grant(0, 10).unwrap_err();
-        std::fs::remove_dir(dir.path().join("seq")).unwrap();
+        std::fs::remove_dir(dir.path().join("journal/seq")).unwrap();
         assert_eq!(mark.used(None), 0, "and no number is skipped for it");
         mark.grant(0, 10).unwrap();
-        assert_eq!(Mark::read(dir.path()).used(Some(0)), 10);
+        assert_eq!(read(dir.path()).used(Some(0)), 10);
     }
 
     #[test]

@@ -274,8 +274,8 @@ pub(super) mod tests {
         let (store, _) = Store::open(&DataDir::open(home.path()).unwrap()).unwrap();
         store.keep(&grant("alice")).unwrap();
         let name = |user: &str| file_name(&grant(user).id);
-        store.directory.rename(&name("alice"), &name("bob")).unwrap();
-        store.directory.replace(&name("carol"), b"{\"access_token\": \"hush\"}").unwrap();
+        store.directory().unwrap().rename(&name("alice"), &name("bob")).unwrap();
+        store.directory().unwrap().replace(&name("carol"), b"{\"access_token\": \"hush\"}").unwrap();
         assert_eq!(Store::open(&DataDir::open(home.path()).unwrap()).unwrap().1, []);
     }
 }

@@ -426,20 +426,21 @@ mod tests {
 
     #[test]
     fn a_row_that_cannot_be_written_holds_up_nothing_and_is_written_later() {
-        let directory = tempfile::tempdir().unwrap();
-        let data_dir = directory.path().join("data");
-        // Nothing can be written into a directory that is not there.
-        let ledger = Ledger::begin(&data_dir, satellite()).unwrap();
+        let directory = crate::data_dir::private_tempdir();
+        // Nothing can be written where a directory has the name of the unfinished file.
+        let in_the_way = directory.path().join(format!("{FILE}.new"));
+        fs::create_dir(&in_the_way).unwrap();
+        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.started(1, "one", 101);
         assert!(!ledger.is_recorded(1));
         for run in 2..5000 {
             ledger.started(run, "comes and goes", 102);
             ledger.ended(run);
         }
-        fs::create_dir(&data_dir).unwrap();
+        fs::remove_dir(&in_the_way).unwrap();
         ledger.settle();
         assert!(ledger.is_recorded(1));
-        let text = fs::read_to_string(data_dir.join(FILE)).unwrap();
+        let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
         assert_eq!(Left::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [1]);
     }
 
