@@ -87,7 +87,7 @@ fn answer(method: &str, params: &Value) -> Result<Value, (i32, String)> {
                 "inputSchema": {
                     "type": "object",
                     "properties": {
-                        "what": {"type": "string", "enum": ATTEMPTS.map(|(name, ..)| name)},
+                        "what": {"type": "string", "enum": ATTEMPTS.iter().map(|(name, ..)| *name).collect::<Vec<_>>()},
                     },
                     "required": ["what"],
                     "additionalProperties": true,

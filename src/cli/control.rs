@@ -9,7 +9,9 @@ use serde_json::value::RawValue;
 
 use super::status::with_next_step;
 use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, printable, say, say_json, to_json};
-use crate::console::api::{CallRequest, Controlled, InstanceStatus, Pruned, Reconnected, ReloadQuery, Reloaded, Selector};
+use crate::console::api::{
+    CallRequest, Controlled, InstanceStatus, Pruned, Reconnected, ReloadQuery, Reloaded, Selector,
+};
 use crate::console::client::{Client, ClientError};
 
 const POLL: Duration = Duration::from_millis(100);

@@ -20,9 +20,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::SOCKET;
 use super::api::{
-    CallRequest, ConfigureRequest, Configured, Controlled, Ending, EventQuery, Failure, Filter, InstanceStatus, MemoryReport,
-    NOT_ALL_STORED, Pruned, Reconnected, RejectedConfiguration, ReloadQuery, Reloaded, SatelliteStatus, Selector, StatusReply,
-    ToolEntry,
+    CallRequest, ConfigureRequest, Configured, Controlled, Ending, EventQuery, Failure, Filter, InstanceStatus,
+    MemoryReport, NOT_ALL_STORED, Pruned, Reconnected, RejectedConfiguration, ReloadQuery, Reloaded, SatelliteStatus,
+    Selector, StatusReply, ToolEntry,
 };
 use super::auth;
 use super::find::{Members, find};

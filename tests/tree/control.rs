@@ -451,10 +451,13 @@ async fn a_policy_that_the_runtime_cannot_work_with_is_refused_and_ends_nothing(
     for (field, change) in broken {
         for server in [Server::new("new"), online.clone()] {
             let refused = fleet.runtime.install(server.policy(change).spec).await;
-            assert!(matches!(&refused, Err(ControlError::Refused(why)) if why.contains(field)), "{refused:?}");
+            assert!(
+                matches!(&refused, Err(ControlError::Refused { message, .. }) if message.contains(field)),
+                "{refused:?}"
+            );
         }
         let refused = fleet.runtime.update(online.clone().policy(change).spec).await;
-        assert!(matches!(refused, Err(ControlError::Refused(_))), "{refused:?}");
+        assert!(matches!(refused, Err(ControlError::Refused { .. })), "{refused:?}");
     }
     assert_eq!((fleet.view(&id).status, fleet.view(&id).restarts), (Status::Online, 0));
     assert!(fleet.runtime.greeting(&id, Duration::MAX).await.is_ok());

@@ -499,7 +499,7 @@ async fn a_person_is_answered_although_the_supervisor_of_the_team_keeps_failing(
         answer = asks => answer.unwrap(),
         () = panics => unreachable!("it goes on"),
     };
-    assert!(matches!(answer, Err(ControlError::Refused(_))), "{answer:?}");
+    assert!(matches!(answer, Err(ControlError::Refused { .. })), "{answer:?}");
     fleet.until(&id, Status::Online).await;
     fleet.finish().await;
 }

@@ -217,7 +217,8 @@ struct Conversation<O> {
 
 impl<O: Outlet> Conversation<O> {
     fn new(basis: Basis, outlet: O) -> (Self, mpsc::UnboundedReceiver<Control>) {
-        let Basis { spec, port, control, counters, wall, since, discover, era, dice, news, printed, memory, stage } = basis;
+        let Basis { spec, port, control, counters, wall, since, discover, era, dice, news, printed, memory, stage } =
+            basis;
         let mut this = Self {
             spec,
             outlet,
