@@ -4,7 +4,7 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 21] = [
+const VERBS: [&str; 22] = [
     "run",
     "down",
     "demo",
