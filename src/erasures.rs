@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn what_is_removed_is_due_a_retention_later_also_after_a_restart() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let present = BTreeSet::from([id("a"), id("b")]);
         let list = ToErase::open(&DataDir::open(home.path()).unwrap());
         list.update(&present, &[id("a")].into(), at(0));
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_is_configured_again_is_not_erased_and_its_next_removal_counts_anew() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         let present = BTreeSet::from([id("a")]);
         let list = ToErase::open(&DataDir::open(home.path()).unwrap());
         list.update(&present, &HashSet::new(), at(0));
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_list_that_cannot_be_read_begins_the_retention_anew() {
-        let home = tempfile::tempdir().unwrap();
+        let home = crate::data_dir::private_tempdir();
         DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 9}").unwrap();
         let list = ToErase::open(&DataDir::open(home.path()).unwrap());
         list.update(&[id("a")].into(), &HashSet::new(), at(5));

@@ -398,7 +398,9 @@ fn what_was_given_is_kept_while_a_backend_has_not_told_what_there_is() {
     fs::write(&file, kept).unwrap();
     let gone =
         r#"{"team": "team_acme", "user": "user_alice", "installation": "n1", "removed_at": "2020-01-01T00:00:00Z"}"#;
-    fs::write(home.data_dir().join("to-erase.json"), format!("{{\"version\": 1, \"instances\": [{gone}]}}")).unwrap();
+    let to_erase = home.data_dir().join("to-erase.json");
+    fs::write(&to_erase, format!("{{\"version\": 1, \"instances\": [{gone}]}}")).unwrap();
+    make_private(&to_erase);
     make_private(&file);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     assert_eq!(home.satellite(&["prune"]).exits(0).stdout, "nothing to erase\n");

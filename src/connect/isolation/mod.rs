@@ -699,7 +699,7 @@ mod tests {
 
     #[test]
     fn a_home_is_taken_away_at_once_and_erased_without_following_its_links() {
-        let data_dir = tempfile::tempdir().unwrap();
+        let data_dir = crate::data_dir::private_tempdir();
         let opened = DataDir::open(data_dir.path()).unwrap();
         let launchers = Launchers::new(Isolation::None, Strictness::Development, Some(opened), None).unwrap();
         let id = |installation: &str| InstanceId::new("acme".into(), "alice".into(), installation.into());

@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_number_is_given_once_and_kept_over_restarts_and_for_no_other_team() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = crate::data_dir::private_tempdir();
         let id = |uids: &TeamUids, team: &str| uids.id(&team.into()).map_err(|error| error.reason);
         let before = uids(directory.path(), "2000-2001");
         assert_eq!(id(&before, "acme"), Ok(2000));
