@@ -189,7 +189,7 @@ impl CatalogueCache {
             Ok(catalogue) => Some(Arc::new(catalogue)),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => {
-                tracing::warn!(instance = %spec.name, %error, "a cached catalogue cannot be used; the server is started to be discovered");
+                tracing::warn!(instance = %spec.name, %error, "cannot use a cached catalogue; starting the server");
                 None
             }
         }
@@ -211,7 +211,7 @@ impl CatalogueCache {
 
     fn remove_all_but(&self, wanted: &HashSet<&str>) {
         let Ok(names) = self.directory.names() else { return };
-        // Nothing that somebody else has put there is removed.
+        // Only files that the satellite has created are removed.
         let is_own = |name: &str| name == KEY_IN_CACHE || is_hex(name.strip_suffix(".new").unwrap_or(name), NAME_LEN);
         for name in names.iter().filter(|name| is_own(name) && !wanted.contains(name.as_str())) {
             if let Err(error) = self.directory.remove(name) {

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+#[cfg(feature = "cli")]
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 const OPEN_DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -216,11 +218,23 @@ impl DataDir {
     /// Opens a directory of somebody else in this one, such as a server's home: its owner and permissions are not
     /// checked. It is created if it does not exist.
     pub(crate) fn foreign_directory(&self, name: &str) -> io::Result<OwnedFd> {
+        // On a disk that hangs, creating a directory that exists would wait.
+        match open_beneath(self.descriptor.as_fd(), name, OPEN_DIRECTORY) {
+            Err(Errno::NOENT) => {}
+            opened => return Ok(opened?),
+        }
         match rustix::fs::mkdirat(&self.descriptor, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno.into()),
         }
         Ok(open_beneath(self.descriptor.as_fd(), name, OPEN_DIRECTORY)?)
+    }
+
+    /// Locks the directory itself until the last clone of this value is dropped. Returns false if another process has
+    /// locked it. A file system that cannot lock directories is no obstacle.
+    #[cfg(feature = "cli")]
+    pub(crate) fn try_lock(&self) -> bool {
+        flock(&self.descriptor, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
     }
 
     /// Removes the directory `name` with everything in it. Links in it are removed, not followed.
@@ -384,7 +398,7 @@ impl DataDir {
         if names.iter().any(|name| name == FILE || !is_own(name)) {
             return Ok(());
         }
-        self.create_file(FILE)?.write_all(b"*\n")
+        self.replace(FILE, b"*\n")
     }
 
     /// Checks what is at `name`, if anything is.

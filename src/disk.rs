@@ -170,11 +170,23 @@ impl Shared {
     }
 }
 
+/// Jobs that wait for a disk at once. The other blocking threads of the async runtime are left to restarts and `status`.
+#[cfg(feature = "cli")]
+static PLACES: tokio::sync::Semaphore = tokio::sync::Semaphore::const_new(64);
+
 /// Runs `job`, which waits for a disk, on a thread of its own. `None` if that takes longer than [`WAIT_MAX`], or panics;
 /// an overdue job goes on by itself.
 #[cfg(feature = "cli")]
 pub(crate) async fn in_time<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    tokio::time::timeout(WAIT_MAX, tokio::task::spawn_blocking(job)).await.ok()?.ok()
+    let done = async {
+        let place = PLACES.acquire().await.ok()?;
+        let job = move || {
+            let _place = place;
+            job()
+        };
+        tokio::task::spawn_blocking(job).await.ok()
+    };
+    tokio::time::timeout(WAIT_MAX, done).await.ok().flatten()
 }
 
 #[cfg(test)]

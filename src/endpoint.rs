@@ -9,10 +9,12 @@ use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::audience::Audience;
 use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::secret::Secret;
 
 use crate::config::{Auth, GatewayPlan, LISTEN, Listen};
 use crate::console::api::EndpointStatus;
 use crate::data_dir::DataDir;
+use crate::disk::in_time;
 use crate::gateway::access::{Access, TOKEN_FILE, kept_token};
 use crate::gateway::behind::Behind;
 use crate::gateway::clients::ClientStatus;
@@ -34,7 +36,7 @@ const TOKEN: &str = "look at the file `token` in the data directory";
 /// The fallback address in the data directory, remembered so that clients find the endpoint after a restart.
 const LISTEN_FILE: &str = "listen";
 const LISTEN_FILE_MAX: u64 = 100;
-/// Where the endpoint is if its usual port is taken: below the ports that the system gives to outgoing connections.
+/// Ports for the endpoint if its default port is taken, below the range of ephemeral ports.
 const FALLBACK_PORTS: std::ops::Range<u16> = 7301..7901;
 
 const CERTIFICATE: &str = "look at the files that [gateway] tls names";
@@ -47,6 +49,8 @@ pub(crate) struct Endpoint {
     rooms: Arc<Rooms>,
     /// None while it is closed.
     open: Mutex<Option<Open>>,
+    /// The kept token, as it was read last.
+    kept: Mutex<Option<Secret>>,
 }
 
 #[derive(Clone)]
@@ -69,7 +73,7 @@ impl Endpoint {
     pub(crate) fn new(name: &str, data_dir: DataDir, memory: Arc<ByteBudget>) -> Self {
         let sessions = Arc::new(Sessions::within(memory));
         let rooms = Arc::new(Rooms::new(sessions.clone()));
-        Self { name: name.to_owned(), data_dir, sessions, rooms, open: Mutex::default() }
+        Self { name: name.to_owned(), data_dir, sessions, rooms, open: Mutex::default(), kept: Mutex::default() }
     }
 
     /// Where the servers' own messages go.
@@ -118,7 +122,7 @@ impl Endpoint {
             tracing::info!("the MCP endpoint is switched off");
             return self.close().await;
         }
-        self.give_or_tell(&mut plan);
+        self.give_or_tell(&mut plan).await;
         open.access.apply(&plan);
         let elsewhere = match open.gateway.elsewhere(plan.listen) {
             Ok(elsewhere) => elsewhere,
@@ -148,9 +152,9 @@ impl Endpoint {
     }
 
     /// Who comes in is what `plan` says from now on. Sessions of tokens that are gone end.
-    pub(crate) fn renew(&self, mut plan: GatewayPlan) -> bool {
+    pub(crate) async fn renew(&self, mut plan: GatewayPlan) -> bool {
         let Some(open) = self.state().clone() else { return false };
-        self.give_or_tell(&mut plan);
+        self.give_or_tell(&mut plan).await;
         if plan.users == open.plan.users {
             return false;
         }
@@ -245,16 +249,37 @@ impl Endpoint {
 
     fn give(&self, plan: &mut GatewayPlan) -> io::Result<()> {
         if plan.auth == Auth::Bearer && plan.users.iter().any(|user| user.token_kept) {
-            plan.give(&kept_token(&self.data_dir)?);
+            let token = kept_token(&self.data_dir)?;
+            plan.give(&token);
+            *self.kept() = Some(token);
         }
         Ok(())
     }
 
-    /// Without that token nobody comes in with it: what else the plan says of who may not come in any more holds.
-    fn give_or_tell(&self, plan: &mut GatewayPlan) {
-        if let Err(error) = self.give(plan) {
-            tracing::error!(%error, "the token in the data directory cannot be read; nobody comes in with it");
+    /// Reads the kept token again. A token that cannot be read admits nobody; on a disk that does not answer the token that
+    /// was read last stays valid. All other users of the plan are not affected.
+    async fn give_or_tell(&self, plan: &mut GatewayPlan) {
+        if plan.auth != Auth::Bearer || !plan.users.iter().any(|user| user.token_kept) {
+            return;
         }
+        let data_dir = self.data_dir.clone();
+        let read = in_time(move || kept_token(&data_dir)).await;
+        let mut kept = self.kept();
+        match read {
+            Some(Ok(token)) => *kept = Some(token),
+            Some(Err(error)) => {
+                tracing::error!(%error, "cannot read the token in the data directory; nobody is admitted with it");
+                *kept = None;
+            }
+            None => tracing::error!("the disk does not answer; the token that was read last stays valid"),
+        }
+        if let Some(token) = &*kept {
+            plan.give(token);
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<Secret>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, Option<Open>> {

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use crate::connect::stdio::StdioConnector;
 use crate::data_dir::DataDir;
+use crate::disk::in_time;
 use crate::oauth::Grants;
 use crate::satellite::Applied;
 use crate::values::Values;
@@ -48,17 +49,20 @@ struct Entry {
 /// The list of the instances whose data is to be erased, by when they were removed.
 struct ToErase {
     directory: DataDir,
+    /// Never locked while the disk is waited for: threads of the async runtime lock it.
     removed: Mutex<BTreeMap<InstanceId, Timestamp>>,
+    /// Held while the file is written.
+    writing: Mutex<()>,
 }
 
 impl ToErase {
     /// Reads the list. Where it cannot be read it is empty: what is still there is listed anew, and kept longer.
     fn open(directory: &DataDir) -> Self {
         let removed = Self::read(directory).unwrap_or_else(|why| {
-            tracing::error!(file = FILE, why, "cannot read which data is to be erased; the retention begins anew");
+            tracing::error!(file = FILE, why, "cannot read the list of data to erase; the retention starts again");
             BTreeMap::new()
         });
-        Self { directory: directory.clone(), removed: Mutex::new(removed) }
+        Self { directory: directory.clone(), removed: Mutex::new(removed), writing: Mutex::default() }
     }
 
     fn read(directory: &DataDir) -> Result<BTreeMap<InstanceId, Timestamp>, String> {
@@ -66,7 +70,10 @@ impl ToErase {
         let Some(bytes) = read else { return Ok(BTreeMap::new()) };
         let form: Form = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
         if form.version != VERSION {
-            return Err(format!("it is of version {}, and this satellite knows {VERSION}", form.version));
+            return Err(format!(
+                "the file has version {}, and this satellite supports version {VERSION}",
+                form.version
+            ));
         }
         let of = |Entry { team, user, installation, removed_at }: Entry| {
             (InstanceId::new(team.into(), user.into(), installation.into()), removed_at)
@@ -74,8 +81,8 @@ impl ToErase {
         Ok(form.instances.into_iter().map(of).collect())
     }
 
-    /// Takes in which instances have data and which are configured. Lists the data of the others as removed at `now`,
-    /// unless it is listed already. Waits for the disk.
+    /// Updates the list: adds the instances in `present` that are not in `configured`, as removed at `now` unless they
+    /// are listed, and drops the others. Waits for the disk.
     fn update(&self, present: &BTreeSet<InstanceId>, configured: &HashSet<InstanceId>, now: Timestamp) {
         self.change(|removed| {
             removed.retain(|id, _| present.contains(id) && !configured.contains(id));
@@ -85,32 +92,39 @@ impl ToErase {
         });
     }
 
-    /// Takes these off the list: they are erased. Waits for the disk.
+    /// Removes erased instances from the list. Waits for the disk.
     fn erased(&self, ids: &[InstanceId]) {
         self.change(|removed| removed.retain(|id, _| !ids.contains(id)));
     }
 
     fn change(&self, change: impl FnOnce(&mut BTreeMap<InstanceId, Timestamp>)) {
-        let mut removed = self.removed();
-        let before = removed.clone();
-        change(&mut removed);
-        if *removed == before {
-            return;
+        {
+            let mut removed = self.removed();
+            let before = removed.clone();
+            change(&mut removed);
+            if *removed == before {
+                return;
+            }
         }
+        if let Err(error) = self.write() {
+            tracing::warn!(%error, "cannot store the list of data to erase; a restart begins the retention anew");
+        }
+    }
+
+    /// Writes the list as it is when its turn has come. Waits for the disk.
+    fn write(&self) -> std::io::Result<()> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = |(id, removed_at): (&InstanceId, &Timestamp)| Entry {
             team: id.team.to_string(),
             user: id.user.to_string(),
             installation: id.installation.to_string(),
             removed_at: *removed_at,
         };
-        let form = Form { version: VERSION, instances: removed.iter().map(entry).collect() };
-        let written = serde_json::to_vec_pretty(&form).map_err(Into::into);
-        if let Err(error) = written.and_then(|bytes| self.directory.replace(FILE, &bytes)) {
-            tracing::warn!(%error, "cannot write down which data is to be erased; a restart begins the retention anew");
-        }
+        let instances: Vec<Entry> = self.removed().iter().map(entry).collect();
+        self.directory.replace(FILE, &serde_json::to_vec_pretty(&Form { version: VERSION, instances })?)
     }
 
-    /// Those whose retention has passed.
+    /// Returns the instances whose retention has passed.
     fn due(&self, retention: Duration, now: Timestamp) -> Vec<InstanceId> {
         let is_due = |removed_at: &Timestamp| left(*removed_at, retention, now).is_zero();
         self.removed().iter().filter(|(_, at)| is_due(at)).map(|(id, _)| id.clone()).collect()
@@ -130,7 +144,7 @@ impl ToErase {
     }
 }
 
-/// What is left of the retention. A removal in the future, by a clock that was set back since, counts as now.
+/// Returns the rest of the retention. A removal time in the future, after the clock was set back, counts as now.
 fn left(removed_at: Timestamp, retention: Duration, now: Timestamp) -> Duration {
     let passed = Duration::try_from(now.duration_since(removed_at)).unwrap_or_default();
     retention.saturating_sub(passed)
@@ -165,9 +179,11 @@ impl Eraser {
         Self { list, values, grants, connector, runtime, applied, retention, changed }
     }
 
-    /// Takes in what is configured now, and how long the data of everything else is kept. Waits for the disk.
+    /// Sets the configured instances, and the retention for the data of all others. Waits for the disk.
     pub(crate) fn configured(&self, configured: &HashSet<InstanceId>, retention: Duration) {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = Some(retention);
+        // In memory at once: the data of a configured instance is not erased, even if the disk does not answer.
+        self.list.change(|removed| removed.retain(|id, _| !configured.contains(id)));
         let mut present: BTreeSet<InstanceId> = self.values.instances();
         present.extend(self.grants.instances());
         present.extend(self.connector.homes());
@@ -210,7 +226,7 @@ impl Eraser {
         }
         let chosen: Vec<InstanceId> = self.list.listed().into_iter().filter(|id| admits(id)).collect();
         let this = self.clone();
-        // One that was configured again meanwhile is listed no more.
+        // An instance that was configured again meanwhile is no longer listed.
         self.erase(move || {
             let listed = this.list.listed();
             chosen.into_iter().filter(|id| listed.contains(id)).collect()
@@ -219,6 +235,12 @@ impl Eraser {
     }
 
     async fn erase(self: &Arc<Self>, choose: impl FnOnce() -> Vec<InstanceId> + Send + 'static) -> Vec<InstanceId> {
+        // Nothing is erased while the disk does not answer: `applied` would be locked until it does.
+        let this = self.clone();
+        if in_time(move || this.list.write()).await.is_none() {
+            tracing::warn!("the disk does not answer; data of removed instances is not erased now");
+            return Vec::new();
+        }
         let applied = self.applied.lock().await;
         let this = self.clone();
         let erasing = tokio::task::spawn_blocking(move || {
@@ -231,7 +253,7 @@ impl Eraser {
             ids.retain(|id| {
                 let aside = this.connector.set_aside(id);
                 if let Err(error) = &aside {
-                    tracing::warn!(instance = %id, %error, "cannot remove the home of an instance that is gone");
+                    tracing::warn!(instance = %id, %error, "cannot remove the home of a removed instance");
                 }
                 aside.is_ok()
             });

@@ -17,7 +17,7 @@ use serde_json::Value;
 /// The version of the forms. Another version is another hash of everything.
 const FORM: u32 = 1;
 
-/// What a process is started with, or a connection is made with. It holds secrets.
+/// The settings that a process is started with or a connection is opened with. Contains secrets.
 #[derive(Serialize)]
 struct ServerForm<'a> {
     form: u32,
@@ -63,8 +63,8 @@ enum TargetForm<'a> {
     Sse { url: &'a str },
 }
 
-/// The canonical form of what defines a server: whoever it serves, and what its process or connection is started with.
-/// Another policy is the same server. It holds secrets: it is for keyed hashes only.
+/// Returns the canonical form of the settings that define a server: its owner and what its process or connection is
+/// started with. A changed policy does not change it. Contains secrets: use it for keyed hashes only.
 pub(crate) fn of_server(spec: &InstanceSpec) -> Vec<u8> {
     fn exposed(values: &BTreeMap<String, Secret>) -> BTreeMap<&str, &str> {
         values.iter().map(|(name, value)| (name.as_str(), value.expose())).collect()
@@ -140,7 +140,7 @@ fn differences<T: Serialize>(policy: &T, default: &T) -> BTreeMap<String, Value>
     found
 }
 
-/// Every leaf on its own: whether objects keep an order is a matter of how `serde_json` was built.
+/// Collects each leaf separately: the order of object keys depends on the features of `serde_json`.
 fn flatten(path: String, value: &Value, default: Option<&Value>, found: &mut BTreeMap<String, Value>) {
     if default == Some(value) {
         return;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::console::SOCKET;
 use crate::data_dir::{DataDir, DataDirError};
 
-/// Its name in the state directory.
+/// File name of the record in the state directory.
 const FILE: &str = "data-dirs";
 /// The oldest entries beyond this number are forgotten.
 const ENTRIES_MAX: usize = 1000;
@@ -148,7 +148,8 @@ impl Record {
         let mut entries = self.entries();
         let mut added = Entry::of(directory, created)?;
         added.created |= entries.iter().any(|entry| entry.created && entry.is_of(&added));
-        if entries.contains(&added) {
+        // The directories that were used last are kept longest.
+        if entries.last() == Some(&added) {
             return Ok(());
         }
         entries.retain(|entry| !entry.is_of(&added) && entry.path != added.path);

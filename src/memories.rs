@@ -86,7 +86,7 @@ impl Memories {
             let stored: StoredMemo = match serde_json::from_str(&text) {
                 Ok(stored) => stored,
                 Err(error) => {
-                    tracing::warn!(instance = %spec.name, %error, "what it had come to cannot be read; it begins anew");
+                    tracing::warn!(instance = %spec.name, %error, "cannot read the stored history; it starts again");
                     self.journal.forget(&spec.id);
                     continue;
                 }
@@ -131,7 +131,7 @@ impl Memories {
         match serde_json::to_string(&memo) {
             Ok(text) => self.journal.remember(&spec.id, text),
             Err(error) => {
-                tracing::error!(instance = %spec.name, %error, "cannot write down what it has come to");
+                tracing::error!(instance = %spec.name, %error, "cannot store the state of an instance");
             }
         }
     }

@@ -11,7 +11,7 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use crate::connect::process::own_cgroup;
 
-/// What there is at least, so that a message can be read at all.
+/// Minimum budget in bytes, so that a message can be read at all.
 const LEAST: u64 = 8 << 20;
 
 /// Creates the budget of this process.

@@ -181,7 +181,7 @@ fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &
                 Some(signal) if ASKING.contains(&signal) => {
                     let _ = pipe.write_all(&[signal as u8]);
                 }
-                // It is not reaped yet, so the number is its own.
+                // The process is not reaped yet, so its id is not reused.
                 Some(signal) => drop(kill(satellite, signal)),
                 None => {}
             }

@@ -79,6 +79,9 @@ const LOCK_INTERVAL: Duration = Duration::from_secs(1);
 /// A satellite whose reaper was killed is waited for this long.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 
+/// The time for which the lock of the data directory itself is waited for.
+const DIRECTORY_LOCK_WAIT: Duration = Duration::from_millis(500);
+
 /// Files with credentials are looked at this often. What a look sees changed is read at the next one.
 const CREDENTIALS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -91,7 +94,7 @@ const ACCEPT_HINT: &str = "if that is meant, run `satellite reload --accept`";
 /// Requests for a reload that wait for the one before.
 const RELOADS_MAX: usize = 4;
 
-/// Why a configuration was not taken on.
+/// A rejected configuration: the reason and its type.
 #[derive(Debug, Clone)]
 pub(crate) struct Rejected {
     /// The `error_type` of the event.
@@ -505,7 +508,7 @@ impl Satellite {
         let files = files?;
         let there = |plan: &Plan| plan.backend.as_ref().map(|backend| backend.url.clone());
         if there(&files) != there(&applied.files) {
-            return Err("another [backend] takes a restart of the satellite".to_owned().into());
+            return Err("[backend] has changed; restart the satellite to apply it".to_owned().into());
         }
         let (whole, document) = (files.clone(), applied.document.clone());
         let joining = tokio::task::spawn_blocking(move || match &document {
@@ -577,7 +580,8 @@ impl Satellite {
         }
         if Settings::of(&plan) != self.settings {
             tracing::warn!(
-                "[satellite], [backend], [journal], [events], [policy.team], [policy.memory] or [policy.start] has changed: that takes a restart of the satellite"
+                "[satellite], [backend], [journal], [events], [policy.team], [policy.memory] or \
+                 [policy.start] has changed; restart the satellite to apply it"
             );
         }
         self.members.set(&plan.gateway.users);
@@ -642,7 +646,7 @@ impl Satellite {
             changed
         };
         let (removed, changed) = futures::join!(futures::future::join_all(removals), installs);
-        // Where nothing is retained it is erased before anybody is told.
+        // Without retention the data is erased before the change is reported.
         self.eraser.erase_due().await;
         let change_detected = changed || removed.contains(&true);
         // Whoever is told that they are installed finds them by name.
@@ -739,7 +743,7 @@ impl Satellite {
                 Err(error) => tracing::error!(instance = %view.spec.name, %error, "cannot renew credentials"),
             }
         }
-        if self.endpoint.renew(plan.gateway) {
+        if self.endpoint.renew(plan.gateway).await {
             tracing::info!(files, "tokens of clients renewed");
         } else if servers == 0 {
             tracing::info!(files, "a file has changed that no remote server uses; a reload (SIGHUP) takes it on");
@@ -1002,10 +1006,19 @@ async fn lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
     };
     match locked {
         Ok(mut lock) => {
+            // A satellite that still runs on this directory has it locked, even if its file `lock` was deleted. One that has
+            // just ended may have it a moment longer than the file.
+            let until = Instant::now() + DIRECTORY_LOCK_WAIT;
+            while !data_dir.try_lock() {
+                if Instant::now() >= until {
+                    return Err(StartError::InUse { data_dir: shown(), holder: String::new() });
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
             let written =
                 lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| write!(lock, "{}", std::process::id()));
             if let Err(error) = written {
-                // The lock holds without it: the next satellite is not told by whom.
+                // The lock is held without the id; only the error message of another satellite lacks it.
                 tracing::warn!(%error, "cannot write the process id into the file `lock` of the data directory");
             }
             Ok(lock)

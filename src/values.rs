@@ -59,7 +59,7 @@ struct OfVersion {
 /// The values of one data directory.
 pub(crate) struct Values {
     directory: DataDir,
-    /// Never locked while the disk is waited for.
+    /// No thread holds this lock while it waits for the disk.
     state: Arc<Mutex<State>>,
     /// Writes the file; started with the first change.
     saver: Mutex<Option<Arc<Saver>>>,
@@ -153,11 +153,14 @@ impl Values {
         match self.save() {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!(%error, "cannot erase what users had configured for servers that are gone");
+                tracing::warn!(%error, "cannot erase the values of users for removed servers");
                 let mut state = self.state();
                 for (id, given) in erased {
                     state.stored.entry(id).or_insert(given);
                 }
+                drop(state);
+                // The attempt under way may still write the file without them. Its error was logged above.
+                let _ = self.save();
                 false
             }
         }
@@ -186,11 +189,15 @@ impl Values {
         config: &InstanceConfig,
         change: &Change,
     ) -> Result<((InstanceSpec, InstanceSpec), Option<NotSaved>), Refused> {
-        let mut state = self.state();
-        if state.unusable.is_some() {
-            // It may have been mended meanwhile.
-            *state = State::read(&self.directory);
+        if self.state().unusable.is_some() {
+            // It may have been repaired meanwhile. Read without the lock: the disk may hang.
+            let read = State::read(&self.directory);
+            let mut state = self.state();
+            if state.unusable.is_some() {
+                *state = read;
+            }
         }
+        let mut state = self.state();
         if let Some(why) = &state.unusable {
             return Err(Refused::Storage(format!(
                 "`{}` cannot be used: {why}",
@@ -222,7 +229,7 @@ impl Values {
             Err(hangs @ NotSaved::Hangs) => Ok((specs, Some(hangs))),
             Err(NotSaved::Failed(why)) => {
                 let mut state = self.state();
-                // What was changed meanwhile stays.
+                // Changes that were made meanwhile are kept.
                 if state.stored.get(&id).cloned().unwrap_or_default() == after {
                     state.give(id, before);
                 }
@@ -476,7 +483,7 @@ impl Configurer {
         let installed = self.runtime.update(after.clone()).await?;
         applied.config_hash = applied.config_hash.exchange(&before, &after);
         let config_hash: ConfigHash = applied.config_hash;
-        tracing::info!(instance = %after.name, given, taken_back, %config_hash, "values of a user taken on");
+        tracing::info!(instance = %after.name, given, taken_back, %config_hash, "applied the values of a user");
         self.runtime.emitter().emit(Event::ConfigRefreshed {
             config_hash: config_hash.to_string(),
             server_count: applied.server_count,

@@ -161,7 +161,7 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!(
         plan.warnings,
         [
-            "tests/fixtures/config/satellite.toml:120:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
+            "tests/fixtures/config/satellite.toml:124:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
          a server"
         ]
     );
@@ -1027,12 +1027,12 @@ fn everything_that_is_wrong_with_an_endpoint_is_told_at_once() {
             ("`example.com` is no web origin", "without a path"),
             ("`https://example.com/app` is no web origin", ""),
             ("`null` is no web origin", ""),
-            ("`proxy:80` is no IP address", "without a port"),
             ("no way to say who may come in", "\"bearer\", or \"none\""),
             ("`as` says nothing", "auth = \"none\""),
             ("`tls` has no `key`", "cert = "),
             ("cannot read the file of `cert`", "PEM"),
             ("`xml` is no way to answer", "\"json\", \"sse\""),
+            ("`proxy:80` is no IP address", "without a port"),
             ("`body_max` is not a size", "64MiB"),
             ("`session_idle` is zero", "1s"),
             ("`burst` is 0", "at least 1"),

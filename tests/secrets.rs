@@ -269,7 +269,7 @@ user_required = ["bearer_token", "X-Api-Key"]
     });
     // Another configuration, good and bad.
     let text = fs::read_to_string(&config).unwrap();
-    fs::write(&config, text.replace("50ms", "60ms")).unwrap();
+    fs::write(&config, text.replace("key={env:API_KEY} {env:PEM}", "key={env:API_KEY} {env:PEM} again")).unwrap();
     satellite.signal(Signal::SIGHUP);
     home.wait_row("notes", "changed", |row| row["status"] == "online" && row["restarts"] == 2);
     fs::write(&config, text.replace("server = ", "servr = ")).unwrap();

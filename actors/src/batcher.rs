@@ -43,8 +43,8 @@ pub(crate) enum Msg {
     Reserved(Result<u64, String>),
     /// Begin a cycle now, and tell when it has ended.
     FlushNow(oneshot::Sender<()>),
-    /// Send what is there, tell how many events could not be sent, and end. A sink that stores numbers is asked once: a disk
-    /// that takes nothing now does not hold up the end.
+    /// Flush the queue, return the number of events that could not be sent, and end. A sink that stores numbers is
+    /// called once, so that a disk that hangs does not delay the end.
     FlushAndEnd(oneshot::Sender<usize>),
     /// For the load harness and the tests: panic, as a fault of ours would.
     Panic,
@@ -210,7 +210,7 @@ pub(crate) struct State {
     tasks: Tasks,
 }
 
-/// Where the reservation of numbers stands.
+/// The state of the reservation of numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Numbering {
     /// Numbers can be asked for.
@@ -251,7 +251,7 @@ impl Actor for EventBatcher {
         args.events.0.wake.notify_one();
         let mut outbox = args.outbox;
         outbox.resume();
-        let numbers = args.sink.numbers();
+        let numbers = guarded("EventSink::numbers", || args.sink.numbers()).flatten();
         if numbers.is_some() {
             outbox.reserve_numbers();
         }
@@ -425,8 +425,8 @@ impl State {
         }
     }
 
-    /// Has numbers reserved for the events that wait for them. A batch that is with the sink comes first: numbers are
-    /// reserved for events that can be sent next.
+    /// Requests numbers for the waiting events. If the sink has a batch, its result comes first: only events that can
+    /// be sent next need numbers.
     fn reserve(&mut self, myself: &ActorRef<Msg>) {
         let (Some(outbox), Some(numbers)) = (&self.outbox, &self.numbers) else { return };
         let Some(through) = outbox.wanted() else { return };
@@ -434,8 +434,10 @@ impl State {
             return;
         }
         self.numbering = Numbering::Asked;
-        let (reserving, me) = (numbers.reserve(through), myself.clone());
+        let (numbers, me) = (numbers.clone(), myself.clone());
         self.tasks.spawn(async move {
+            // `reserve` may panic itself, before there is a future.
+            let reserving = async move { numbers.reserve(through).await };
             let reserved = AssertUnwindSafe(reserving).catch_unwind().await;
             let reserved = reserved.unwrap_or_else(|panic| {
                 Err(format!("the reservation panicked: {}", crate::tasks::panic_text(panic.as_ref())))

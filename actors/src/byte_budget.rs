@@ -84,20 +84,21 @@ impl ByteBudget {
     }
 }
 
-/// The budgets of what servers make the satellite keep. Each is half of the satellite's.
+/// The budgets of what servers make the satellite keep. Each is three eighths of the satellite's.
 #[derive(Debug, Clone)]
 pub struct ServerMemory {
-    /// For the lists of all servers.
+    /// The budget for the lists of all servers.
     pub lists: Arc<ByteBudget>,
-    /// For long messages of all servers, from their first bytes until their readers have them.
+    /// The budget for long messages of all servers, from their first byte until they are consumed.
     pub messages: Arc<ByteBudget>,
 }
 
 impl ServerMemory {
     /// Creates the parts of the satellite's budget.
     pub fn part_of(whole: &Arc<ByteBudget>) -> Self {
-        let half = whole.max() / 2;
-        Self { lists: whole.part(half), messages: whole.part(half) }
+        // A quarter is always left to clients.
+        let part = whole.max() / 8 * 3;
+        Self { lists: whole.part(part), messages: whole.part(part) }
     }
 }
 

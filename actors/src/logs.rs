@@ -222,7 +222,7 @@ impl Keeper {
         }
     }
 
-    /// Takes the text of the line that is buffered, masked; and whether it is longer than is kept. `None` if it is blank.
+    /// Returns the buffered line, masked, and whether it was cut at the limit; `None` if it is blank.
     fn finished_text(&mut self) -> Option<(String, bool)> {
         let cut = self.line.len() > self.policy.line_max;
         // Masked before it is cut: a secret that straddles the cut must not leave its head, nor may the last bytes read.
@@ -237,7 +237,16 @@ impl Keeper {
 
     /// Logs a line of stdout that is not JSON-RPC.
     fn print(&mut self, line: String) {
-        if self.admits_line(Instant::now()) {
+        let now = Instant::now();
+        let is_new_window = now.duration_since(self.window) >= LIMIT_WINDOW;
+        // Half of the limit is left to stderr, which contains the reason why a server ends.
+        if !is_new_window && self.in_window >= (self.policy.lines_per_second_max / 2).max(1) {
+            self.dropped += 1;
+            self.summary_at.get_or_insert(now + SUMMARY_EVERY);
+            self.flush_at = self.flush_at.or(self.summary_at);
+            return;
+        }
+        if self.admits_line(now) {
             if !self.spoke {
                 self.publish(&line);
             }
@@ -317,7 +326,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // What panicked before may panic again, and a second panic on the way out would end the process.
+        // The code may panic again, and a second panic during unwinding would abort the process.
         guarded("the end of stderr", || {
             self.end_of_stderr();
             self.summarize();

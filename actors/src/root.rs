@@ -102,7 +102,7 @@ pub(crate) enum Msg {
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
 
-/// What a part of the tree leaves behind.
+/// State that an ended part of the tree leaves behind.
 pub(crate) enum Remains {
     Nothing,
     /// The queue of the batcher.
@@ -241,7 +241,7 @@ impl Desired {
         // A person who restarts it gives it as many tries again.
         self.panics.clear();
         let message = format!("The satellite itself failed {exits} times while it handled this server; last: {why}.");
-        tracing::error!(installation_name = %self.spec.name, message, "the server is set aside");
+        tracing::error!(instance = %self.spec.name, message, "the server failed permanently: repeated panics");
         let mut memo = self.memo.take().map(|(_, memo)| memo).unwrap_or_default();
         memo.set_aside(message);
         self.memo = Some((self.spec.clone(), memo));
@@ -539,7 +539,7 @@ impl State {
         for id in leaving {
             guarded("Memory::forget", || self.args.memory.forget(&id));
             let Some(desired) = self.instances.remove(&id) else { continue };
-            // Its slot, which would have told its removal, died with the supervisor.
+            // The slot that would have sent the event of the removal ended with the supervisor.
             let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
             self.args.events.emit(Event::Stopped {
                 of: Arc::new(Subject::from(&*desired.spec)),

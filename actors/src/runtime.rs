@@ -46,7 +46,7 @@ pub struct Options {
     pub connector: Arc<dyn Connector>,
     /// Where clients are: nowhere, by default.
     pub audience: Arc<dyn Audience>,
-    /// What servers may make the satellite keep: without a limit, by default.
+    /// Memory budgets for data of servers; unlimited by default.
     pub server_memory: ServerMemory,
     /// Takes events.
     pub sink: Arc<dyn EventSink>,
@@ -151,6 +151,7 @@ impl Parts {
 
 fn parts(options: Options) -> Result<(root::Args, Parts), SpawnErr> {
     let checked = options.batch.check().and_then(|()| options.team_budget.check());
+    let checked = checked.and_then(|()| options.memory_policy.check());
     checked.map_err(|error| SpawnErr::StartupFailed(error.into()))?;
     let (published, snapshot) = watch::channel(Arc::new(Snapshot::default()));
     let (memory_status, memory) = watch::channel(MemoryStatus::default());
@@ -247,8 +248,8 @@ impl RuntimeHandle {
         let _ = cast!(self.root, root::Msg::Woke(asleep));
     }
 
-    /// Tells how much memory there is. While it is short, processes are started one by one, and the longest-idle servers
-    /// are put to sleep.
+    /// Reports a reading of the memory. While memory is short, processes are started one by one, and the longest-idle
+    /// servers are put to sleep.
     pub fn observe_memory(&self, reading: MemoryReading) {
         let _ = cast!(self.root, root::Msg::Memory(reading));
     }
@@ -584,7 +585,7 @@ impl RuntimeHandle {
         if let Ok(farewell) = farewell.await {
             return farewell;
         }
-        // It has ended already.
+        // The runtime has ended already.
         match self.ended().await {
             RuntimeEnd::ShutDown { events_lost, in_time } => Farewell { events_lost, in_time },
             RuntimeEnd::Killed | RuntimeEnd::Failed(_) => {

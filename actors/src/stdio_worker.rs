@@ -143,7 +143,8 @@ impl State {
     }
 
     fn end(&mut self, exit: WorkerExit, myself: &ActorRef<Msg>) {
-        if exit.cause != ExitCause::Asked && exit.ran.is_none() {
+        let has_panicked = matches!(exit.cause, ExitCause::Panicked(_));
+        if exit.cause != ExitCause::Asked && exit.ran.is_none() && !has_panicked {
             logs::report(format!("did not start: {}", exit.cause()), &self.args.subject, &self.args.events);
         }
         self.exit = Some(exit);

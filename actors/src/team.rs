@@ -614,7 +614,7 @@ impl State {
                     self.args.events.emit(Event::StatusChanged { of, status, status_message: message, remedy });
                 }
                 Effect::Refused { status, cause } => {
-                    tracing::warn!(instance = %instance.slot.spec.name, %status, ?cause, "a transition makes no sense and is refused");
+                    tracing::warn!(instance = %instance.slot.spec.name, %status, ?cause, "invalid status transition");
                 }
                 Effect::ChargeTeam => {
                     let change = self.budget.charge(&self.args.budget, now);
@@ -913,14 +913,14 @@ fn log_told(spec: &InstanceSpec, told: &Told) {
             idle_seconds = idle.as_secs(), "asleep"
         ),
         Told::Respawned { dormant, took } => tracing::info!(
-            %instance, dormant_seconds = dormant.as_secs(), took_ms = milliseconds(*took), "awake again"
+            %instance, dormant_seconds = dormant.as_secs(), took_ms = milliseconds(*took), "the server has woken up"
         ),
         Told::Health(HealthNews::Degraded { failures, last_error }) => tracing::warn!(
             %instance, consecutive_failures = failures,
             last_error, "its health checks fail"
         ),
         Told::Health(HealthNews::Restored { .. }) => tracing::info!(
-            %instance, "it is well again"
+            %instance, "the server is healthy again"
         ),
         Told::Reconnecting { attempt, after } => tracing::debug!(
             %instance, attempt,

@@ -30,7 +30,7 @@ pub(crate) struct Lines<R> {
     memory: Arc<ByteBudget>,
     /// The memory of the line that is being read.
     share: ByteShare,
-    /// Bytes of the line that is being read and dropped, for want of memory.
+    /// Bytes so far of a line that is being dropped because memory is short.
     dropped: usize,
     started: bool,
     /// When bytes last came; when it was made, before any.
@@ -103,6 +103,8 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             } else {
                 if self.buffer.capacity() == self.buffer.len() {
                     self.buffer.reserve(READ_CAPACITY.max(self.buffer.len()));
+                    // Counted before it is filled.
+                    continue;
                 }
                 self.reader.read_buf(&mut self.buffer).await
             };

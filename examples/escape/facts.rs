@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::procfs;
 
-const STATUS: [&str; 16] = [
+const STATUS: [&str; 17] = [
     "Uid",
     "Gid",
     "Groups",
@@ -27,6 +27,7 @@ const STATUS: [&str; 16] = [
     "NoNewPrivs",
     "Seccomp",
     "Seccomp_filters",
+    "THP_enabled",
 ];
 
 /// Who this process is.

@@ -150,7 +150,7 @@ impl Check {
 /// Where clients come in, and who can.
 fn endpoint(plan: &GatewayPlan) -> String {
     let Some(address) = plan.address() else {
-        let why = if plan.listen == Listen::Off { "switched off" } else { "not asked for; add [gateway] to serve one" };
+        let why = if plan.listen == Listen::Off { "switched off" } else { "not configured; add [gateway] for one" };
         return format!("the MCP endpoint is {why}");
     };
     let who = match (&plan.auth, plan.alone()) {

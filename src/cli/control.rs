@@ -194,7 +194,7 @@ impl Prune {
 pub(super) fn warn_not_durable(reason: Option<&str>) {
     if let Some(reason) = reason {
         complain(&format!(
-            "warning: not durable: {}; if the satellite is killed before the disk takes it, the command is forgotten",
+            "warning: not durable: {}; the command is lost if the satellite is killed before the disk stores it",
             printable(reason)
         ));
     }

@@ -15,7 +15,7 @@ use crate::console::api::{Ending, Filter, StatusReply};
 use crate::console::client::{Client, ClientError};
 use crate::reaper;
 
-/// Between two questions whether the satellite still answers, where its process cannot be watched.
+/// The interval between two checks whether the satellite still answers. Used where its process cannot be watched.
 const POLL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]

@@ -1,5 +1,5 @@
-//! The thread that writes the log to stderr. stderr can be a file on a disk that hangs, or a pipe that nobody reads; who logs
-//! does not wait for it. Lines that do not fit into the queue are dropped and counted.
+//! The thread that writes the log to stderr. stderr can be a file on a disk that hangs, or a pipe that no process
+//! reads; the threads that log do not wait for it. Lines that do not fit into the queue are dropped and counted.
 
 use std::io;
 use std::sync::OnceLock;
@@ -34,7 +34,7 @@ pub(super) fn start(print: impl Fn(&[u8]) + Send + 'static) -> io::Result<()> {
             let dropped = DROPPED.swap(0, Ordering::AcqRel);
             if dropped > 0 {
                 // Queued like any other line: this thread does not wait for itself.
-                tracing::warn!(dropped, "lines of the log were dropped: stderr did not take them");
+                tracing::warn!(dropped, "log lines were dropped: stderr was blocked");
             }
         }
     })?;
@@ -43,7 +43,7 @@ pub(super) fn start(print: impl Fn(&[u8]) + Send + 'static) -> io::Result<()> {
     Ok(())
 }
 
-/// Has a line written. Returns false if there is no thread for it.
+/// Queues a line for the thread. Returns false if the thread does not run; a line that finds the queue full is dropped.
 pub(super) fn write(line: &[u8]) -> bool {
     let Some(orders) = WRITER.get() else { return false };
     match orders.try_send(Order::Line(line.to_vec())) {

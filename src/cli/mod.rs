@@ -127,7 +127,7 @@ const DATA_DIR: &str = ".satellite";
 const DEMO_DATA_DIR: &str = ".satellite-demo";
 
 impl DataDirArg {
-    /// Where a satellite is to keep its data.
+    /// Returns the location of the data directory of a satellite to be started.
     fn location(&self) -> Location {
         location(self.data_dir.as_deref(), DATA_DIR)
     }
@@ -162,7 +162,7 @@ impl DataDirArg {
             Ok(_) | Err(_) => {}
         }
         let mut running = known_dirs::running();
-        // Where nothing can be recorded, the demo of this directory is found all the same.
+        // The demo in this directory is found even if the record of data directories cannot be written.
         if let Ok(demo) = location(None, DEMO_DATA_DIR).visit()
             && known_dirs::is_running(&demo)
             && !running.iter().any(|path| path == demo.path())
@@ -338,9 +338,19 @@ fn told(outcome: Result<u8, Failed>) -> u8 {
     log_writer::finish();
     match outcome {
         Ok(code) => code,
-        Err(failed) => {
-            complain_styled(&failed.message);
-            failed.code
+        Err(Failed { code, message }) => {
+            // stderr may be a file on a disk that hangs.
+            let (done, written) = std::sync::mpsc::channel();
+            let print = move || {
+                complain_styled(&message);
+                // An error means that it took too long.
+                let _ = done.send(());
+            };
+            if std::thread::Builder::new().spawn(print).is_ok() {
+                // An error means that the text is not printed in time.
+                let _ = written.recv_timeout(crate::disk::WAIT_MAX);
+            }
+            code
         }
     }
 }

@@ -189,7 +189,7 @@ pub(super) async fn supervise(
                     reloading = Some(Box::pin(take_on(&satellite, read_again(files, watch, reload))));
                 }
                 (None, Reload::Requested(request)) => {
-                    let why = "this satellite runs without a configuration file: there is nothing to read again";
+                    let why = "cannot reload: this satellite was started without a configuration file";
                     // An error means that nobody waits for the answer any more.
                     let _ = request.reply.send(Err(why.to_owned().into()));
                 }
@@ -199,7 +199,7 @@ pub(super) async fn supervise(
         tokio::select! {
             end = satellite.ended() => {
                 Box::pin(satellite.kill()).await;
-                let why = format!("the runtime ended unasked: {end}; every server was killed; start the satellite again");
+                let why = format!("the runtime ended: {end}; every server was killed; start the satellite again");
                 return Err(Failed::new(FAILED, why));
             }
             () = satellite.asked_to_end() => break,
@@ -228,7 +228,8 @@ pub(super) async fn supervise(
             request = signals.next() => match request {
                 // A second one waits until the first is done with.
                 Request::Reload => {
-                    // One that somebody waits for the answer of is a reload, too.
+                    // A pending request from `satellite reload` reads the files as well, and its client waits for the
+                    // reply.
                     if !matches!(asked, Some(Reload::Requested(_))) {
                         asked = Some(Reload::Asked);
                     }

@@ -29,7 +29,7 @@ const INDENT: &str = "    ";
 /// One column of the table.
 struct Column {
     title: &'static str,
-    /// Where the window is too narrow, the column with the highest number is left out first; 0 is never left out.
+    /// Order in which columns are left out of a narrow window: the highest rank first, 0 never.
     rank: u8,
     cell: fn(&InstanceStatus, Timestamp) -> String,
 }

@@ -280,7 +280,7 @@ impl GatewayPlan {
         self.asked = true;
     }
 
-    /// Has the satellite create and keep a token for the only user if that user has none.
+    /// Makes the satellite create and store a token for the only user if that user has none.
     pub(super) fn keep_only_token(&mut self) {
         if let (Auth::Bearer, [only]) = (&self.auth, &mut self.users[..])
             && only.tokens.is_empty()

@@ -52,12 +52,12 @@ pub(super) fn build(
         match range.value.parse() {
             Ok(meant) => plan.uid_range = Some(meant),
             Err(why) => {
-                let message = format!("`{}` is no range of user ids: {why}", range.value);
-                check.findings.error(range.span, message, "such as uid_range = \"200000-200999\"");
+                let message = format!("`{}` is not a valid range of user ids: {why}", range.value);
+                check.findings.error(range.span, message, "write it as uid_range = \"200000-200999\"");
             }
         }
         if plan.is_sandboxed() {
-            check.findings.warning(range.span, "`uid_range` says nothing about servers in a sandbox".to_owned());
+            check.findings.warning(range.span, "`uid_range` has no effect on servers in a sandbox".to_owned());
         }
     }
     if let Some(at) = file.isolation.given().filter(|_| plan.isolation == Isolation::None)

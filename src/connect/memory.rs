@@ -9,11 +9,10 @@ use mcp_satellite_actors::rules::memory::MemoryReading;
 
 use super::process::own_cgroup;
 
-/// Between two readings.
+/// The interval between two readings.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Calls `tell` with each reading. Never ends by itself; where the kernel does not tell how much memory there is, nothing
-/// is told.
+/// Calls `tell` with each reading, and never returns. `tell` is not called if the kernel does not report memory sizes.
 pub async fn watch(mut tell: impl FnMut(MemoryReading)) {
     let sources = Sources::of_this_machine();
     loop {
@@ -28,7 +27,7 @@ pub async fn watch(mut tell: impl FnMut(MemoryReading)) {
 #[derive(Debug, Clone)]
 pub struct Sources {
     proc: PathBuf,
-    /// From the innermost outwards.
+    /// Directories of control groups, from the innermost outwards.
     cgroups: Vec<PathBuf>,
 }
 
@@ -45,7 +44,7 @@ impl Sources {
         Self { proc: proc.into(), cgroups: cgroups.map(Path::to_owned).collect() }
     }
 
-    /// One reading; none where the kernel does not tell.
+    /// Takes one reading; `None` if the kernel does not report memory sizes.
     pub fn read(&self) -> Option<MemoryReading> {
         let info = fs::read_to_string(self.proc.join("meminfo")).ok()?;
         let bytes = |key| Some(kibibytes(&info, key)? << 10);
@@ -56,7 +55,7 @@ impl Sources {
         };
         for cgroup in &self.cgroups {
             let waits = pressure(&cgroup.join("memory.pressure"));
-            // Of both that are known the higher one.
+            // The higher pressure of machine and control group counts, as far as they are known.
             reading.pressure_percent = reading.pressure_percent.into_iter().chain(waits).reduce(f64::max);
             if let Some((available, total)) = within(cgroup)
                 && available < reading.available_bytes
@@ -68,7 +67,7 @@ impl Sources {
     }
 }
 
-/// What is left of a control group's limit, and the limit; none if it has none.
+/// Returns the unused part of a control group's memory limit and the limit; `None` without a limit.
 fn within(cgroup: &Path) -> Option<(u64, u64)> {
     let number = |file: &str| fs::read_to_string(cgroup.join(file)).ok()?.trim().parse::<u64>().ok();
     let total = number("memory.max")?;

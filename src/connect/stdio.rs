@@ -92,8 +92,8 @@ impl StdioConnector {
         self.launchers.homes()
     }
 
-    /// Takes the home of an instance away, so that another one of the same identity gets a new one. What was in it is
-    /// still there until [`Self::erase_set_aside`].
+    /// Sets the home of an instance aside, so that a new instance of the same identity gets an empty one. The content
+    /// remains until [`Self::erase_set_aside`].
     pub fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
         self.launchers.set_aside(id)
     }

@@ -88,7 +88,7 @@ pub(crate) fn hint(what: &str, name: &str, known: &[&str], listed: &[&str]) -> S
     let ends = known.iter().copied().find(|known| known.ends_with(&format!(".{name}")));
     match (nearest(name, known).or(ends), listed) {
         (Some(near), _) => format!("; did you mean `{near}`?"),
-        (None, []) => format!("; there is no {what} at all"),
+        (None, []) => format!("; no {what} is configured"),
         (None, _) => {
             let more = if listed.len() > NAMES_MAX { ", …" } else { "" };
             let listed: Vec<&str> = listed.iter().copied().take(NAMES_MAX).collect();

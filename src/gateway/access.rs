@@ -337,7 +337,7 @@ pub fn kept_token(data_dir: &DataDir) -> io::Result<Secret> {
     let usual = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     if token.len() < TOKEN_LEN_MIN || !token.bytes().all(usual) {
         let message = format!(
-            "it holds no token of at least {TOKEN_LEN_MIN} letters and digits; remove the file, and a new token is made"
+            "it contains no token of at least {TOKEN_LEN_MIN} letters and digits; remove the file to get a new token"
         );
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }

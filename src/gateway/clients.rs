@@ -41,9 +41,9 @@ pub struct ClientStatus {
     pub open: usize,
     /// Tools that it has called.
     pub tool_calls: u64,
-    /// Since it was first seen.
+    /// Seconds since its first request.
     pub connected_seconds: u64,
-    /// Since its last request or stream ended; 0 while one is open.
+    /// Seconds since its last request or stream ended; 0 while one is open.
     pub idle_seconds: u64,
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct ConnectionLimits {
     max: usize,
     /// Connections without a valid token so far.
     unauthenticated_max: usize,
-    /// The same, of one address.
+    /// Maximum number of unauthenticated connections of one address.
     unauthenticated_per_peer_max: usize,
     /// Addresses that many clients share.
     trusted_proxies: Vec<IpAddr>,
@@ -66,7 +66,7 @@ struct Table {
     /// Connections that were not closed by an eviction.
     open: usize,
     accepted: u64,
-    /// By age.
+    /// Unauthenticated connections by their number, the oldest first.
     unauthenticated: BTreeMap<u64, Unauthenticated>,
     numbers: HashMap<SocketAddr, u64>,
     warned_at: Option<Instant>,

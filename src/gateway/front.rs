@@ -696,7 +696,7 @@ fn version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {
 
 /// Checks that a body is JSON in UTF-8, and not compressed.
 fn is_readable(headers: &HeaderMap) -> Result<(), &'static str> {
-    const NOT_JSON: &str = "the body of a request is application/json";
+    const NOT_JSON: &str = "the body of a request must be application/json";
     let (kind, several) = one(headers, &header::CONTENT_TYPE);
     let mut parts = kind.filter(|_| !several).ok_or(NOT_JSON)?.split(';').map(str::trim);
     if !parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
@@ -706,7 +706,7 @@ fn is_readable(headers: &HeaderMap) -> Result<(), &'static str> {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         let is_utf8 = |charset: &str| ["utf-8", "utf8"].iter().any(|known| charset.eq_ignore_ascii_case(known));
         if name.trim().eq_ignore_ascii_case("charset") && !is_utf8(value.trim().trim_matches('"')) {
-            return Err("the body of a request is UTF-8; send it with charset=utf-8, or without a charset");
+            return Err("the body of a request must be UTF-8; send it with charset=utf-8, or without a charset");
         }
     }
     let encodings = headers.get_all(header::CONTENT_ENCODING).iter();
@@ -714,7 +714,7 @@ fn is_readable(headers: &HeaderMap) -> Result<(), &'static str> {
     if encodings.all(|encoding| matches!(encoding.trim(), "") || encoding.trim().eq_ignore_ascii_case("identity")) {
         Ok(())
     } else {
-        Err("the body of a request is not compressed; send it without Content-Encoding")
+        Err("the body of a request must not be compressed; send it without Content-Encoding")
     }
 }
 

@@ -159,13 +159,13 @@ impl Instances {
         }
     }
 
-    /// A client that stands in front of several servers is ready to be asked: those that asked for roots before are told that
-    /// there are some now.
+    /// Sends `notifications/roots/list_changed` to the user's servers that requested roots before any client had some.
+    /// Called when a client of several servers has initialized its session.
     pub(super) fn brings_roots_to_all(&self, session: &Session) {
         for id in self.rooms.rootless_before(session) {
             let told = Message::read(Bytes::from_static(ROOTS_CHANGED)).map(|message| self.runtime.tell(&id, message));
             if let Ok(Err(error)) = told {
-                tracing::debug!(session_id = session.public_id(), %error, "a server was not told that there are roots now");
+                tracing::debug!(session_id = session.public_id(), %error, "cannot notify a server of new roots");
             }
         }
     }

@@ -28,7 +28,7 @@ use tokio_util::either::Either;
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
 use super::front::{self, Front};
 
-/// For the head of a request on a connection that has shown a valid token; includes the pause since the last request.
+/// Timeout for the header of a request on an authenticated connection, including the pause since the last request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 const HEADERS_MAX: usize = 64;
 /// What is read ahead of a connection. A head that is longer is refused.

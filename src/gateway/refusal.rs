@@ -207,7 +207,7 @@ impl Refusal {
     }
 }
 
-/// How the caller has a server connected anew.
+/// Returns the instruction to reconnect a server, for a model.
 fn reconnect(target: &CallTarget<'_>) -> String {
     match target.label {
         Some(label) => format!("call reconnect_server with name `{label}`"),

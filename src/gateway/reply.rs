@@ -87,8 +87,8 @@ pub(crate) fn answer(answer: &Answer, id: &str) -> Response {
     answer_as(StatusCode::OK, answer, id)
 }
 
-/// The same, with a status that says as much. A long one counts in `unread` until the client has it; where there is no room
-/// for it, the client is told that.
+/// Returns a JSON-RPC response with this HTTP status. A long body counts in `unread` until it is written; if the budget
+/// has no room for it, the client gets an error response instead.
 pub(crate) fn answer_within(unread: &Arc<ByteBudget>, status: StatusCode, answer: &Answer, id: &str) -> Response {
     if matches!(answer, Answer::Withdrawn) {
         return answer_as(status, answer, id);

@@ -202,7 +202,7 @@ impl House {
             let was_not_sent = answer.as_ref().is_err_and(|error| error.fate() == Some(Fate::NotSent));
             if let Err(error) = answer {
                 let (name, error) = (&view.spec.name, view.spec.mask.apply(&error.to_string()));
-                tracing::debug!(instance = %name, method = owed.method(), error, "what clients want is refused");
+                tracing::debug!(instance = %name, method = owed.method(), error, "the server refused a request");
             }
             let mut table = self.table();
             let Some(room) = table.of.get_mut(id) else { return };
@@ -311,8 +311,8 @@ impl Rooms {
         session.opening.greeting.roots && self.house.table().rootless.remove(id).is_some()
     }
 
-    /// A client in front of several servers has said that it is ready to be asked. Returns its user's servers that asked for
-    /// roots before anybody was there who has any, if it has some.
+    /// Returns the servers of a client's user that requested roots before any client had some; empty if this client has
+    /// no roots. Called when a client of several servers has initialized its session.
     pub(super) fn rootless_before(&self, session: &Session) -> Vec<InstanceId> {
         if !session.opening.greeting.roots {
             return Vec::new();
@@ -322,8 +322,8 @@ impl Rooms {
         of_user.map(|(id, _)| id).collect()
     }
 
-    /// The clients of an instance's user that stand in front of all of that user's servers and have roots. What a server asks
-    /// on behalf of no call can only mean them if nobody is connected to it directly.
+    /// Returns the clients of an instance's user that are connected to all of that user's servers and have roots. A
+    /// server's request outside of any call goes to them only if no client is connected to the server directly.
     fn have_roots(&self, id: &InstanceId) -> impl Iterator<Item = Arc<Session>> {
         let sessions = self.sessions.of(&id.team, &id.user).into_iter();
         sessions.filter(|session| {

@@ -487,7 +487,7 @@ impl Session {
         !self.state().calls.is_empty()
     }
 
-    /// How many requests and streams are open.
+    /// Returns the number of open requests and streams.
     pub(crate) fn open_count(&self) -> usize {
         let state = self.state();
         state.calls.len() + usize::from(state.unasked.stream.is_heard())

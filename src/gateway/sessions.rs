@@ -47,7 +47,7 @@ struct Table {
 pub struct Sessions {
     table: Mutex<Table>,
     random: SystemRandom,
-    /// Of the whole satellite.
+    /// Memory budget of the whole satellite.
     memory: Arc<ByteBudget>,
     /// Of what is kept for clients, and of what they have not read.
     streams: Arc<ByteBudget>,

@@ -59,7 +59,7 @@ pub(super) struct Keeper {
     refusing: bool,
     /// Delivered while the disk took nothing, and still to be stored: the oldest first.
     owed: VecDeque<Arc<Batch>>,
-    /// Why no event can get a number now.
+    /// The reason why no numbers can be reserved at present; `None` if they can.
     numberless: Option<String>,
     /// The last number that may be used, where the database is there and does not tell how far it reaches.
     unknown: Option<u64>,

@@ -162,7 +162,7 @@ impl Mark {
 
     fn put(&mut self, says: Says) {
         if let Err(error) = self.try_put(says) {
-            tracing::debug!(%error, data_dir = %self.home.path().display(), "cannot note how far the numbers of events are used");
+            tracing::debug!(%error, data_dir = %self.home.path().display(), "cannot store the used event numbers");
         }
     }
 
@@ -170,7 +170,7 @@ impl Mark {
         if self.written && says == self.says {
             return Ok(());
         }
-        // What must hold after a loss of power: there `reserved` covers the numbers that events have.
+        // Synced because it must survive a loss of power: `reserved` covers all numbers that events have.
         let Says { reached, granted, .. } = says;
         let sync = !self.written || says != Says { reached, granted, ..self.says.clone() };
         self.says = says;

@@ -9,8 +9,9 @@
 //!  readers, also without a satellite: open the file themselves (`read`)
 //! ```
 //!
-//! Nobody but that thread waits for the disk, and nobody waits for that thread longer than a second. An event has a number
-//! only after `seq` says so (`mark`): while that cannot be written events wait in the batcher without numbers. What is committed survives a `kill -9` of the satellite (not a loss of
+//! Only that thread waits for the disk, and its callers wait for it at most one second. An event gets a number only
+//! after the file `seq` has reserved it (`mark`); while that file cannot be written, events wait in the batcher without
+//! numbers. What is committed survives a `kill -9` of the satellite (not a loss of
 //! power: the disk is asked to sync at checkpoints only). A disk that is full, read-only or broken is a state that is
 //! told and tried again, never an end: events then stay in the batcher's memory, within its limit.
 
@@ -199,7 +200,7 @@ impl JournalHome {
         }
     }
 
-    /// What others find as the database, or as the file beside it with this suffix.
+    /// Returns device, inode and length of the database, or of the file beside it with this suffix.
     fn stat(&self, suffix: &str) -> Option<FileStat> {
         let name = Path::new(DIRECTORY).join(format!("{DATABASE}{suffix}"));
         match self {
@@ -254,8 +255,9 @@ struct Shared {
 }
 
 impl Journal {
-    /// Opens the journal in a data directory, which is made if need be and must be accessible to its owner only. An
-    /// error says only that no thread can be started: what is wrong with the disk is in [`Journal::status`], in the log, and tried again. Waits for the disk.
+    /// Opens the journal in a data directory, which is created if it is missing and must be accessible to its owner
+    /// only. The only error is that no thread can be started. Problems of the disk are logged, shown in
+    /// [`Journal::status`] and retried. Waits for the disk.
     pub fn open(data_dir: &Path, limits: Limits) -> io::Result<Self> {
         Self::open_at(data_dir, limits, Arc::new(Timestamp::now))
     }
@@ -325,7 +327,7 @@ impl Journal {
     pub fn append(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
         let (reply, answer) = oneshot::channel::<Answer>();
         self.tell(move |keeper| {
-            // Also if nobody waits any more: the satellite may be ending, and a batch that comes again does no harm.
+            // Sent even if the caller no longer waits: the satellite may be ending, and a repeated batch does no harm.
             let _ = reply.send(keeper.append(&batch));
         });
         let journal = self.clone();

@@ -12,7 +12,7 @@ use super::DATABASE;
 use super::read::{Facets, beyond, chunk, is_damage, number};
 use crate::data_dir::DataDir;
 
-/// What the name of a database begins with that was put aside.
+/// Prefix of the name of a database that was put aside.
 const ASIDE: &str = "journal.db.damaged-";
 /// Rows that one transaction takes over.
 const STEP: usize = 5_000;
@@ -66,8 +66,8 @@ pub(super) struct Salvaged {
     pub(super) lost: Vec<(u64, u64)>,
 }
 
-/// Takes over all that can be read of the database `aside` in `directory` into the empty one of `into`. What
-/// cannot be written ends it: what was taken over by then stays.
+/// Copies all readable rows of the database `aside` in `directory` into the empty database `into`. A write error ends
+/// the copy; rows copied before stay.
 pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -> Salvaged {
     let mut salvaged = Salvaged::default();
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;

@@ -84,7 +84,8 @@ impl Store {
     pub(super) fn open(home: &JournalHome, facts: &mut Option<Facts>) -> Result<Self, SchemaError> {
         let directory = home.directory()?;
         if directory.stat(DATABASE).is_none() {
-            // For its owner only; the files beside it get its permissions. A failure is left to the library to report.
+            // Created here so that only its owner can access it; SQLite copies the permissions to the files beside it,
+            // and reports a failure itself when it opens the file.
             // An existing file is not opened: closing it would give up the locks on it.
             drop(directory.open_file(DATABASE, Access::Write));
         }

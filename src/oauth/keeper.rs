@@ -81,7 +81,7 @@ pub(super) struct Held {
     away: Option<(Instant, Trouble)>,
     /// What its server has asked for last (`WWW-Authenticate`).
     pub(super) challenge: Option<String>,
-    /// How the instance was authorized when it was configured last; none as long as it is.
+    /// The authorization plan of the instance's last configuration; `None` while the instance is configured.
     last_plan: Option<Arc<OAuthPlan>>,
     /// Scopes that it was refused something for.
     pub(super) lacking: Vec<String>,
@@ -195,7 +195,7 @@ impl Grants {
         self.take_back_all(gone);
     }
 
-    /// Takes grants back, each in a task of its own.
+    /// Revokes grants, each in its own task.
     fn take_back_all(&self, gone: Vec<(Arc<OAuthPlan>, Arc<Grant>)>) {
         for (plan, grant) in gone {
             let grants = self.clone();

@@ -49,7 +49,7 @@ impl Grants {
         held.lacking.truncate(rules::SCOPES_MAX);
         let scopes = wanted.join(" ");
         if refusal.first {
-            // Nobody can be asked, and the operator says what a machine may do.
+            // No person can consent for a machine client; the operator sets its scopes in the configuration.
             let cure = if plan.machine { "; add them to `scopes` of its `oauth`" } else { "" };
             let why = format!("its authorization lacks the scopes `{scopes}` (HTTP 403){cure}");
             return Err(FailureKind::Ungranted { why });

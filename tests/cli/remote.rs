@@ -145,7 +145,7 @@ fn a_connection_is_made_anew_on_request_and_the_outcome_is_said() {
     let outcome = home.satellite(&["reconnect", "search", "--json"]).exits(0).json();
     assert_eq!(
         outcome,
-        json!({"instance": "search-acme-alice-s1", "success": true, "status": "online", "status_message": null})
+        json!({"instance": "search-acme-alice-s1", "success": true, "status": "online", "status_message": null, "not_durable": null})
     );
 
     // A process is started again.

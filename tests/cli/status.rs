@@ -11,7 +11,7 @@ use super::support::{Home, Satellite, pid, send};
 const KEYS: &str = "instance, installation_id, team, user, server, transport, status, status_message, since, want, dormant, \
                     connection, health, last_check_at, pid, wrapper_pid, isolation, held_by, identity, restarts, exits_in_window, attempt, \
                     next_retry_ms, uptime_seconds, tools, messages, calls, calls_in_flight, errors, last_activity_at, \
-                    last_error, last_exit, rss_bytes, cpu_seconds, unrecorded";
+                    last_error, last_exit, rss_bytes, cpu_seconds, unrecorded, remedy, next_step";
 
 fn two_teams(home: &Home) -> Satellite<'_> {
     let config = home.write("satellite.toml", include_str!("../fixtures/cli/two_teams.toml"));

@@ -35,7 +35,9 @@ impl Caller {
         let mut client = whole.connect(name).await;
         client.token = Some(format!("{user}-token"));
         let attached = Attached::begin(client, json!({"sampling": {}})).await;
-        let answers = attached.posts.again().await;
+        // Used at once: a connection without a request is closed after `header_timeout`.
+        let mut answers = attached.posts.again().await;
+        assert_eq!(answers.post(&request(0, "ping", json!({}))).await.head.status, 200);
         Self { mark: format!("client {number}"), attached, answers, count: Count::default() }
     }
 

@@ -204,7 +204,9 @@ async fn a_disk_that_hangs_reserves_no_numbers_and_no_number_is_used_twice() {
     assert!(journal.reserve(300).await.unwrap_err().ends_with("the disk does not answer"));
     // As the next satellite finds it after a kill: what hangs has written nothing.
     let next = Home::new();
-    fs::create_dir(journal::directory(next.path())).unwrap();
+    std::os::unix::fs::DirBuilderExt::mode(&mut fs::DirBuilder::new(), 0o700)
+        .create(journal::directory(next.path()))
+        .unwrap();
     for file in fs::read_dir(journal::directory(home.path())).unwrap() {
         let file = file.unwrap();
         fs::copy(file.path(), journal::directory(next.path()).join(file.file_name())).unwrap();

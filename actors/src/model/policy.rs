@@ -35,7 +35,7 @@ fn check_durations(durations: &[(&'static str, Duration)]) -> Result<(), PolicyE
     }
 }
 
-/// Of what is waited for again and again without an end.
+/// Rejects zero for intervals, which would make a loop run without a pause.
 fn check_positive(durations: &[(&'static str, Duration)]) -> Result<(), PolicyError> {
     match durations.iter().find(|(_, duration)| duration.is_zero()) {
         Some((field, _)) => Err(PolicyError { field, problem: "is zero", remedy: "give a time, such as 1 second" }),
@@ -106,6 +106,13 @@ pub struct MemoryPolicy {
     pub available_min_percent: u8,
     /// While memory is short, one process is started in each such interval: first those that a caller waits for.
     pub start_interval: Duration,
+}
+
+impl MemoryPolicy {
+    /// Validates every number.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        check_durations(&[("memory.start_interval", self.start_interval)])
+    }
 }
 
 impl Default for MemoryPolicy {
@@ -543,12 +550,17 @@ impl Policy {
             ("session.request_timeout_max", session.request_timeout_max),
             ("session.terminate_grace", session.terminate_grace),
             ("session.list_changed_debounce", session.list_changed_debounce),
+            ("session.list_timeout", session.list_timeout),
             ("session.exit_drain", session.exit_drain),
             ("session.drain_timeout", session.drain_timeout),
             ("session.permit_hold_max", session.permit_hold_max),
             ("logs.batch_delay", logs.batch_delay),
         ])?;
-        check_positive(&[("reconnect.backoff_min", reconnect.backoff_min), ("health.interval", health.interval)])?;
+        check_positive(&[
+            ("reconnect.backoff_min", reconnect.backoff_min),
+            ("health.interval", health.interval),
+            ("session.list_timeout", session.list_timeout),
+        ])?;
         check_lines(&[("session.line_max", session.line_max), ("logs.line_max", logs.line_max)])
     }
 }

@@ -15,7 +15,7 @@ use crate::model::policy::MemoryPolicy;
 
 /// A server that was needed more recently than this is not put to sleep.
 const QUIET_MIN: Duration = Duration::from_secs(10);
-/// One in so many idle servers is put to sleep after each reading.
+/// Divisor for idle servers: one tenth of them is put to sleep after each reading.
 const SLEEP_SHARE: usize = 10;
 
 /// One look at the memory of the machine, or of the control group that limits the satellite if that is tighter.
@@ -41,7 +41,7 @@ pub struct MemoryStatus {
     pub reading: Option<MemoryReading>,
 }
 
-/// What a reading changes.
+/// The change that a reading causes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryNews {
     /// Memory is not short, nor was it before.
@@ -64,7 +64,7 @@ pub struct MemoryGate {
 }
 
 impl MemoryGate {
-    /// Takes note of a reading.
+    /// Processes a reading.
     pub fn observe(&mut self, policy: &MemoryPolicy, reading: &MemoryReading, now: Instant) -> MemoryNews {
         match self.next_start {
             None if is_short(policy, reading) => {
@@ -95,7 +95,7 @@ fn is_short(policy: &MemoryPolicy, reading: &MemoryReading) -> bool {
     pressed || available_percent(reading) < f64::from(policy.available_min_percent)
 }
 
-/// Not at the same numbers, so that a machine at its limit does not change its mind with every reading.
+/// Returns whether memory is sufficient again. Uses other limits than `is_short`, so that the state does not flap.
 fn is_relieved(policy: &MemoryPolicy, reading: &MemoryReading) -> bool {
     let pressed =
         reading.pressure_percent.is_some_and(|percent| percent > f64::from(policy.pressure_max_percent) / 2.0);

@@ -141,7 +141,7 @@ impl Outbox {
         }
     }
 
-    /// From now on events wait without a number until [`Outbox::number`].
+    /// Makes new events wait without a number until [`Outbox::number`].
     pub fn reserve_numbers(&mut self) {
         self.reserves = true;
     }

@@ -93,7 +93,7 @@ pub(super) struct Reading {
     cursor: Option<String>,
     /// When the list that is being read was begun.
     pub(super) began: Instant,
-    /// Its entries and bytes so far, those that were left out included.
+    /// Entries and bytes of the list so far, including those that were left out.
     entries: usize,
     bytes: usize,
     share: ByteShare,
@@ -122,7 +122,7 @@ pub(super) enum Next {
     End,
 }
 
-/// Why a page is of no use.
+/// Reasons to reject a page of a list.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PageError {
     /// The server did not answer, or its answer is no page.
@@ -219,7 +219,7 @@ impl Reading {
             return Err(self.out_of_bounds("finds no memory: the lists of all servers use what there is for them"));
         }
         let entries = member(answer, list).ok_or_else(|| no_page(format!("it has no `{list}`")))?;
-        let room = policy.list_entries_max - self.entries;
+        let room = policy.list_entries_max.saturating_sub(self.entries);
         let (entries, more) = Entries(room)
             .deserialize(&mut serde_json::Deserializer::from_str(entries))
             .map_err(|error| no_page(error.to_string()))?;

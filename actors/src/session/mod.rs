@@ -58,7 +58,7 @@ const INTERNAL_ERROR: i64 = -32603;
 const MALFORMED_LOGGED: u64 = 5;
 /// Of what a server sent, this much is quoted in a log or a message.
 const QUOTED_MAX: usize = 200;
-/// Of a line of stdout that is not JSON-RPC, so many bytes are looked at.
+/// Maximum number of bytes logged of a stdout line that is not JSON-RPC.
 const PRINTED_BYTES_MAX: usize = 4 * 1024;
 
 /// News of a session, told to the team as they happen.
@@ -382,12 +382,12 @@ impl<O: Outlet> Conversation<O> {
 
     // ---- what the server sends ----
 
-    /// A message was dropped for want of memory. Whoever waits for it waits until its deadline.
+    /// Logs a message that was dropped because memory is short. A request that waits for it runs into its deadline.
     fn on_dropped(&self, bytes: usize) {
         let before = self.counters.malformed_line();
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
-            let why = "a message of the server was dropped: too much memory is in use for messages";
-            tracing::warn!(installation_name = %self.spec.name, bytes, count = before + 1, "{why}");
+            let why = "dropped a message of the server: the memory budget for messages is exhausted";
+            tracing::warn!(instance = %self.spec.name, bytes, count = before + 1, "{why}");
         }
     }
 
@@ -862,7 +862,7 @@ async fn next_work<R>(
     poll_fn(|cx| {
         let mut command = |cx: &mut Context<'_>| match commands.poll_recv(cx) {
             Poll::Ready(Some(command)) => Poll::Ready(Work::Command(command)),
-            // A closed door brings nothing more; what the server says is still read.
+            // After the command channel is closed, messages of the server are still read.
             Poll::Ready(None) | Poll::Pending => Poll::Pending,
         };
         if !reads_first && let ready @ Poll::Ready(_) = command(cx) {

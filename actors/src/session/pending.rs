@@ -61,8 +61,8 @@ impl Pending {
         Self { purpose, deadline, starts_at: None, reached: false, attempts: 0, request: None, rounds: None }
     }
 
-    /// An attempt has failed. A server that takes no more, not from us, not this or not in this session has not carried it
-    /// out, unless it had begun to answer.
+    /// Records a failed attempt. A server that refused the request (rate limit, authorization, size, format or an
+    /// expired session) has not executed it, unless it had begun to respond.
     pub(super) fn failed(&mut self, failure: &Failure) {
         self.starts_at = None;
         self.reached |= failure.answering

@@ -129,7 +129,7 @@ pub(super) async fn bring_about(
 
 fn summary(became: &[Became]) -> CommandResult {
     let of = became.len();
-    // A user who has not given what is asked for keeps no command from being done for the others.
+    // A user with missing values does not block commands for the other users.
     let waits = |one: &Became| one.view.status == Status::AwaitingUserConfig;
     let all_wait = became.iter().all(waits);
     let wrong: Vec<&Became> = became.iter().filter(|one| one.wrong.is_some() && (all_wait || !waits(one))).collect();

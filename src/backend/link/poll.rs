@@ -55,6 +55,8 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
     let mut passed_over = 0;
     // A backend that holds polls back delivers an urgent command at once instead of at the next poll.
     let mut hold = Duration::ZERO;
+    // Whether the backend holds polls back; unknown until it was asked to.
+    let mut holds = None;
     loop {
         let key = link.key().await;
         // Those that are not done yet come again, as do those that nobody can answer, and must not keep the others out.
@@ -62,8 +64,17 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
         // Read before: an answer may have waited for the machine to wake.
         let before = (link.suspended)();
         let began = Instant::now();
-        let answer = link.backend.commands(&key, last_poll, limit, hold).await;
-        let was_held = hold >= Duration::from_secs(1) && began.elapsed() >= hold / 2;
+        let mut wakes = link.wakes.subscribe();
+        let answer = tokio::select! {
+            answer = link.backend.commands(&key, last_poll, limit, hold) => answer,
+            // The connection of a held poll may not have survived the suspend of the machine. Commands come again.
+            _ = wakes.changed(), if !hold.is_zero() => {
+                hold = Duration::ZERO;
+                continue;
+            }
+        };
+        let asked_to_hold = hold >= Duration::from_secs(1);
+        let was_held = asked_to_hold && began.elapsed() >= hold / 2;
         link.heard(Matter::Commands, &key, &answer);
         let wait = match answer {
             Ok(given) => {
@@ -85,8 +96,18 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
                 if !is_empty && inbox.send(received).await.is_err() {
                     return;
                 }
+                if asked_to_hold && is_empty {
+                    holds = Some(was_held);
+                }
                 hold = wait.min(HOLD_MAX);
-                if was_held && is_empty { Duration::ZERO } else { wait }
+                let can_hold = hold >= Duration::from_secs(1);
+                match holds {
+                    // The next poll is held back, or shows whether polls are.
+                    None | Some(true) if is_empty && can_hold => Duration::ZERO,
+                    // Commands that are not done come again at once.
+                    Some(true) => wait.min(link.plan.poll.immediate),
+                    None | Some(false) => wait,
+                }
             }
             Err(error) => {
                 hold = Duration::ZERO;

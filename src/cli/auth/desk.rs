@@ -32,7 +32,8 @@ pub(super) struct Alone {
 }
 
 impl Desk {
-    /// The satellite that `client` reaches; or, where none runs and it is said what would, we.
+    /// Opens the satellite that `client` reaches. If none is running and `sources` are given, this process does its
+    /// work.
     pub(super) async fn open(client: Client, sources: &Sources, location: &Location) -> Result<Self, Failed> {
         let anything = Selector { server: String::new(), team: None, user: None };
         match client.post::<InstanceStatus>("/v1/resolve", &anything).await {

@@ -306,7 +306,7 @@ impl Launchers {
         names.iter().filter_map(|name| id_of_home(name)).collect()
     }
 
-    /// Takes the home of an instance away.
+    /// Sets the home of an instance aside under another name, so that the instance gets a new one.
     pub(super) fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
         let Some(data_dir) = &self.data_dir else { return Ok(()) };
         let homes = match data_dir.existing(HOMES) {

@@ -23,11 +23,11 @@ use crate::data_dir::DataDir;
 const FILE: &str = "team-uids.json";
 /// A larger file is not one that a satellite has written.
 const FILE_MAX: u64 = 16 << 20;
-/// Below this are the accounts of the system.
+/// The first id that does not belong to system accounts.
 const FIRST_MIN: u32 = 1000;
 /// The last one means "none" to the kernel.
 const LAST_MAX: u32 = u32::MAX - 1;
-/// Of the directory of homes: entered by everybody, listed by nobody else.
+/// Mode of the directory of homes: every user may enter it, only the owner may list it.
 const HOMES_MODE: u32 = 0o711;
 
 /// The user ids that teams may get, first and last inclusive. A group of the same number goes with each.
@@ -47,7 +47,7 @@ impl FromStr for UidRange {
         let (first, last) = (number(first)?, number(last)?);
         match (first, last) {
             (first, _) if first < FIRST_MIN => Err("user ids below 1000 belong to the system"),
-            (_, last) if last > LAST_MAX => Err("the last number is no user id"),
+            (_, last) if last > LAST_MAX => Err("the last number is larger than any user id"),
             (first, last) if first > last => Err("the first number is larger than the last"),
             (first, last) if (first..=last).contains(&SERVER_ID) => {
                 Err("it contains 99999, which servers in sandboxes have")
@@ -63,6 +63,8 @@ pub(super) struct TeamUids {
     directory: DataDir,
     homes: PathBuf,
     given: Mutex<BTreeMap<String, u32>>,
+    /// Held while a number is written down. `given` is not: the servers of other teams restart meanwhile.
+    writing: Mutex<()>,
 }
 
 /// The user of a team's servers.
@@ -91,7 +93,7 @@ impl TeamUids {
         let mut homes = data_dir.path().as_os_str().to_owned();
         homes.push(".homes");
         let directory = data_dir.clone();
-        Ok(Self { range, directory, homes: homes.into(), given: Mutex::new(given) })
+        Ok(Self { range, directory, homes: homes.into(), given: Mutex::new(given), writing: Mutex::default() })
     }
 
     /// The user of a team: the one that it had before, or one that no team had.
@@ -100,24 +102,35 @@ impl TeamUids {
         Ok(TeamUser { id, home: self.home(id)? })
     }
 
-    fn id(&self, team: &TeamId) -> Result<u32, PrepareError> {
+    /// Returns the number that a team has.
+    fn known(&self, team: &TeamId) -> Result<Option<u32>, PrepareError> {
         let UidRange { first, last } = self.range;
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(id) = given.get(team.as_str()) {
-            return if (first..=last).contains(id) {
-                Ok(*id)
-            } else {
+        let given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        match given.get(team.as_str()) {
+            Some(id) if !(first..=last).contains(id) => {
                 Err(format!("the team has the user id {id}, which is not in uid_range: extend the range").into())
-            };
+            }
+            id => Ok(id.copied()),
         }
-        let taken: Vec<u32> = given.values().copied().collect();
+    }
+
+    fn id(&self, team: &TeamId) -> Result<u32, PrepareError> {
+        if let Some(id) = self.known(team)? {
+            return Ok(id);
+        }
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(id) = self.known(team)? {
+            return Ok(id);
+        }
+        let UidRange { first, last } = self.range;
+        let mut after = self.given.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let taken: Vec<u32> = after.values().copied().collect();
         let free = (first..=last).find(|id| !taken.contains(id));
         let id = free.ok_or_else(|| "every user id of uid_range was given to a team: extend the range".to_owned())?;
-        let mut after = given.clone();
         after.insert(team.to_string(), id);
-        // Written before it is used: a satellite that is killed gives it to nobody else.
-        self.write(&after).map_err(|error| PrepareError::at("cannot write down the team's user id", &error))?;
-        *given = after;
+        // Written before it is used: a satellite that is killed gives it to no other team.
+        self.write(&after).map_err(|error| PrepareError::at("cannot store the team's user id", &error))?;
+        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = after;
         Ok(id)
     }
 
@@ -152,7 +165,7 @@ impl TeamUids {
             // A satellite was killed before it could give it away.
             chown(&home, Some(id), Some(id)).map_err(failed)?;
         } else if !owner.is_dir() || owner.uid() != id {
-            return Err(format!("the home `{}` belongs to somebody else: remove it", home.display()).into());
+            return Err(format!("the home `{}` belongs to another user: remove it", home.display()).into());
         }
         Ok(home)
     }
@@ -160,6 +173,11 @@ impl TeamUids {
 
 /// Makes a directory; whether it was missing.
 fn make(directory: &Path, mode: u32) -> io::Result<bool> {
+    // On a disk that hangs, creating a directory that exists would wait.
+    match directory.symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        found => return found.map(|_| false),
+    }
     match DirBuilder::new().mode(mode).create(directory) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
@@ -175,7 +193,13 @@ mod tests {
         let (range, directory) = (range.parse().unwrap(), DataDir::open(data_dir).unwrap());
         let given = directory.read(FILE, FILE_MAX).unwrap();
         let given = given.map_or_else(BTreeMap::new, |text| serde_json::from_slice(&text).unwrap());
-        TeamUids { range, directory, homes: data_dir.join("homes"), given: Mutex::new(given) }
+        TeamUids {
+            range,
+            directory,
+            homes: data_dir.join("homes"),
+            given: Mutex::new(given),
+            writing: Mutex::default(),
+        }
     }
 
     #[test]

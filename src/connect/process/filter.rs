@@ -29,7 +29,7 @@ impl Filter {
 
     /// Applies it to the calling process and all that it starts. Async-signal-safe.
     pub(super) fn apply(self) -> io::Result<()> {
-        // Its own error may allocate when it is shown: the kernel's number says enough.
+        // Formatting the library's error may allocate, so only the errno is returned.
         apply_filter(self.0).map_err(|_| Errno::last().into())
     }
 }

@@ -235,14 +235,14 @@ impl Open {
                 Ok(file) => {
                     (self.file, self.lines, self.torn) = (Some(file), 0, false);
                     let mut rows = rows();
-                    // What came meanwhile was not queued, and has requested another save.
+                    // Lines that arrived meanwhile were not queued; their callers have requested another save.
                     if overflow {
                         rows.overflow = rows.last > last;
                     }
                     rows.written(last);
                     return Ok(());
                 }
-                // Where there is no room for another one, the old one goes on.
+                // If the disk has no room for a new file, lines are appended to the old one.
                 Err(error) if overflow || self.file.is_none() => return Err(error),
                 Err(_) => {}
             }
@@ -292,7 +292,7 @@ pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<Reclaimed>> {
     let Some(bytes) = directory.read(FILE, FILE_MAX)? else { return Ok(None) };
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let Some(left) = Left::read(&text) else {
-        tracing::warn!(file = %directory.path().join(FILE).display(), "the ledger cannot be read; nothing is reclaimed by it");
+        tracing::warn!(file = %directory.path().join(FILE).display(), "cannot read the ledger; reclaiming nothing");
         return Ok(None);
     };
     let here = left.satellite.boot_id == boot_id() && left.satellite.pid_namespace == pid_namespace();

@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// thread is mostly idle all the same.
 const IDLE_SHARE: u32 = 4;
 
-/// Between two looks for adopted processes that have ended.
+/// The interval between two searches for adopted processes that have ended.
 const ADOPTED_PAUSE: Duration = Duration::from_secs(1);
 
 /// After this many rounds in which nothing ended the pause grows, up to this.

@@ -111,6 +111,7 @@ impl Events {
             if event.is_some() {
                 return Ok(event);
             }
+            self.give_back();
         }
         // An empty rest would hold all that it is the rest of.
         self.chunk = Bytes::new();
@@ -132,6 +133,13 @@ impl Events {
         let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
         let uncounted = bytes.saturating_sub(COUNTED_FROM + self.share.bytes());
         if uncounted == 0 || self.share.try_take(uncounted) { Ok(()) } else { Err(EventError::NoMemory) }
+    }
+
+    /// Returns the memory of a line that was dropped, such as a long comment.
+    fn give_back(&mut self) {
+        let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
+        let needed = bytes.saturating_sub(COUNTED_FROM);
+        self.share.give(self.share.bytes().saturating_sub(needed));
     }
 
     fn read(&mut self, line: &[u8]) -> Result<Option<Event>, EventError> {

@@ -261,7 +261,7 @@ pub(super) struct Terms {
     id: Option<HeaderValue>,
     version: Option<HeaderValue>,
     endpoint: Option<Url>,
-    /// For the messages of all servers.
+    /// The memory budget for messages of all servers.
     memory: Arc<ByteBudget>,
 }
 

@@ -32,7 +32,7 @@ pub(crate) enum Presence {
     },
     /// For as long as it listens.
     Listening {
-        /// From which level on it hears notices of the endpoint; none without.
+        /// Minimum level of the endpoint's own log notifications; `None` for none.
         level: Option<Level>,
     },
 }

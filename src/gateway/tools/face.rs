@@ -112,7 +112,7 @@ impl Tools {
                         tools.notices.hear_from(&session, level);
                         Answer::Result("{}".to_owned())
                     }
-                    None => Answer::Error(RpcError::new(INVALID_PARAMS, "`level` is missing, or none of the levels")),
+                    None => Answer::Error(RpcError::new(INVALID_PARAMS, "`level` is missing or unknown")),
                 },
                 method => unknown(method),
             }

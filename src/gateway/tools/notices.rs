@@ -1,5 +1,5 @@
-//! Tells clients behind the six tools that a server of theirs was lost or has returned, by `notifications/message`. The list
-//! of the six tools stays the same.
+//! Sends `notifications/message` to clients of the six tools when one of their servers is lost or returns. The list of
+//! the six tools does not change.
 //!
 //! There is one watcher for each user with such clients. A server is lost when it was online and has not been for
 //! [`LOST_AFTER`]. At most [`NOTICES_MAX`] notices are sent in [`NOTICES_WINDOW`]; what is still true after that is sent then.
@@ -45,7 +45,7 @@ struct Seen<'a> {
     message: Option<&'a str>,
 }
 
-/// What the clients of one user know of their servers.
+/// The server states that were announced to the clients of one user.
 #[derive(Debug, Default)]
 struct Known {
     servers: HashMap<InstanceId, Told>,
@@ -56,7 +56,7 @@ struct Known {
 struct Told {
     /// Whether it is online, as far as the clients know; `None` while it starts for the first time.
     online: Option<bool>,
-    /// Since when it is not as the clients know it.
+    /// Since when the actual state differs from the announced one.
     differs_since: Option<Instant>,
 }
 
@@ -122,7 +122,7 @@ impl Notice {
     }
 }
 
-/// The clients of one user, and the lowest level that each wants to hear.
+/// The clients of one user, each with its minimum log level.
 #[derive(Debug, Default)]
 struct Clients(Mutex<HashMap<u64, (Arc<Session>, Option<Level>)>>);
 
@@ -174,7 +174,7 @@ impl Notices {
         clients.all().insert(session.number(), (session.clone(), level));
     }
 
-    /// A client wants to hear from this level on.
+    /// Sets the minimum log level of a client.
     pub(super) fn hear_from(&self, session: &Session, level: Level) {
         if let Some((clients, _)) = self.users().get(&key_of(session))
             && let Some((_, from)) = clients.all().get_mut(&session.number())

@@ -18,7 +18,7 @@ const FLAT_MIN: Duration = Duration::from_secs(600);
 /// Windows in which the least memory is looked for.
 const WINDOWS: u64 = 9;
 
-/// From this share on of the machine's CPU time that other programs use, in percent, the machine counts as starved.
+/// Share of the CPU time used by other programs, in percent, from which the machine counts as starved.
 const STARVED_PERCENT: u64 = 60;
 
 /// Samples so long before and after a broken promise count, too: a late answer may be due to the load just before it.
@@ -94,11 +94,11 @@ pub fn unexcused(at: Duration, nth: Nth, token: &str, why: &str) -> Violation {
     }
 }
 
-/// Judges whether memory or descriptors grow with time. The last three fifths of the run are cut into windows of equal
-/// length, and of each window the least value counts: a burst of calls raises what an allocator holds for a while, and
-/// its floor only where something is kept. The growth is the median slope between all pairs of windows, so that one burst,
-/// the last one too, is none. The first two fifths are left out: there memory grows by what each instance has from its
-/// first restart on. The error says why nothing can be said, as of a run that took little time.
+/// Checks whether memory or descriptors grow over time. The last three fifths of the run are divided into windows of
+/// equal length, and the minimum of each window counts: a burst of calls raises the memory that an allocator holds for
+/// a while, but only a leak raises its floor. The growth is the median slope between all pairs of windows, so a single
+/// burst, even at the end, does not count. The first two fifths are left out: memory grows there when each instance
+/// restarts for the first time. The error is the reason why there is no result, such as a run that was too short.
 pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Result<Vec<Violation>, String> {
     let Some(share) = limits.flat else { return Ok(Vec::new()) };
     let end = samples.last().map_or(0, |sample| sample.at_ms);

@@ -109,7 +109,7 @@ impl Slot {
         self.remark(message, out);
     }
 
-    /// Takes on a configuration under which the run that is on its way beside can go on; whether there is such a run.
+    /// Applies a configuration that the run in preparation can adopt. Returns whether there is such a run.
     pub(super) fn adopt_beside(&mut self, new: &Arc<InstanceSpec>, out: &mut Vec<Effect>) -> bool {
         let starting = match &self.beside {
             Some(Beside::Starting { run, .. }) => Some(*run),
@@ -186,7 +186,7 @@ impl Slot {
         let (Some(old), true) = (old, *its == run) else { return };
         let (spec, old_pid) = (spec.clone(), std::mem::replace(&mut self.pid, *pid));
         self.initialized_at = *initialized_at;
-        // Its calls were made under the old policy.
+        // The calls of the old run keep the drain timeout of the old policy.
         let drain_until = Some(now + self.spec.policy.session.drain_timeout);
         self.beside = Some(Beside::Leaving { run: old, kind: StopKind::Config, drain_until, next: None });
         self.spec = spec;

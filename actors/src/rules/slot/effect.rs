@@ -152,7 +152,7 @@ pub enum Effect {
         /// The next one; none if none comes by itself.
         retry_at: Option<Instant>,
     },
-    /// Tell the person who asked why nothing happens, and the next step.
+    /// Reject the request, with the cause and the next step.
     Denied {
         /// The request that failed and its cause.
         message: String,

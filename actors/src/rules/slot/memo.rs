@@ -118,7 +118,7 @@ impl Memo {
             && self.era == before.era
     }
 
-    /// Has the instance fail for good under its next supervisor, process or remote: handling it makes that panic.
+    /// Marks the instance as permanently failed, because handling it makes its supervisor panic.
     pub fn set_aside(&mut self, message: String) {
         *self = Self { failed: Some(message), dormant: None, not_before: None, away: None, made: None, ..self.clone() };
     }
@@ -231,6 +231,8 @@ impl Slot {
                 _ => None,
             },
             not_before: match self.phase {
+                // A start that the machine could not carry out is made anew.
+                Phase::Backoff { why: Why::First, .. } => None,
                 Phase::Backoff { until, .. } => Some(until),
                 _ => None,
             },

@@ -72,8 +72,8 @@ impl Slot {
         }
     }
 
-    /// Its process printed something that is not JSON-RPC before it was online: the status says so, because this may be why
-    /// it never answers.
+    /// Adds a line of stdout that is not JSON-RPC to the status of a starting instance: it may be the reason why the
+    /// server never answers.
     pub(super) fn on_printed(&mut self, run: Run, line: &str, out: &mut Vec<Effect>) {
         if let Phase::Starting { run: current, why, .. } = &self.phase
             && *current == run
@@ -259,7 +259,7 @@ impl Slot {
     fn postpone(&mut self, now: Instant, why: Why, exit: &WorkerExit, out: &mut Vec<Effect>) {
         let (delay, message) = self.machine_fault(exit);
         match why {
-            // Its tools stay listed while it sleeps: only the message changes.
+            // The tools of a sleeping server stay listed; only the message changes.
             Why::Wake { .. } => self.remark(Some(message), out),
             Why::First | Why::Again { .. } | Why::Reconnect { .. } => self.moves(Cause::Ended, Some(message), out),
         }

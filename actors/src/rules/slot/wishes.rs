@@ -35,7 +35,7 @@ impl Slot {
                     self.moves(Cause::ConfigMissing, Some(self.missing_message()), out);
                 }
             }
-            // Wanted again: it is started when its user has given what is missing.
+            // The wanted state is running again; the start follows once the missing values are set.
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } if self.want == Want::Stopped => {
                 self.want = Want::Running;
                 self.called = false;
@@ -81,7 +81,7 @@ impl Slot {
             | Phase::Failed => {
                 self.stop_now(out);
             }
-            // Nothing runs: its user is still asked for what is missing, and nothing is started when that is given.
+            // The status still names the missing values, but setting them does not start the server.
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
                 self.want = Want::Stopped;
                 self.remark(Some(self.missing_message()), out);
@@ -241,21 +241,24 @@ impl Slot {
         !wakes && self.spec.can_go_on_as(spec)
     }
 
-    /// Takes on a configuration under which a run goes on: nothing is restarted, and its history stays.
+    /// Applies a configuration without a restart. The history of the instance is kept.
     fn adopt(&mut self, now: Instant, spec: &InstanceSpec, out: &mut Vec<Effect>) {
-        // What was sent under the old one may still be answered, and echo its secrets.
+        let masks_more = spec.mask != self.spec.mask;
+        // Responses to earlier requests may still contain secrets of the old configuration.
         let mask = spec.mask.replacing(&self.spec.mask);
         let spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
         let before = std::mem::replace(&mut self.spec, spec.clone());
-        // What was on its way beside it, or has not come up there, is not wanted any more.
+        // A rolling update to an earlier configuration, running or failed, is obsolete.
         let was_refused = self.refused.take().is_some();
         if self.has_successor() {
             self.roll(spec.clone(), out);
         } else if was_refused && (self.sleeps_on() || matches!(self.phase, Phase::Ready { .. })) {
             self.remark(None, out);
         }
-        // Where only what is masked is new, whoever found the old credentials refused has had the new ones.
+        // If only masked values changed, a run whose credentials were refused already had the new ones.
         let has_newer_credentials = self.is_remote() && !spec.has_credentials_of(&before);
+        // A new token of an authorization is no part of the specification, and is masked.
+        let has_newer_secrets = has_newer_credentials || (self.is_remote() && masks_more);
         match self.phase {
             Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
                 if has_newer_credentials {
@@ -268,7 +271,7 @@ impl Slot {
                 }
                 out.push(Effect::Adopt { run, spec });
             }
-            Phase::Reauth if has_newer_credentials => {
+            Phase::Reauth if has_newer_secrets => {
                 self.moves(Cause::CredentialsChanged, Some("its credentials have changed".to_owned()), out);
                 self.attempt_now(0, None, out);
             }
