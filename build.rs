@@ -14,7 +14,8 @@ fn main() {
     without("no_real_servers", "MCP_REAL_SERVERS", has_servers);
 
     let sandboxes = directory("MCP_SANDBOX_DIR", target.join("sandboxes")).join("bin");
-    let has_sandboxes = ["nsjail", "bwrap"].iter().all(|program| find(program, &[sandboxes.clone()]).is_some());
+    let has_sandboxes =
+        ["nsjail", "bwrap"].iter().all(|program| find(program, std::slice::from_ref(&sandboxes)).is_some());
     without("no_sandboxes", "MCP_SANDBOX", has_sandboxes);
 
     let is_root = Path::new("/proc/self").metadata().is_ok_and(|process| process.uid() == 0);

@@ -52,7 +52,8 @@ const OWN: [&str; 22] = [
 ];
 
 /// Directories whose entries belong to the satellite, with a test for the names that it gives.
-const OWN_DIRECTORIES: [(&str, fn(&str) -> bool); 3] = [
+type NameTest = fn(&str) -> bool;
+const OWN_DIRECTORIES: [(&str, NameTest); 3] = [
     ("catalogues", |name| name == "key" || is_hex(name, 64)),
     ("grants", |name| name.strip_suffix(".json").is_some_and(|name| is_hex(name, 32))),
     ("journal", |name| name == "seq" || name.starts_with("journal.db")),
@@ -362,7 +363,7 @@ impl DataDir {
     pub fn inspect(&self) -> io::Result<()> {
         let mut problems = Vec::new();
         // What an unfinished write left is removed before the next write, as a link and not its target.
-        let is_checked = |name: &&String| !name.ends_with(".new");
+        let is_checked = |name: &&String| name.strip_suffix(".new").is_none();
         for name in self.names()?.iter().filter(|name| is_own(name)).filter(is_checked) {
             let own = OWN_DIRECTORIES.iter().find(|(directory, _)| directory == name);
             let kind = match name.as_str() {
@@ -508,7 +509,7 @@ mod tests {
 
     fn refusal(outcome: io::Result<impl Sized>) -> String {
         let Err(error) = outcome else { panic!("it was not refused") };
-        assert!(error.get_ref().is_some_and(|inner| inner.is::<DataDirError>()), "{error}");
+        assert!(error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<DataDirError>), "{error}");
         error.to_string()
     }
 

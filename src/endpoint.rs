@@ -220,7 +220,9 @@ impl Endpoint {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 bound => {
                     let address = bound.as_ref().ok().and_then(|listener| listener.local_addr().ok());
-                    address.iter().for_each(|address| self.remember(*address));
+                    if let Some(address) = address {
+                        self.remember(address);
+                    }
                     return bound;
                 }
             }
@@ -241,7 +243,7 @@ impl Endpoint {
     fn remember(&self, address: SocketAddr) {
         match self.data_dir.replace(LISTEN_FILE, format!("{address}\n").as_bytes()) {
             Ok(()) => {
-                tracing::info!(%address, file = LISTEN_FILE, "remembered the address of the MCP endpoint in the data directory; remove the file to return to the usual address")
+                tracing::info!(%address, file = LISTEN_FILE, "remembered the address of the MCP endpoint in the data directory; remove the file to return to the usual address");
             }
             Err(error) => tracing::warn!(%address, %error, "cannot remember the address of the MCP endpoint"),
         }

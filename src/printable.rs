@@ -1,6 +1,8 @@
 //! Text of servers, clients and files, made safe to print: it neither controls a terminal nor changes the order in which
 //! its lines are read.
 
+use std::fmt::Write;
+
 /// Whether a terminal acts on the character instead of showing it: a control character, or a mark that reorders
 /// bidirectional text or ends a line.
 fn controls(letter: char) -> bool {
@@ -27,7 +29,10 @@ pub(crate) fn json(text: &str) -> String {
         match letter {
             '\n' | '\t' => escaped.push(letter),
             '\r' => escaped.push(' '),
-            letter if controls(letter) => escaped.push_str(&format!("\\u{:04x}", u32::from(letter))),
+            letter if controls(letter) => {
+                // Writing to a String does not fail.
+                let _ = write!(escaped, "\\u{:04x}", u32::from(letter));
+            }
             letter => escaped.push(letter),
         }
     }

@@ -107,9 +107,9 @@ impl Values {
             if let Some(saver) = &*saver {
                 Arc::clone(saver)
             } else {
-                let (saved, directory) = (Arc::clone(&self.state), self.directory.clone());
+                let (state, directory) = (Arc::clone(&self.state), self.directory.clone());
                 let save = move || {
-                    let bytes = saved.lock().unwrap_or_else(PoisonError::into_inner).bytes()?;
+                    let bytes = state.lock().unwrap_or_else(PoisonError::into_inner).bytes()?;
                     directory.replace(FILE, &bytes)
                 };
                 let started = Saver::start(FILE, save).map_err(|error| NotSaved::Failed(error.to_string()))?;

@@ -335,6 +335,13 @@ impl Drop for Keeper {
     }
 }
 
+/// Logs why a run ended before it was initialized.
+pub(crate) fn report(why: String, of: &Arc<Subject>, events: &Emitter) {
+    let metadata = json!({"source": "satellite"});
+    let line = LogLine { level: LogLevel::Error, message: why, metadata, timestamp: events.wall() };
+    events.emit(Event::ServerLogs { of: of.clone(), logs: vec![line] });
+}
+
 #[cfg(test)]
 mod tests {
     use std::pin::Pin;
@@ -381,11 +388,4 @@ mod tests {
         clock.block_on(drain(output, watch::Sender::new(spec()).subscribe(), of, events));
         assert_eq!((stderr.panics, stderr.left), (false, 0));
     }
-}
-
-/// Logs why a run ended before it was initialized.
-pub(crate) fn report(why: String, of: &Arc<Subject>, events: &Emitter) {
-    let metadata = json!({"source": "satellite"});
-    let line = LogLine { level: LogLevel::Error, message: why, metadata, timestamp: events.wall() };
-    events.emit(Event::ServerLogs { of: of.clone(), logs: vec![line] });
 }

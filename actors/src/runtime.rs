@@ -142,7 +142,7 @@ impl Parts {
             // An error says that the task was aborted with its tokio runtime.
             let _ = join.await;
             let end = end.get().cloned().unwrap_or(RuntimeEnd::Killed);
-            published.send_modify(|snapshot| *snapshot = Arc::new(snapshot.at_the_end(end.clone())));
+            published.send_modify(|snapshot| *snapshot = Arc::new(snapshot.at_the_end(&end)));
             end
         });
         (RuntimeHandle { root, snapshot, memory, events, request_payload_max }, join)

@@ -132,7 +132,7 @@ impl State {
             let ended = async { while drained.changed().await.is_ok() {} };
             let _ = tokio::time::timeout(exit_drain, ended).await;
             if exit.cause != ExitCause::Asked {
-                exit.last_line = drained.borrow_and_update().clone();
+                exit.last_line.clone_from(&drained.borrow_and_update());
             }
             if exit.cause == ExitCause::Exited {
                 exit.limit = autopsy.and_then(|autopsy| guarded("Process::autopsy", autopsy).flatten());

@@ -49,11 +49,11 @@ impl BackendVerb {
             Failed::new(if taken { BAD_INPUT } else { FAILED }, format!("cannot listen at {at}: {error}{hint}"))
         })?;
         let location = location(self.data_dir.as_deref(), ".satellite-backend");
-        let taken = location.take().map_err(|error| {
+        let opened = location.take().map_err(|error| {
             let shown = location.path.display();
             Failed::new(FAILED, format!("cannot use the data directory `{shown}`: {error}"))
         })?;
-        let settings = Settings { poll_interval: self.poll_interval, ..Settings::new(taken.path()) };
+        let settings = Settings { poll_interval: self.poll_interval, ..Settings::new(opened.path()) };
         let backend = Backend::open(settings).await.map_err(|error| {
             let code = if matches!(error, OpenError::InUse(_)) { BAD_INPUT } else { FAILED };
             Failed::new(code, error.to_string())

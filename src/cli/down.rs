@@ -33,7 +33,7 @@ impl Down {
         let process = i32::try_from(last).ok().and_then(Pid::from_raw);
         match process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) {
             Some(process) => {
-                tokio::task::spawn_blocking(move || wait_for_end(&process)).await.map_err(io::Error::other)??
+                tokio::task::spawn_blocking(move || wait_for_end(&process)).await.map_err(io::Error::other)??;
             }
             None => silence(&client).await?,
         }

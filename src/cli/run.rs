@@ -309,7 +309,7 @@ async fn take_on(satellite: &Satellite, trial: Trial) -> Tried {
     let Trial { texts, plan, told, request } = trial;
     let is_watched = plan.as_ref().is_ok_and(|plan| plan.watch);
     let accept = request.as_ref().is_some_and(|request| request.accept);
-    let applied: Result<Accepted, Rejected> = satellite.apply(plan, accept).await;
+    let applied: Result<Accepted, Rejected> = Box::pin(satellite.apply(plan, accept)).await;
     if let Err(rejected) = &applied
         && told.as_ref() != Some(&rejected.message)
     {

@@ -42,7 +42,7 @@ impl Findings {
     pub(crate) fn settle(mut self, source: &Source<'_>) -> Result<Vec<String>, ConfigErrors> {
         if !self.errors.is_empty() {
             self.errors.sort_by_key(|finding| finding.at.start);
-            return Err(ConfigErrors(self.errors.into_iter().map(|finding| source.problem(finding)).collect()));
+            return Err(ConfigErrors(self.errors.iter().map(|finding| source.problem(finding)).collect()));
         }
         self.warnings.sort_by_key(|(at, _)| at.start);
         let placed = |(at, message): (Span, String)| {
@@ -71,7 +71,7 @@ impl Source<'_> {
         (before.matches('\n').count() + 1, before[start..].chars().count() + 1, start)
     }
 
-    fn problem(&self, finding: Finding) -> Problem {
+    fn problem(&self, finding: &Finding) -> Problem {
         let (line, column, start) = self.place(finding.at.start);
         let rest = &self.shown[start..];
         let mut shown = printable::in_place(rest.split('\n').next().unwrap_or(rest).trim_end());

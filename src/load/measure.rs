@@ -362,7 +362,7 @@ mod tests {
         while busy() < machine + Duration::from_millis(200) || cpu() < before + Duration::from_millis(100) {
             std::hint::spin_loop();
         }
-        let all = (busy() - machine).as_secs_f64() / (foreign.at.elapsed().as_secs_f64() * cores() as f64);
+        let all = busy().saturating_sub(machine).as_secs_f64() / (foreign.at.elapsed().as_secs_f64() * cores() as f64);
         let share = foreign.share(Duration::ZERO);
         assert!(share < all, "{share} of the machine is foreign, and all programs together use {all}");
     }

@@ -10,7 +10,6 @@ use nix::libc::O_NOCTTY;
 use nix::sys::signal::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
-use serde_json::Value;
 
 use super::support::{Home, Outcome, Running, send, wait_for};
 
@@ -262,7 +261,7 @@ fn nothing_of_a_server_controls_the_terminal_and_json_keeps_it_as_escapes() {
         harmless(&json);
         let hidden = match verb {
             ["tools"] => json.json().to_string().contains("na\u{202e}me"),
-            ["call", ..] => json.json()["content"][0]["text"] == Value::from("\u{9b} \u{202e}txt"),
+            ["call", ..] => json.json()["content"][0]["text"] == "\u{9b} \u{202e}txt",
             ["status"] => true,
             _ => json.json_lines().iter().any(|line| line.to_string().contains("\u{202e}log")),
         };

@@ -437,12 +437,14 @@ async fn nobody_waits_for_an_instance_that_is_not_installed() {
     fleet.finish().await;
 }
 
+type PolicyChange = fn(&mut Policy);
+
 #[tokio::test(start_paused = true)]
 async fn a_policy_that_the_runtime_cannot_work_with_is_refused_and_ends_nothing() {
     let fleet = Fleet::start().await;
     let online = Server::new("online");
     let id = fleet.online(online.clone()).await;
-    let broken: [(&str, fn(&mut Policy)); 4] = [
+    let broken: [(&str, PolicyChange); 4] = [
         ("session.terminate_grace", |policy| policy.session.terminate_grace = Duration::MAX),
         ("session.permit_hold_max", |policy| policy.session.permit_hold_max = Duration::MAX),
         ("watchdog.silence", |policy| policy.watchdog.silence = Duration::MAX),

@@ -141,7 +141,7 @@ impl Snapshot {
 
     /// The last snapshot of a runtime that ended. After a shutdown each instance is as it was left; otherwise what ran is
     /// gone, and is shown so.
-    pub(crate) fn at_the_end(&self, end: RuntimeEnd) -> Self {
+    pub(crate) fn at_the_end(&self, end: &RuntimeEnd) -> Self {
         let mut last = Self { ended: Some(end.clone()), ..self.clone() };
         if matches!(end, RuntimeEnd::ShutDown { .. }) {
             return last;

@@ -54,6 +54,7 @@ const IDLE_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
 /// What a satellite says when it polls.
 #[derive(Debug, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "the query's own names")]
 pub(super) struct Poll {
     /// When it has polled last.
     last_poll: Option<Timestamp>,

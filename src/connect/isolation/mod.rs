@@ -313,8 +313,11 @@ impl Launchers {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             homes => homes?,
         };
-        let aside = (0_u64..).map(|number| format!("{SET_ASIDE}{number}")).find(|name| homes.stat(name).is_none());
-        match homes.rename(&home_name(id), &aside.unwrap_or_default()) {
+        let mut number = 0_u64;
+        while homes.stat(format!("{SET_ASIDE}{number}")).is_some() {
+            number += 1;
+        }
+        match homes.rename(&home_name(id), &format!("{SET_ASIDE}{number}")) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Ok(()) | Err(_) => Ok(()),
         }
@@ -429,8 +432,8 @@ impl Launchers {
             cgroup_limits,
         };
         let trial = async {
-            let launched = processes.launch(launch, String::new()).await;
-            let link = launched.map_err(|error| PrepareError {
+            let started = processes.launch(launch, String::new()).await;
+            let link = started.map_err(|error| PrepareError {
                 reason: error.to_string(),
                 is_machine_fault: error.is_machine_fault(),
             })?;

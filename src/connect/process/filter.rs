@@ -1,5 +1,5 @@
 //! The filter of system calls for servers in a sandbox. It refuses two ways out that no namespace closes: `AF_VSOCK`
-//! sockets, which reach the hypervisor and other virtual machines and belong to no network namespace, and io_uring, which
+//! sockets, which reach the hypervisor and other virtual machines and belong to no network namespace, and `io_uring`, which
 //! opens sockets past any such filter. Both fail with EPERM. A program of another architecture (32 bits) is killed, because
 //! its calls have other numbers.
 

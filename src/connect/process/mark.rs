@@ -68,6 +68,7 @@ impl Carried {
     }
 
     /// Whether it is of this satellite, and of which run if that can be read.
+    #[expect(clippy::option_option, reason = "another satellite's is no unknown run of this one")]
     pub(super) fn run_of(&self, satellite: &str) -> Option<Option<u64>> {
         let named = self.variable.as_ref().and_then(|variable| variable.strip_prefix(satellite)?.strip_prefix('.'));
         if let Some(run) = named {

@@ -461,7 +461,7 @@ impl Terms {
     }
 
     /// Returns the failure of a stream whose next event cannot be read.
-    pub(super) fn unread(&self, error: EventError) -> Failure {
+    pub(super) fn unread(&self, error: &EventError) -> Failure {
         Failure::sent(match error {
             EventError::TooLong => FailureKind::TooLong(self.line_max()),
             EventError::NoMemory => FailureKind::NoMemory,

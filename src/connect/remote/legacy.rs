@@ -40,7 +40,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
             }
             Ok(Some(_)) => {}
             Ok(None) => return News::Of(Incoming::Lost(Failure::sent(ended()))),
-            Err(error) => return News::Of(Incoming::Lost(terms.unread(error))),
+            Err(error) => return News::Of(Incoming::Lost(terms.unread(&error))),
         }
     }
 }
@@ -67,7 +67,7 @@ async fn endpoint(terms: &Terms, response: &mut Response, events: &mut Events) -
             }
             Ok(Some(_)) => {}
             Ok(None) => return Err(Failure::sent(ended())),
-            Err(error) => return Err(terms.unread(error)),
+            Err(error) => return Err(terms.unread(&error)),
         }
     }
 }

@@ -117,7 +117,7 @@ async fn follow(
     loop {
         let began = Instant::now();
         let mut events = terms.events();
-        while let Some(event) = next_event(&mut response, &mut events).await.map_err(|error| terms.unread(error))? {
+        while let Some(event) = next_event(&mut response, &mut events).await.map_err(|error| terms.unread(&error))? {
             if event.kind.is_some_and(|kind| kind != "message") {
                 continue;
             }
@@ -205,7 +205,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                         }
                         Ok(Some(_)) => {}
                         Ok(None) => break,
-                        Err(error) => return lost(terms.unread(error)),
+                        Err(error) => return lost(terms.unread(&error)),
                     }
                 }
                 last_id = resumption(&events).or(last_id);

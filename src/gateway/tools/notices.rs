@@ -124,10 +124,12 @@ impl Notice {
 
 /// The clients of one user, each with its minimum log level.
 #[derive(Debug, Default)]
-struct Clients(Mutex<HashMap<u64, (Arc<Session>, Option<Level>)>>);
+struct Clients(Mutex<Sessions>);
+
+type Sessions = HashMap<u64, (Arc<Session>, Option<Level>)>;
 
 impl Clients {
-    fn all(&self) -> MutexGuard<'_, HashMap<u64, (Arc<Session>, Option<Level>)>> {
+    fn all(&self) -> MutexGuard<'_, Sessions> {
         // Nothing is called in between that could leave it half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
