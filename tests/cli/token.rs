@@ -37,7 +37,7 @@ fn where_clients_come_in_and_who_is_told_by_check() {
     let home = Home::new();
     let users = "[[teams]]\nid = \"t\"\nslug = \"acme\"\nusers = [{ id = \"u\", slug = \"alice\" }]\n";
     for (gateway, told) in [
-        ("", "the MCP endpoint is not asked for"),
+        ("", "the MCP endpoint is not configured"),
         ("[gateway]\nlisten = \"off\"\n", "the MCP endpoint is switched off"),
         ("[gateway]\nlisten = \"[::1]:81\"\n", "http://[::1]:81/mcp: 1 of 1 users can come in with a token"),
         ("[gateway]\nauth = \"none\"\n", "http://127.0.0.1:7300/mcp: everybody on this machine is acme/alice"),

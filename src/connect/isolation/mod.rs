@@ -608,6 +608,7 @@ fn satellites_path() -> OsString {
 }
 
 /// Finds the program of a server as starting it would. `directory` is the server's own, `given` its `PATH`.
+#[cfg(feature = "cli")]
 pub(crate) fn find_program(
     command: &str,
     directory: Option<&str>,
