@@ -195,7 +195,7 @@ async fn an_error_shows_no_argument_and_no_value() {
         ("sh --token=value-secret", ["argument-secret"], [("KEY", "value-secret")]),
     ] {
         let told = refusal(config(command, &args, &env, None)).await;
-        let names_command = told.starts_with("cannot start `") || told.starts_with("executable \"no-such-command\"");
+        let names_command = told.starts_with("cannot start `") || told.starts_with("executable \"");
         assert!(names_command && !told.contains("-secret"), "{told}");
     }
 }
