@@ -2,6 +2,7 @@
 //! them, and two forms: the result of a tool that is an error, and a JSON-RPC error.
 
 use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
@@ -252,6 +253,9 @@ fn next_step(error: &CallError, status: Option<Status>, target: &CallTarget<'_>)
         CallError::NotFound { .. } => "List again what there is, and use a name of that list.".to_owned(),
         CallError::Refused { remedy: Some(remedy), .. } => step_of(*remedy, target),
         CallError::Refused { remedy: None, .. } => "Call again in a few seconds.".to_owned(),
+        CallError::Remote { failure, .. } if matches!(failure.kind, FailureKind::InsufficientScope { .. }) => {
+            step_of(Remedy::Authorize, target)
+        }
         CallError::Terminated { fate, .. } | CallError::TimedOut { fate, .. } | CallError::Remote { fate, .. } => {
             match fate {
                 Fate::NotSent => {

@@ -221,7 +221,7 @@ def goes_on(satellite):
         except Exception as error:
             view = satellite.view()
             print(f"{view['status']}: {view['status_message']}: {error!r}", flush=True)
-            if view["status"] == "online" and "lacks the scopes" in repr(error):
+            if view["status"] == "online" and "satellite auth" in repr(error):
                 # More is asked for than was granted, for this call only.
                 satellite.consent(view)
             elif view["status"] != "requires_reauth":
