@@ -137,12 +137,14 @@ async fn after_a_suspend_what_is_overdue_is_asked_at_once() {
     (yard.plan.heartbeat_interval, yard.plan.config_interval) = (hour, hour);
     let linked = yard.link();
     let counts = || ["commands", "config", "heartbeat"].map(|what| peer.seen(what).len());
-    wait_for("one of each", || (counts() == [1, 1, 1]).then_some(())).await;
+    // The second poll asks the backend to hold it back. This backend does not, so the third is due in an hour.
+    wait_for("two polls and one request of each other kind", || (counts() == [2, 1, 1]).then_some(())).await;
     linked.until("the next poll to be known", |status| status.next_poll_ms > Some(3_000_000)).await;
-    // Each goes to sleep when it is answered, so one call may come a moment too early.
-    wait_for("another of each", || {
+    // A task starts to wait only after its answer has arrived, so the first call of `woke` may come too early.
+    wait_for("another request of each kind", || {
         linked.link.woke();
-        (counts().into_iter().all(|count| count > 1)).then_some(())
+        let [commands, config, heartbeat] = counts();
+        (commands > 2 && config > 1 && heartbeat > 1).then_some(())
     })
     .await;
 }
