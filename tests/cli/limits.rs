@@ -49,6 +49,54 @@ fn idle_connections_leave_descriptors_to_restarts_to_status_and_to_clients() {
     satellite.terminate().exits(0);
 }
 
+/// Answers `tools/list` with endless pages of 8 MiB.
+const ENDLESS_PAGES: &str = r#"
+import json, sys
+page = 0
+for line in sys.stdin:
+    request = json.loads(line)
+    if request.get("method") == "initialize":
+        result = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "endless", "version": "1"}}
+    elif request.get("method") == "tools/list":
+        page += 1
+        schema = {"type": "object", "description": "x" * (8 << 20)}
+        result = {"tools": [{"name": f"tool{page}", "inputSchema": schema}], "nextCursor": str(page)}
+    elif "id" in request:
+        result = {}
+    else:
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
+"#;
+
+#[test]
+fn large_lists_do_not_exhaust_a_limited_address_space() {
+    let mut home = Home::new();
+    limit(&mut home, "-v 2500000");
+    fs::write(home.path().join("endless.py"), ENDLESS_PAGES).unwrap();
+    let script = home.path().join("endless.py").display().to_string();
+    let mut config = configured(&home, "", "");
+    let text = fs::read_to_string(&config).unwrap();
+    // Together the lists may be far larger than the address space.
+    let endless = |nth: u32| {
+        format!(
+            "[[teams.installations]]\nid = \"endless{nth}\"\nserver = \"endless{nth}\"\ncommand = \"python3\"\n\
+             args = [{script:?}]\npolicy = {{ session = {{ list_bytes_max = \"2GiB\" }} }}\n"
+        )
+    };
+    let text = text + &(0..4).map(endless).collect::<String>();
+    config = home.write("satellite.toml", &text).display().to_string();
+    let satellite = home.run(&["--config", &config]);
+    home.wait_online("notes");
+    for nth in 0..4 {
+        let row = home.wait_status(&format!("endless{nth}"), "error");
+        assert!(row.to_string().contains("memory"), "{row:#}");
+    }
+    let row = home.wait_online("notes");
+    assert_eq!(row["restarts"], 0, "{row:#}");
+    satellite.terminate().exits(0);
+}
+
 #[test]
 fn a_server_with_an_endless_list_is_not_used_and_the_others_are() {
     let home = Home::new();

@@ -18,6 +18,10 @@ const FLAT_MIN: Duration = Duration::from_secs(600);
 /// Windows in which the least memory is looked for.
 const WINDOWS: u64 = 9;
 
+/// Share of the pairs of windows of which the later one must be higher for a growth to be steady. With nine windows that
+/// happens by chance in fewer than 1 of 100 runs.
+const RISING_PAIRS_MIN: f64 = 5.0 / 6.0;
+
 /// Share of the CPU time used by other programs, in percent, from which the machine counts as starved.
 const STARVED_PERCENT: u64 = 60;
 
@@ -97,7 +101,9 @@ pub fn unexcused(at: Duration, nth: Nth, token: &str, why: &str) -> Violation {
 /// Checks whether memory or descriptors grow over time. The last three fifths of the run are divided into windows of
 /// equal length, and the minimum of each window counts: a burst of calls raises the memory that an allocator holds for
 /// a while, but only a leak raises its floor. The growth is the median slope between all pairs of windows, so a single
-/// burst, even at the end, does not count. The first two fifths are left out: memory grows there when each instance
+/// burst, even at the end, does not count. Growth counts only if it is steady, which means that the later window is
+/// higher in [`RISING_PAIRS_MIN`] of all pairs (Kendall's trend test): the calls in flight, and the descriptors of their
+/// connections, rise and fall over minutes. The first two fifths are left out: memory grows there when each instance
 /// restarts for the first time. The error is the reason why there is no result, such as a run that was too short.
 pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Result<Vec<Violation>, String> {
     let Some(share) = limits.flat else { return Ok(Vec::new()) };
@@ -126,9 +132,11 @@ pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Resul
             );
         }
         slopes.sort_by(f64::total_cmp);
+        let rising = slopes.iter().filter(|slope| **slope > 0.0).count() as f64;
+        let is_steady = rising >= slopes.len() as f64 * RISING_PAIRS_MIN;
         let growth = slopes[slopes.len() / 2] * (WINDOWS - 1) as f64;
         let before = floors.iter().take(3).min().copied().unwrap_or_default() as f64;
-        if growth > before * share {
+        if is_steady && growth > before * share {
             let what = format!(
                 "{what} grew by {growth:.0} in the last three fifths of the run, from {before:.0}; {} % are allowed",
                 share * 100.0
