@@ -10,13 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Context;
 
 use futures::task::AtomicWaker;
-use tokio::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio::time::{Duration, Instant, timeout};
 
 use crate::config::GatewayLimits;
 use crate::connect::process::DescriptorReserve;
 
 /// The shortest time between two warnings about closed connections.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
+
+/// Maximum time to wait for closed connections to return their descriptors.
+const CLOSING_MAX: Duration = Duration::from_secs(1);
 
 const UNAUTHENTICATED: u8 = 0;
 const AUTHENTICATED: u8 = 1;
@@ -58,13 +62,19 @@ impl ConnectionLimits {
 
 /// All connections of an endpoint.
 #[derive(Debug)]
-pub(crate) struct Connections(Mutex<Table>);
+pub(crate) struct Connections {
+    table: Mutex<Table>,
+    /// Notified when the last evicted connection is closed.
+    closed: Notify,
+}
 
 #[derive(Debug)]
 struct Table {
     limits: ConnectionLimits,
     /// Connections that were not closed by an eviction.
     open: usize,
+    /// Evicted connections that still have their descriptors.
+    closing: usize,
     accepted: u64,
     /// Unauthenticated connections by their number, the oldest first.
     unauthenticated: BTreeMap<u64, Unauthenticated>,
@@ -120,22 +130,29 @@ impl Drop for ConnectionPlace {
         if self.state.phase.load(Ordering::Acquire) != EVICTED {
             table.open -= 1;
             table.forget(self.number);
+            return;
+        }
+        table.closing -= 1;
+        if table.closing == 0 {
+            self.connections.closed.notify_waiters();
         }
     }
 }
 
 impl Connections {
     pub(crate) fn new(limits: ConnectionLimits) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Table {
+        let table = Table {
             limits,
             open: 0,
+            closing: 0,
             accepted: 0,
             unauthenticated: BTreeMap::new(),
             numbers: HashMap::new(),
             warned_at: None,
             evicted: 0,
             refused: 0,
-        })))
+        };
+        Arc::new(Self { table: Mutex::new(table), closed: Notify::new() })
     }
 
     /// Changes the limits for connections to come.
@@ -168,6 +185,28 @@ impl Connections {
         Some(ConnectionPlace { connections: Arc::clone(self), number, state, header_timeout })
     }
 
+    /// Evicts the oldest unauthenticated connection if this descriptor is of the reserve. Returns whether it did: the new
+    /// connection can take the descriptor of the evicted one once that is closed.
+    pub(crate) fn evict_for_descriptor(&self, descriptor: RawFd) -> bool {
+        let mut table = self.table();
+        table.limits.descriptors.is_reserved(descriptor) && table.evict_oldest()
+    }
+
+    /// Waits until all evicted connections are closed, at most [`CLOSING_MAX`].
+    pub(crate) async fn wait_evicted_closed(&self) {
+        let all_closed = async {
+            loop {
+                let closed = self.closed.notified();
+                if self.table().closing == 0 {
+                    return;
+                }
+                closed.await;
+            }
+        };
+        // After the time limit, `admit` decides by the descriptors that are left.
+        let _ = timeout(CLOSING_MAX, all_closed).await;
+    }
+
     /// Marks the connection of this peer: a request on it has shown a valid token.
     pub(crate) fn authenticated(&self, peer: SocketAddr) {
         let mut table = self.table();
@@ -179,7 +218,7 @@ impl Connections {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         // Nothing is called in between that could leave it half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -198,12 +237,15 @@ impl Table {
             }
         }
         if self.unauthenticated.len() >= max || self.open >= self.limits.max || few {
-            let oldest = self.unauthenticated.first_key_value().map(|(number, _)| *number);
-            let evicted = oldest.is_some_and(|oldest| self.evict(oldest));
             // The evicted connection has its descriptor until its task has run.
-            return evicted && !too_few;
+            return self.evict_oldest() && !too_few;
         }
         true
+    }
+
+    fn evict_oldest(&mut self) -> bool {
+        let oldest = self.unauthenticated.first_key_value().map(|(number, _)| *number);
+        oldest.is_some_and(|oldest| self.evict(oldest))
     }
 
     fn evict(&mut self, number: u64) -> bool {
@@ -211,6 +253,7 @@ impl Table {
         connection.state.phase.store(EVICTED, Ordering::Release);
         connection.state.waker.wake();
         self.open -= 1;
+        self.closing += 1;
         self.evicted += 1;
         true
     }
@@ -253,6 +296,8 @@ fn peer_network(address: IpAddr) -> IpAddr {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     const LOW: RawFd = 3;
@@ -325,5 +370,25 @@ mod tests {
         assert!(connections.admit(peer(1, 3), 900, now).is_none(), "the last ones are for nobody else");
         assert!(is_evicted(&second));
         assert!(connections.admit(peer(1, 4), 800, now).is_none(), "nobody can make room");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_connection_can_wait_for_the_descriptor_of_the_one_that_it_replaces() {
+        let (connections, now) = (Connections::new(limits(2, 2, 9)), Instant::now());
+        connections.wait_evicted_closed().await;
+        let places: Vec<_> = (1..=4).map(|port| connections.admit(peer(1, port), LOW, now).unwrap()).collect();
+        let mut waiting = Box::pin(connections.wait_evicted_closed());
+        let mut places = places.into_iter();
+        assert!(waiting.as_mut().now_or_never().is_none());
+        drop(places.next());
+        assert!(waiting.as_mut().now_or_never().is_none(), "one of two is still open");
+        drop(places.next());
+        waiting.await;
+        assert_eq!(now.elapsed(), Duration::ZERO);
+
+        assert!(!connections.evict_for_descriptor(767));
+        assert!(connections.evict_for_descriptor(768));
+        connections.wait_evicted_closed().await;
+        assert_eq!(now.elapsed(), CLOSING_MAX, "a connection that does not close delays the others only so long");
     }
 }

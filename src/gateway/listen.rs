@@ -9,10 +9,11 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
+use axum::extract::connect_info::Connected;
 use axum::handler::Handler as _;
-use axum_server::Handle;
 use axum_server::accept::Accept;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use axum_server::{AddrListener, Address, Handle};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use hyper_util::rt::TokioTimer;
@@ -125,7 +126,7 @@ pub(crate) struct Door {
     /// The same socket once more, for another door in the place of this one. None once it closes: while anybody has it, the
     /// system takes connections that nobody lets in.
     socket: Option<TcpListener>,
-    handle: Handle<SocketAddr>,
+    handle: Handle<PeerAddress>,
     task: JoinHandle<()>,
 }
 
@@ -140,7 +141,10 @@ impl Door {
     pub(crate) fn open(listener: TcpListener, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
         let socket = Some(listener.try_clone()?);
         let handle = Handle::new();
-        let mut server = axum_server::from_tcp(listener)?.handle(handle.clone()).acceptor(Entry { terms });
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let listener = AdmittingListener { listener, connections: Arc::clone(&terms.connections) };
+        let server = axum_server::Server::<PeerAddress>::from_listener(listener).handle(handle.clone());
+        let mut server = server.acceptor(TlsIfConfigured { terms });
         server
             .http_builder()
             .http1()
@@ -173,52 +177,65 @@ impl Door {
     }
 }
 
-/// Lets so many connections in, has them speak TLS if there is a certificate, and sends what is written at once: a delay of
-/// TCP's own costs 40 ms an event.
-#[derive(Debug, Clone)]
-struct Entry {
-    terms: Arc<Terms>,
+/// A listener whose connections are admitted as soon as they are accepted.
+#[derive(Debug)]
+struct AdmittingListener {
+    listener: tokio::net::TcpListener,
+    connections: Arc<Connections>,
 }
 
-/// The last step of [`Entry`], which TLS takes first.
+/// The address of a client.
 #[derive(Debug, Clone)]
-struct Plain {
-    terms: Arc<Terms>,
+struct PeerAddress(SocketAddr);
+
+impl Address for PeerAddress {
+    type Stream = Connection;
+    type Listener = AdmittingListener;
 }
 
-type Encrypted = <RustlsAcceptor<Plain> as Accept<TcpStream, ()>>::Stream;
+impl Connected<PeerAddress> for SocketAddr {
+    fn connect_info(peer: PeerAddress) -> Self {
+        peer.0
+    }
+}
 
-impl<S: Send + 'static> Accept<TcpStream, S> for Entry {
-    type Stream = Either<Connection, Encrypted>;
-    type Service = S;
-    type Future = BoxFuture<'static, io::Result<(Self::Stream, S)>>;
+impl AddrListener<Connection, PeerAddress> for AdmittingListener {
+    async fn bind_to(_: PeerAddress) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
-    fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
-        let plain = Plain { terms: self.terms.clone() };
-        match self.terms.identity() {
-            None => plain.accept(stream, service).map(|let_in| let_in.map(|(io, s)| (Either::Left(io), s))).boxed(),
-            Some(Identity(config)) => {
-                let shaking = RustlsAcceptor::new(config).acceptor(plain).accept(stream, service);
-                shaking.map(|let_in| let_in.map(|(io, s)| (Either::Right(io), s))).boxed()
+    async fn accept_stream(&self) -> io::Result<(Connection, PeerAddress)> {
+        loop {
+            let (stream, peer) = self.listener.accept().await?;
+            let admitted = self.leave_reserve(stream).await.and_then(|stream| self.admit(stream, peer));
+            match admitted {
+                Ok(connection) => return Ok((connection, PeerAddress(peer))),
+                Err(error) => tracing::debug!(%error, "a connection was refused"),
             }
         }
     }
-}
 
-impl<S: Send + 'static> Accept<TcpStream, S> for Plain {
-    type Stream = Connection;
-    type Service = S;
-    type Future = std::future::Ready<io::Result<(Connection, S)>>;
-
-    fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
-        std::future::ready(self.admit(stream).map(|connection| (connection, service)))
+    fn get_local_addr(&self) -> io::Result<PeerAddress> {
+        self.listener.local_addr().map(PeerAddress)
     }
 }
 
-impl Plain {
-    fn admit(&self, stream: TcpStream) -> io::Result<Connection> {
-        let (peer, now) = (stream.peer_addr()?, Instant::now());
-        let place = self.terms.connections.admit(peer, stream.as_raw_fd(), now);
+impl AdmittingListener {
+    /// Gives a connection whose descriptor is of the reserve the descriptor of the oldest unauthenticated connection, which
+    /// is closed for it.
+    async fn leave_reserve(&self, stream: TcpStream) -> io::Result<TcpStream> {
+        if !self.connections.evict_for_descriptor(stream.as_raw_fd()) {
+            return Ok(stream);
+        }
+        self.connections.wait_evicted_closed().await;
+        // The copy has the lowest number that is free.
+        TcpStream::from_std(stream.into_std()?.try_clone()?)
+    }
+
+    /// Admits a connection. Data is sent without TCP's own delay, which costs 40 ms per event.
+    fn admit(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
+        let now = Instant::now();
+        let place = self.connections.admit(peer, stream.as_raw_fd(), now);
         let place = place.ok_or_else(|| io::Error::other("too many connections"))?;
         stream.set_nodelay(true)?;
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
@@ -226,6 +243,30 @@ impl Plain {
         rustix::net::sockopt::set_tcp_user_timeout(&stream, UNREAD_MS)?;
         let deadline = Some(Box::pin(sleep_until(now + place.header_timeout)));
         Ok(Connection { stream, place, deadline })
+    }
+}
+
+/// Starts TLS on a connection if there is a certificate.
+#[derive(Debug, Clone)]
+struct TlsIfConfigured {
+    terms: Arc<Terms>,
+}
+
+type Encrypted = <RustlsAcceptor as Accept<Connection, ()>>::Stream;
+
+impl<S: Send + 'static> Accept<Connection, S> for TlsIfConfigured {
+    type Stream = Either<Connection, Encrypted>;
+    type Service = S;
+    type Future = BoxFuture<'static, io::Result<(Self::Stream, S)>>;
+
+    fn accept(&self, connection: Connection, service: S) -> Self::Future {
+        match self.terms.identity() {
+            None => std::future::ready(Ok((Either::Left(connection), service))).boxed(),
+            Some(Identity(config)) => {
+                let handshake = RustlsAcceptor::new(config).accept(connection, service);
+                handshake.map(|accepted| accepted.map(|(io, service)| (Either::Right(io), service))).boxed()
+            }
+        }
     }
 }
 
