@@ -10,6 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mcp_satellite::connect::process::raise_descriptor_limit;
@@ -610,6 +611,39 @@ fn of_team(team: &str, script: &str) -> Arc<InstanceSpec> {
     let mut spec = (*config("/bin/sh", &["-c", script], &[("SECRET", "of-its-team")], None)).clone();
     spec.id = InstanceId::new(team.into(), "user_alice".into(), "abc123".into());
     Arc::new(spec)
+}
+
+/// Between fork and exec the child must not take a lock that another thread may have held at the fork.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_start_as_another_user_does_not_wait_for_threads_that_are_created_meanwhile() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
+    let data_dir = mcp_satellite::data_dir::DataDir::create(&directory.path().join("data")).unwrap();
+    let options =
+        StdioOptions { data_dir: Some(data_dir), uid_range: "200000-200009".parse().ok(), ..StdioOptions::default() };
+    let connector = StdioConnector::with(options).unwrap();
+    let ending = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !ending.load(Ordering::Relaxed) {
+                    std::thread::spawn(|| {}).join().unwrap();
+                }
+            });
+        }
+        let starts = async {
+            for _ in 0..300 {
+                let mut server = open_with(&connector, of_team("acme", "id -u")).await?;
+                assert_eq!(server.line().await, "200000");
+            }
+            Ok::<(), OpenError>(())
+        };
+        let started = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(starts));
+        ending.store(true, Ordering::Relaxed);
+        started.unwrap();
+    });
 }
 
 #[tokio::test]

@@ -9,38 +9,28 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
-use axum::extract::connect_info::Connected;
 use axum::handler::Handler as _;
-use axum_server::accept::Accept;
-use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
-use axum_server::{AddrListener, Address, Handle};
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
-use hyper_util::rt::TokioTimer;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, Sleep, sleep_until};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
 use super::front::{self, Front};
+use crate::http_server::{Admission, HttpServer};
 
-/// Timeout for the header of a request on an authenticated connection, including the pause since the last request.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
-const HEADERS_MAX: usize = 64;
-/// What is read ahead of a connection. A head that is longer is refused.
-const READ_AHEAD: usize = 64 * 1024;
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 /// A client that takes nothing for so long of what it is sent is gone.
 const UNREAD_MS: u32 = 60_000;
 
 /// A certificate and its key.
 #[derive(Debug, Clone)]
-pub(crate) struct Identity(RustlsConfig);
+pub(crate) struct Identity(Arc<ServerConfig>);
 
 /// What is wrong with a certificate and its key. Neither a path nor anything that is in the files is told: what was typed as
 /// a path may be the key itself.
@@ -58,7 +48,7 @@ pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<Identity> {
         let path = if is_key { key } else { cert };
         io::Error::new(io::ErrorKind::InvalidData, format!("cannot use {}: {why}", path.display()))
     })?;
-    Ok(Identity(RustlsConfig::from_config(Arc::new(config))))
+    Ok(Identity(Arc::new(config)))
 }
 
 /// The same, of which nothing is kept but what is wrong.
@@ -126,40 +116,14 @@ pub(crate) struct Door {
     /// The same socket once more, for another door in the place of this one. None once it closes: while anybody has it, the
     /// system takes connections that nobody lets in.
     socket: Option<TcpListener>,
-    handle: Handle<PeerAddress>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        self.handle.shutdown();
-        self.task.abort();
-    }
+    server: HttpServer,
 }
 
 impl Door {
     pub(crate) fn open(listener: TcpListener, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
         let socket = Some(listener.try_clone()?);
-        let handle = Handle::new();
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        let listener = AdmittingListener { listener, connections: Arc::clone(&terms.connections) };
-        let server = axum_server::Server::<PeerAddress>::from_listener(listener).handle(handle.clone());
-        let mut server = server.acceptor(TlsIfConfigured { terms });
-        server
-            .http_builder()
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_headers(HEADERS_MAX)
-            .max_buf_size(READ_AHEAD);
-        let service = front::handle.with_state(front).into_make_service_with_connect_info::<SocketAddr>();
-        let serving = server.http1_only().serve(service);
-        let task = tokio::spawn(async move {
-            if let Err(error) = serving.await {
-                tracing::error!(%error, "the endpoint failed; no client can connect any more");
-            }
-        });
-        Ok(Self { socket, handle, task })
+        let server = HttpServer::start(listener, EndpointAdmission { terms }, front::handle.with_state(front))?;
+        Ok(Self { socket, server })
     }
 
     /// Another door at the same place. Who has come through this one ends with it.
@@ -171,72 +135,26 @@ impl Door {
     /// Takes no more connections; those that there are end with their answers, at the latest after `left`.
     pub(crate) async fn close(mut self, left: Duration) {
         self.socket = None;
-        self.handle.graceful_shutdown(Some(left));
-        // An error says that it has panicked: it is over, too.
-        let _ = (&mut self.task).await;
+        self.server.close(left).await;
     }
 }
 
-/// A listener whose connections are admitted as soon as they are accepted.
+/// Admits connections within the limits, and starts TLS if there is a certificate.
 #[derive(Debug)]
-struct AdmittingListener {
-    listener: tokio::net::TcpListener,
-    connections: Arc<Connections>,
+struct EndpointAdmission {
+    terms: Arc<Terms>,
 }
 
-/// The address of a client.
-#[derive(Debug, Clone)]
-struct PeerAddress(SocketAddr);
+impl Admission for EndpointAdmission {
+    type Admitted = Connection;
+    type Stream = Either<Connection, TlsStream<Connection>>;
 
-impl Address for PeerAddress {
-    type Stream = Connection;
-    type Listener = AdmittingListener;
-}
-
-impl Connected<PeerAddress> for SocketAddr {
-    fn connect_info(peer: PeerAddress) -> Self {
-        peer.0
-    }
-}
-
-impl AddrListener<Connection, PeerAddress> for AdmittingListener {
-    async fn bind_to(_: PeerAddress) -> io::Result<Self> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    async fn accept_stream(&self) -> io::Result<(Connection, PeerAddress)> {
-        loop {
-            let (stream, peer) = self.listener.accept().await?;
-            let admitted = self.leave_reserve(stream).await.and_then(|stream| self.admit(stream, peer));
-            match admitted {
-                Ok(connection) => return Ok((connection, PeerAddress(peer))),
-                Err(error) => tracing::debug!(%error, "a connection was refused"),
-            }
-        }
-    }
-
-    fn get_local_addr(&self) -> io::Result<PeerAddress> {
-        self.listener.local_addr().map(PeerAddress)
-    }
-}
-
-impl AdmittingListener {
-    /// Gives a connection whose descriptor is of the reserve the descriptor of the oldest unauthenticated connection, which
-    /// is closed for it.
-    async fn leave_reserve(&self, stream: TcpStream) -> io::Result<TcpStream> {
-        if !self.connections.evict_for_descriptor(stream.as_raw_fd()) {
-            return Ok(stream);
-        }
-        self.connections.wait_evicted_closed().await;
-        // The copy has the lowest number that is free.
-        TcpStream::from_std(stream.into_std()?.try_clone()?)
-    }
-
-    /// Admits a connection. Data is sent without TCP's own delay, which costs 40 ms per event.
-    fn admit(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
+    async fn admit(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
+        let stream = self.leave_reserve(stream).await?;
         let now = Instant::now();
-        let place = self.connections.admit(peer, stream.as_raw_fd(), now);
+        let place = self.terms.connections.admit(peer, stream.as_raw_fd(), now);
         let place = place.ok_or_else(|| io::Error::other("too many connections"))?;
+        // TCP's own delay of small packets costs 40 ms per event.
         stream.set_nodelay(true)?;
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         rustix::net::sockopt::set_tcp_keepidle(&stream, TCP_KEEP_ALIVE)?;
@@ -244,29 +162,25 @@ impl AdmittingListener {
         let deadline = Some(Box::pin(sleep_until(now + place.header_timeout)));
         Ok(Connection { stream, place, deadline })
     }
-}
 
-/// Starts TLS on a connection if there is a certificate.
-#[derive(Debug, Clone)]
-struct TlsIfConfigured {
-    terms: Arc<Terms>,
-}
-
-type Encrypted = <RustlsAcceptor as Accept<Connection, ()>>::Stream;
-
-impl<S: Send + 'static> Accept<Connection, S> for TlsIfConfigured {
-    type Stream = Either<Connection, Encrypted>;
-    type Service = S;
-    type Future = BoxFuture<'static, io::Result<(Self::Stream, S)>>;
-
-    fn accept(&self, connection: Connection, service: S) -> Self::Future {
+    async fn prepare(&self, connection: Connection) -> io::Result<Self::Stream> {
         match self.terms.identity() {
-            None => std::future::ready(Ok((Either::Left(connection), service))).boxed(),
-            Some(Identity(config)) => {
-                let handshake = RustlsAcceptor::new(config).accept(connection, service);
-                handshake.map(|accepted| accepted.map(|(io, service)| (Either::Right(io), service))).boxed()
-            }
+            None => Ok(Either::Left(connection)),
+            Some(Identity(config)) => TlsAcceptor::from(config).accept(connection).await.map(Either::Right),
         }
+    }
+}
+
+impl EndpointAdmission {
+    /// Gives a connection whose descriptor is of the reserve the descriptor of the oldest unauthenticated connection, which
+    /// is closed for it.
+    async fn leave_reserve(&self, stream: TcpStream) -> io::Result<TcpStream> {
+        if !self.terms.connections.evict_for_descriptor(stream.as_raw_fd()) {
+            return Ok(stream);
+        }
+        self.terms.connections.wait_evicted_closed().await;
+        // The copy has the lowest number that is free.
+        TcpStream::from_std(stream.into_std()?.try_clone()?)
     }
 }
 

@@ -35,13 +35,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use axum_server::Handle;
-use axum_server::accept::NoDelayAcceptor;
-use hyper_util::rt::TokioTimer;
 use jiff::Timestamp;
 use nix::fcntl::Flock;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -52,11 +48,8 @@ pub use self::database::DatabaseError;
 use self::refusal::Refusal;
 use self::schema::{BrokenSchema, Schemas};
 use crate::config::TokenHash;
+use crate::http_server::{AdmitAll, HttpServer};
 
-/// The head of a request, which includes the pause since the last one.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
-const HEADERS_MAX: usize = 64;
-const READ_AHEAD: usize = 64 * 1024;
 /// From the head of a request to the head of its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Requests that are being answered. Streams count until they begin.
@@ -220,18 +213,9 @@ impl Backend {
     pub fn serve(self, listener: TcpListener) -> io::Result<Serving> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let handle = Handle::new();
-        let mut server = axum_server::from_tcp(listener)?.handle(handle.clone()).acceptor(NoDelayAcceptor::new());
-        server
-            .http_builder()
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_headers(HEADERS_MAX)
-            .max_buf_size(READ_AHEAD);
-        let serving = server.http1_only().serve(router(self.app.clone()).into_make_service());
+        let server = HttpServer::start(listener, AdmitAll, router(self.app.clone()))?;
         let upkeep = AbortOnDropHandle::new(tokio::spawn(upkeep::keep_up(self.app.clone())));
-        Ok(Serving { address, app: self.app, handle, task: tokio::spawn(serving), _upkeep: upkeep, _lock: self.lock })
+        Ok(Serving { address, app: self.app, server, _upkeep: upkeep, _lock: self.lock })
     }
 }
 
@@ -239,8 +223,7 @@ impl Backend {
 pub struct Serving {
     address: SocketAddr,
     app: Arc<App>,
-    handle: Handle<SocketAddr>,
-    task: JoinHandle<io::Result<()>>,
+    server: HttpServer,
     _upkeep: AbortOnDropHandle<()>,
     _lock: Flock<File>,
 }
@@ -253,21 +236,13 @@ impl Serving {
 
     /// Comes back when it has ended by itself, and says why.
     pub async fn ended(&mut self) -> io::Error {
-        match (&mut self.task).await {
-            Ok(Ok(())) => io::Error::other("it has ended"),
-            Ok(Err(error)) => error,
-            Err(error) => io::Error::other(error),
-        }
+        self.server.wait_ended().await
     }
 
     /// Takes no more requests; what is being answered has 5 s, and streams end.
     pub async fn shut_down(mut self) {
         self.app.ending.cancel();
-        self.handle.graceful_shutdown(Some(LAST_ANSWERS));
-        if !self.task.is_finished() {
-            // An error says that it has panicked: it is over, too.
-            let _ = (&mut self.task).await;
-        }
+        self.server.close(LAST_ANSWERS).await;
         self.app.database.close();
     }
 }
@@ -275,8 +250,6 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         self.app.ending.cancel();
-        self.handle.shutdown();
-        self.task.abort();
     }
 }
 

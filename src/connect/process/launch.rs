@@ -14,7 +14,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{Gid, Pid, Uid, getpid, getppid, setgroups, setresgid, setresuid, setsid};
+use nix::unistd::{Pid, getpid, getppid, setsid};
+use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use super::cgroup::CgroupLimits;
 use super::descriptors;
@@ -199,9 +200,12 @@ impl Preparation {
             confinement.limits.set()?;
         }
         if let Some(id) = self.user {
-            setgroups(&[])?;
-            setresgid(Gid::from_raw(id), Gid::from_raw(id), Gid::from_raw(id))?;
-            setresuid(Uid::from_raw(id), Uid::from_raw(id), Uid::from_raw(id))?;
+            // The system calls themselves: glibc's functions lock its list of threads, which another thread may have held
+            // at the fork.
+            let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
+            set_thread_groups(&[])?;
+            set_thread_res_gid(group, group, group)?;
+            set_thread_res_uid(user, user, user)?;
         }
         // Again after the user namespace and the other user: a change of credentials may clear it.
         die_with(self.parent)?;
