@@ -1,5 +1,5 @@
-//! The listener: TCP without delay, HTTP/1 only, TLS if there is a certificate, and limits on what a connection may do
-//! before it has said anything.
+//! The listener: TCP without delay, HTTP/1 only, TLS if there is a certificate, and limits for connections that have
+//! not sent a valid token.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -29,30 +29,27 @@ use tokio_util::either::Either;
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
 use super::front::{self, Front};
 
-/// Timeout for the header of a request on an authenticated connection, including the pause since the last request.
+// Timeout for the header of a request on an authenticated connection, including the pause since the last request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 const HEADERS_MAX: usize = 64;
-/// What is read ahead of a connection. A head that is longer is refused.
+// Read buffer of a connection, in bytes. A longer request head is rejected.
 const READ_AHEAD: usize = 64 * 1024;
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
-/// A client that takes nothing for so long of what it is sent is gone.
+// Time after which the system closes a connection whose client does not acknowledge sent data.
 const UNREAD_MS: u32 = 60_000;
 
-/// A certificate and its key.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity(RustlsConfig);
 
-/// What is wrong with a certificate and its key. Neither a path nor anything that is in the files is told: what was typed as
-/// a path may be the key itself.
+/// Error in a certificate or its key. Contains neither a path nor any content of the files: the configured path may be
+/// the key itself.
 #[derive(Debug)]
 pub(crate) struct Unusable {
-    /// Whether it is the key's file; the certificate's else.
+    // True for an error in the key file, false for one in the certificate file.
     pub(crate) is_key: bool,
-    /// Without what is in the file.
     pub(crate) why: String,
 }
 
-/// Reads a certificate's chain and its key.
 pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<Identity> {
     let config = read(cert, key).map_err(|Unusable { is_key, why }| {
         let path = if is_key { key } else { cert };
@@ -61,7 +58,6 @@ pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<Identity> {
     Ok(Identity(RustlsConfig::from_config(Arc::new(config))))
 }
 
-/// The same, of which nothing is kept but what is wrong.
 pub(crate) fn check(cert: &Path, key: &Path) -> Result<(), Unusable> {
     read(cert, key).map(drop)
 }
@@ -81,7 +77,7 @@ fn read(cert: &Path, key: &Path) -> Result<ServerConfig, Unusable> {
     Ok(config)
 }
 
-/// The library's words repeat lines of the file.
+/// Describes an error without the text of the library, which quotes lines of the file.
 fn in_our_words(error: &pem::Error) -> String {
     match error {
         pem::Error::Io(error) => error.to_string(),
@@ -91,14 +87,13 @@ fn in_our_words(error: &pem::Error) -> String {
     }
 }
 
-/// Takes the address, so that one that is taken is known before anything else begins.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// The certificate and the connections of all listeners: what is changed holds for connections to come.
+/// Certificate and connection limits of all listeners. Changes apply to future connections.
 #[derive(Debug)]
 pub(crate) struct Terms {
     identity: RwLock<Option<Identity>>,
@@ -120,11 +115,10 @@ impl Terms {
     }
 }
 
-/// A listener at work. Dropped, it ends at once.
 #[derive(Debug)]
 pub(crate) struct Door {
-    /// The same socket once more, for another door in the place of this one. None once it closes: while anybody has it, the
-    /// system takes connections that nobody lets in.
+    // Duplicate of the socket, for a listener that replaces this one. `None` once it closes: as long as any duplicate
+    // is open, the system accepts connections that no task serves.
     socket: Option<TcpListener>,
     handle: Handle<PeerAddress>,
     task: JoinHandle<()>,
@@ -162,29 +156,26 @@ impl Door {
         Ok(Self { socket, handle, task })
     }
 
-    /// Another door at the same place. Who has come through this one ends with it.
     pub(crate) fn again(&self, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
         Self::open(socket.try_clone()?, front, terms)
     }
 
-    /// Takes no more connections; those that there are end with their answers, at the latest after `left`.
+    /// Stops accepting; open connections end after their responses, at the latest after `left`.
     pub(crate) async fn close(mut self, left: Duration) {
         self.socket = None;
         self.handle.graceful_shutdown(Some(left));
-        // An error says that it has panicked: it is over, too.
+        // An error means that the task panicked or was aborted: it has ended, too.
         let _ = (&mut self.task).await;
     }
 }
 
-/// A listener whose connections are admitted as soon as they are accepted.
 #[derive(Debug)]
 struct AdmittingListener {
     listener: tokio::net::TcpListener,
     connections: Arc<Connections>,
 }
 
-/// The address of a client.
 #[derive(Debug, Clone)]
 struct PeerAddress(SocketAddr);
 
@@ -221,18 +212,18 @@ impl AddrListener<Connection, PeerAddress> for AdmittingListener {
 }
 
 impl AdmittingListener {
-    /// Gives a connection whose descriptor is of the reserve the descriptor of the oldest unauthenticated connection, which
-    /// is closed for it.
+    /// Moves a connection whose descriptor is reserved to the descriptor of the oldest unauthenticated connection,
+    /// which is closed.
     async fn leave_reserve(&self, stream: TcpStream) -> io::Result<TcpStream> {
         if !self.connections.evict_for_descriptor(stream.as_raw_fd()) {
             return Ok(stream);
         }
         self.connections.wait_evicted_closed().await;
-        // The copy has the lowest number that is free.
+        // The duplicate gets the lowest free number.
         TcpStream::from_std(stream.into_std()?.try_clone()?)
     }
 
-    /// Admits a connection. Data is sent without TCP's own delay, which costs 40 ms per event.
+    /// Admits a connection. Nagle's algorithm is off, because it delays events by up to 40 ms.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
         let now = Instant::now();
         let place = self.connections.admit(peer, stream.as_raw_fd(), now);
@@ -246,7 +237,6 @@ impl AdmittingListener {
     }
 }
 
-/// Starts TLS on a connection if there is a certificate.
 #[derive(Debug, Clone)]
 struct TlsIfConfigured {
     terms: Arc<Terms>,
@@ -270,17 +260,15 @@ impl<S: Send + 'static> Accept<Connection, S> for TlsIfConfigured {
     }
 }
 
-/// A connection, its place, and the deadline for a valid token.
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
     place: ConnectionPlace,
-    /// None once a token was shown.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl Connection {
-    /// Returns whether the connection is over: closed for another one, or without a token for too long.
+    /// Returns true if the connection must end: it was evicted or had no valid token in time.
     fn poll_over(&mut self, context: &mut Context<'_>) -> bool {
         let Some(deadline) = &mut self.deadline else { return false };
         if self.place.is_authenticated() {
@@ -298,7 +286,7 @@ impl Connection {
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.poll_over(context) {
-            // The end of the stream: an answer under way is still written.
+            // Reports the end of the stream, so an open response is still written.
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.stream).poll_read(context, into)
